@@ -1,0 +1,3 @@
+"""Personalized federated learning by learning to learn."""
+
+__version__ = "0.1.0"

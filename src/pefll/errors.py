@@ -1,0 +1,24 @@
+"""The one exception a user of this package has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PefllError(Exception):
+    """Something the user can mend. Its text is one sentence that says what is wrong and what to do."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
+    """Return the error for a name that is not among the known ones, with the nearest known name first.
+
+    Args:
+        kind: what the name should be, for example `"method"`.
+        name: what the user wrote.
+        known: the names that exist.
+    """
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return PefllError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")

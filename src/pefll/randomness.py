@@ -1,0 +1,122 @@
+"""Randomness is a function, not a state.
+
+Every random number of a run is a pure function of (seed, purpose, round, client), computed with 64-bit integer
+arithmetic in torch. It has the same value on a CPU and on a GPU, inside a CUDA graph (where the round is a counter
+in device memory) and outside of it. So a client remembers nothing between two exchanges, a run resumes bit-exact, and
+a lost client changes nobody else's batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLY_1 = 0xBF58476D1CE4E5B9
+_MULTIPLY_2 = 0x94D049BB133111EB
+# Rounds of the card shuffle in `choose`. tests/test_randomness.py shows that pairs of cards are chosen equally often.
+_SHUFFLES = 20
+
+
+def _signed(value: int) -> int:
+    """Return the int64 that has the same bits as the unsigned `value`."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Shift int64 right and fill with zeros (torch's own shift copies the sign)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """Return a bijective hash of int64 values (the finaliser of SplitMix64)."""
+    x = (x ^ _shift(x, 30)) * _signed(_MULTIPLY_1)
+    x = (x ^ _shift(x, 27)) * _signed(_MULTIPLY_2)
+    return x ^ _shift(x, 31)
+
+
+def _root(seed: int, purpose: str) -> int:
+    """Return 64 bits for a seed and a purpose; computed on the host, since neither changes during a run."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
+    return _signed(int.from_bytes(digest, "little"))
+
+
+def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
+    """Return the int64 key of one stream of random numbers.
+
+    Args:
+        seed: the seed of the run.
+        purpose: what the numbers are for, for example `"cohort"`.
+        coordinates: integers (or int64 tensors of one shape) that tell streams of one purpose apart: round, client.
+        device: where to compute when no coordinate is a tensor.
+
+    Returns:
+        int64 [...] of the coordinates' shape.
+    """
+    for coordinate in coordinates:
+        if isinstance(coordinate, Tensor):
+            device = coordinate.device
+    # `full` is a kernel, and so is allowed while a CUDA graph is captured; a copy from the host is not.
+    state = torch.full((), _root(seed, purpose), dtype=torch.int64, device=device)
+    for coordinate in coordinates:
+        state = _scramble((state ^ coordinate) + _signed(_GOLDEN))
+    return state
+
+
+def spread(state: Tensor, count: int) -> Tensor:
+    """Return `count` independent keys for each key.
+
+    Args:
+        state: int64 [...].
+        count: how many.
+
+    Returns:
+        int64 [..., count].
+    """
+    steps = torch.arange(1, count + 1, device=state.device) * _signed(_GOLDEN)
+    return _scramble(state.unsqueeze(-1) + steps)
+
+
+def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
+    """Choose `count` different integers below `total`, in random order.
+
+    The numbers 0..count-1 are followed through a shuffle of `total` cards that is never written out (the swap-or-not
+    shuffle of Hoang, Morris and Rogaway), so the cost does not depend on `total`. Where `count` exceeds `total`, the
+    first `total` entries are a permutation and the rest repeat it.
+
+    Args:
+        state: int64 [...], one key per draw.
+        total: int64 broadcastable to [...], at least 1.
+        count: how many to choose.
+
+    Returns:
+        int64 [..., count].
+    """
+    if isinstance(total, int):
+        total = torch.full((), total, dtype=torch.int64, device=state.device)
+    total = total.unsqueeze(-1)
+    keys = spread(state, 3 * _SHUFFLES)
+    mirrors = torch.remainder(keys[..., :_SHUFFLES], total)
+    factors = keys[..., _SHUFFLES : 2 * _SHUFFLES]
+    terms = keys[..., 2 * _SHUFFLES :]
+    card = torch.remainder(torch.arange(count, device=state.device), total) + torch.zeros_like(state).unsqueeze(-1)
+    for shuffle in range(_SHUFFLES):
+        partner = torch.remainder(mirrors[..., shuffle, None] - card, total)
+        # One coin per pair {card, partner}: the top bit of a universal hash of the larger of the two.
+        coin = torch.maximum(card, partner) * factors[..., shuffle, None] + terms[..., shuffle, None]
+        card = torch.where(coin < 0, partner, card)
+    return card
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """Return NumPy's generator for work done once on the host: partitions, splits."""
+    return np.random.default_rng(_root(seed, purpose) & ((1 << 64) - 1))
+
+
+def torch_seed(seed: int, purpose: str) -> int:
+    """Return a seed for torch's own generator, used for nothing but drawing initial weights on the CPU."""
+    return _root(seed, purpose) & ((1 << 63) - 1)
