@@ -1,1 +1,1 @@
-"""TODO"""
+"""How the clients are reached."""

@@ -1,1 +1,51 @@
-"""TODO"""
+"""One file per method, named after its paper; no method inherits from another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pefll.errors import PefllError, unknown
+from pefll.methods.contract import Problem
+from pefll.methods.fedavg import FedAvg
+from pefll.methods.local import Local
+from pefll.methods.pefll import PeFLL
+
+__all__ = ["METHODS", "FedAvg", "Local", "PeFLL", "Problem", "build_method", "hyperparameters"]
+
+METHODS: dict[str, type[Any]] = {"pefll": PeFLL, "fedavg": FedAvg, "local": Local}
+
+
+def hyperparameters(name: str) -> dict[str, Any]:
+    """Return the names and defaults of a method's hyper-parameters."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return {field.name: field.default for field in dataclasses.fields(METHODS[name]) if field.name != "problem"}
+
+
+def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Any:
+    """Return a method with the given hyper-parameters; the others keep their defaults.
+
+    Args:
+        name: a key of METHODS.
+        problem: what there is to learn.
+        settings: values, or strings that are read as the default's type.
+    """
+    defaults = hyperparameters(name)
+    values = {}
+    for key, value in settings.items():
+        if key not in defaults:
+            raise unknown(f"hyper-parameter of {name}", key, defaults)
+        values[key] = _as_type_of(defaults[key], value, f"{name}: {key}")
+    return METHODS[name](problem=problem, **values)
+
+
+def _as_type_of(default: Any, value: Any, what: str) -> Any:
+    kind = type(default)
+    try:
+        converted = kind(value)
+    except (TypeError, ValueError) as error:
+        raise PefllError(f"{what} must be {kind.__name__}, not {value!r}") from error
+    if kind in (int, float) and (converted < 0 or converted != converted or float(converted) != float(value)):
+        raise PefllError(f"{what} must be a non-negative {kind.__name__}, not {value!r}")
+    return converted

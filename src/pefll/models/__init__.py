@@ -1,1 +1,70 @@
-"""TODO"""
+"""What clients run, what describes them, and what generates their models."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from torch import nn
+
+from pefll.errors import PefllError, unknown
+from pefll.models.convnet import ConvNet, lenet, small_cnn
+from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
+from pefll.models.hypernetwork import HIDDEN_LAYERS, Hypernetwork
+from pefll.models.mlp import MLP
+from pefll.models.network import Network, check_model
+
+__all__ = [
+    "EMBEDDINGS",
+    "HIDDEN_LAYERS",
+    "MLP",
+    "MODELS",
+    "ConvNet",
+    "Hypernetwork",
+    "Network",
+    "build_embedding",
+    "build_model",
+    "check_model",
+    "lenet",
+    "small_cnn",
+]
+
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"lenet": lenet, "cnn": small_cnn, "mlp": MLP}
+
+
+def resolve_model(name: str, input_shape: tuple[int, ...]) -> str:
+    """Return the model that `"auto"` stands for: lenet or cnn for pictures by their size, else mlp."""
+    if name != "auto":
+        return name
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+        return "mlp"
+    return "lenet" if min(input_shape[1:]) >= LENET_SIDE else "cnn"
+
+
+def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a client model.
+
+    Args:
+        name: a key of MODELS, `"auto"`, or `"package.module:function"`, a function of (input_shape, classes) that
+            returns an `nn.Module`.
+        input_shape: of one sample.
+        classes: width of the output.
+    """
+    name = resolve_model(name, input_shape)
+    if ":" in name:
+        return _import_model(name, input_shape, classes)
+    if name not in MODELS:
+        raise unknown("model", name, ["auto", *MODELS, "your.module:function"])
+    return MODELS[name](input_shape, classes)
+
+
+def _import_model(reference: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    module_name, _, attribute = reference.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PefllError(f"cannot import the model {reference!r}: {error}") from error
+    model = function(input_shape, classes)
+    if not isinstance(model, nn.Module):
+        raise PefllError(f"{reference} returned a {type(model).__name__}, not a torch.nn.Module")
+    return model

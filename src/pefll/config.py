@@ -1,0 +1,122 @@
+"""What a run was asked to do. Every field has a type and a default; a misspelt key is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pefll.errors import PefllError, unknown
+from pefll.files import write_whole
+
+PRECISIONS = ("float32", "tf32", "float64")
+ENGINES = ("auto", "serial", "vector")
+# What may differ when a run is resumed: where things are and how fast they go, not what is computed.
+MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run's settings.
+
+    Attributes:
+        method: pefll, fedavg, local.
+        settings: the method's hyper-parameters that differ from its defaults.
+        data: a data set's name, or a path to one's own data; "arrays" for data given in Python.
+        data_dir: where data sets lie.
+        partition: "by-class K", "dirichlet A", "dirichlet A/B", "natural", or "" for the data set's own.
+        clients: how many clients to make; 0 for the data set's own number.
+        unseen: the share of clients that never take part in training.
+        model: what clients run: auto, lenet, cnn, mlp, or package.module:function.
+        rounds: of training.
+        clients_per_round: c; 0 for 5% of all clients.
+        seed: of everything random.
+        engine: auto, serial, vector.
+        device: auto, cpu, cuda, cuda:1, ...
+        precision: float32, tf32 (matrix products on a GPU's tensor cores), float64.
+        processes: of the serial engine; 0 for one per core.
+        eval_every: rounds between evaluations.
+        checkpoint_every: rounds between checkpoints (one is also made every five minutes).
+        data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
+    """
+
+    method: str = "pefll"
+    settings: dict[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    data_dir: str = "data"
+    partition: str = ""
+    clients: int = 0
+    unseen: float = 0.1
+    model: str = "auto"
+    rounds: int = 1000
+    clients_per_round: int = 0
+    seed: int = 0
+    engine: str = "auto"
+    device: str = "auto"
+    precision: str = "float32"
+    processes: int = 0
+    eval_every: int = 30
+    checkpoint_every: int = 1000
+    data_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise unknown("engine", self.engine, ENGINES)
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        for name in ("rounds", "clients", "clients_per_round", "processes", "seed"):
+            if getattr(self, name) < 0:
+                raise PefllError(f"{name} is {getattr(self, name)}; it cannot be negative")
+        for name in ("eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise PefllError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.unseen < 1:
+            raise PefllError(f"unseen is {self.unseen}; it must be a share between 0 and 1, for example 0.1")
+
+    def save(self, path: Path) -> None:
+        """Write the settings as TOML."""
+        plain = dataclasses.asdict(self)
+        settings = plain.pop("settings")
+        lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
+        lines += ["", "[settings]", *(f"{key} = {_toml(value)}" for key, value in settings.items())]
+        write_whole(path, ("\n".join(lines) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Config:
+        """Read settings from TOML."""
+        try:
+            values = tomllib.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise PefllError(f"there is no {path}") from error
+        except (OSError, ValueError) as error:
+            raise PefllError(f"{path} is damaged: {error}") from error
+        known = {each.name: each.type for each in dataclasses.fields(cls)}
+        for key, value in values.items():
+            if key not in known:
+                raise unknown(f"setting in {path}", key, known)
+            if type(value).__name__ != str(known[key]).partition("[")[0]:
+                raise PefllError(f"{path}: {key} must be {known[key]}, not {value!r}")
+        return cls(**values)
+
+    def check_same(self, other: Config) -> None:
+        """Raise PefllError where `other`, asked for on resuming, would compute something else."""
+        for each in dataclasses.fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if each.name not in MAY_CHANGE and mine != theirs:
+                raise PefllError(
+                    f"the run was started with {each.name} = {mine!r}, and cannot be resumed with {theirs!r}; "
+                    "start a new run in another folder"
+                )
+        if other.rounds < self.rounds:
+            raise PefllError(f"the run was started for {self.rounds} rounds; it can be extended but not shortened")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,137 @@
+"""The door: what is true of everything that crosses between server and clients, whatever the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pefll import randomness
+from pefll.data.federation import Federation
+from pefll.errors import PefllError
+from pefll.methods.contract import Each, Everyone
+from pefll.tree import Tree, leaves
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass
+class Ledger:
+    """Bytes that crossed the door, counted as tensors: down to the clients and up to the server."""
+
+    down: int = 0
+    up: int = 0
+    exchanges: int = 0
+
+    def copy(self) -> Ledger:
+        """Return the counts as they are now."""
+        return Ledger(self.down, self.up, self.exchanges)
+
+    def add(self, other: Ledger, times: int = 1) -> None:
+        """Add another ledger's counts."""
+        self.down += times * other.down
+        self.up += times * other.up
+        self.exchanges += times * other.exchanges
+
+    def since(self, earlier: Ledger) -> Ledger:
+        """Return what was counted after `earlier` was copied."""
+        return Ledger(self.down - earlier.down, self.up - earlier.up, self.exchanges - earlier.exchanges)
+
+
+@dataclass(eq=False)
+class DoorCohort:
+    """The part of a cohort that every engine shares. An engine adds `_reach`.
+
+    Attributes:
+        size: how many clients.
+        ledger: where bytes are counted.
+    """
+
+    size: int
+    ledger: Ledger
+    _known: list[Tensor] = field(default_factory=list)
+
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each, **static: int) -> Tree:
+        """Run `task(client, *arguments)` on every client of the cohort.
+
+        Args:
+            task: a method's function for one client.
+            arguments: what is sent: `everyone(value)` or `each(value)`.
+            static: small whole numbers that tell variants of a task apart, such as the split.
+
+        Returns:
+            The replies, with a leading client axis.
+        """
+        self.ledger.down += self.size * sum(self._new_bytes(argument) for argument in arguments)
+        replies = self._reach(task, arguments, static)
+        self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies))
+        self.ledger.exchanges += 1
+        return replies
+
+    def _new_bytes(self, argument: Everyone | Each) -> int:
+        """Count what one client has to be sent; a value it already got in this round is not sent again."""
+        total = 0
+        for leaf in leaves(argument.value):
+            if isinstance(argument, Each):
+                total += leaf.nbytes // self.size
+            elif not any(leaf is known for known in self._known):
+                self._known.append(leaf)
+                total += leaf.nbytes
+        return total
+
+    def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
+        raise NotImplementedError
+
+
+class Engine(Protocol):
+    """How a method's rounds are carried out."""
+
+    federation: Federation
+    ledger: Ledger
+    device: torch.device
+    dtype: torch.dtype
+    name: str
+
+    def start(self) -> Tree:
+        """Return the server's state before the first round."""
+        ...
+
+    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
+        """Return the server's state after rounds first..first+rounds-1."""
+        ...
+
+    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, Any]]:
+        """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation."""
+        ...
+
+    def close(self) -> None:
+        """Free what the engine holds: processes, graphs."""
+        ...
+
+
+def sample_cohort(federation: Federation, seed: int, round_: Tensor, size: int) -> Tensor:
+    """Return the seen clients of a round, int64 [size], all different."""
+    return randomness.choose(randomness.key(seed, "cohort", round_), federation.num_seen, size)
+
+
+def check_cohort_size(federation: Federation, size: int) -> None:
+    """Raise PefllError where a round cannot have that many clients."""
+    if size < 1:
+        raise PefllError("there must be at least one client per round")
+    if size > federation.num_seen:
+        raise PefllError(
+            f"{size} clients per round were asked for, but only {federation.num_seen} clients take part in training"
+        )
+
+
+def not_finite(task: str, client: int | None, round_: int) -> PefllError:
+    """Return the error for a reply with NaN or infinity."""
+    who = "a client" if client is None else f"client {client}"
+    return PefllError(
+        f"{who} replied with NaN or infinity in {task} at round {round_}: training diverged; lower client_lr or server_lr"
+    )

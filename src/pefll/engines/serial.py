@@ -1,0 +1,148 @@
+"""The serial engine: one client after another, a process per core. The honest reference, and the fastest on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pefll.data.client import Client
+from pefll.data.federation import Federation
+from pefll.engines.cohort import DoorCohort, Each, Everyone, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.workers import Workers
+from pefll.errors import PefllError
+from pefll.tree import Tree, leaves, map_tree
+
+# Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.
+CLIENTS_AT_ONCE = 64
+
+
+@dataclass(eq=False)
+class SerialCohort(DoorCohort):
+    """Clients one after another, on their own cores."""
+
+    engine: SerialEngine = None  # type: ignore[assignment]
+    ids: Ids = None  # type: ignore[assignment]
+    round: int = 0
+
+    def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
+        cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
+        name = getattr(task, "__name__", "")
+        if self.engine.workers is not None and getattr(self.engine.method, name, None) == task:
+            replies = self.engine.workers.run(name, self.ids, self.round, cast, static)
+        else:
+            replies = self.engine.run_here(task, self.ids, self.round, cast, static)
+        for leaf in leaves(replies):
+            fine = torch.isfinite(leaf.reshape(self.size, -1)).all(dim=1)
+            if not bool(fine.all()):
+                raise not_finite(name or "a task", int(self.ids[int(fine.int().argmin())]), self.round)
+        return replies
+
+
+class SerialEngine:
+    """Runs rounds with one client after another.
+
+    Args:
+        federation: the data.
+        method: what to run.
+        seed: of the run.
+        clients_per_round: c.
+        dtype: of weights and inputs.
+        processes: how many processes share the clients; 1 for none but this one.
+    """
+
+    name = "serial"
+
+    def __init__(
+        self,
+        federation: Federation,
+        method: Any,
+        seed: int,
+        clients_per_round: int,
+        dtype: torch.dtype = torch.float32,
+        processes: int = 1,
+    ) -> None:
+        check_cohort_size(federation, clients_per_round)
+        self.federation, self.method, self.seed, self.dtype = federation, method, seed, dtype
+        self.clients_per_round = clients_per_round
+        self.device = torch.device("cpu")
+        self.ledger = Ledger()
+        # One thread a process: clients are small, and sums of several threads would not repeat on other machines.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.workers: Workers | None = Workers(self.run_here, method, processes) if processes > 1 else None
+
+    def start(self) -> Tree:
+        """Return the server's state before the first round."""
+        cohort = self._cohort(self._sample(0)[:1], 0, self.ledger)
+        return map_tree(self.cast, self.method.init(self.seed, cohort))
+
+    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
+        """Return the server's state after rounds first..first+rounds-1."""
+        for t in range(first, first + rounds):
+            server = self.method.round(server, self._cohort(self._sample(t), t, self.ledger))
+        return server
+
+    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, SerialCohort]]:
+        """Yield (clients, cohort) that together hold all `clients`."""
+        for start in range(0, len(clients), CLIENTS_AT_ONCE):
+            chosen = clients[start : start + CLIENTS_AT_ONCE]
+            yield chosen, self._cohort(chosen, 0, Ledger())
+
+    def close(self) -> None:
+        """End the processes and give torch its threads back."""
+        if self.workers is not None:
+            self.workers.close()
+            self.workers = None
+        torch.set_num_threads(self._threads)
+
+    def cast(self, value: Tensor) -> Tensor:
+        """Return a value in the engine's precision."""
+        return value.to("cpu", self.dtype if value.is_floating_point() else value.dtype)
+
+    def run_here(
+        self,
+        task: Callable[..., Tree],
+        ids: Ids,
+        round_: int,
+        arguments: list[Everyone | Each],
+        static: dict[str, int],
+    ) -> Tree:
+        """Run a task on some clients in this process and return the replies with a leading client axis."""
+        replies = []
+        for place, id_ in enumerate(ids.tolist()):
+            values = [
+                map_tree(lambda leaf, place=place: leaf[place], argument.value)
+                if isinstance(argument, Each)
+                else argument.value
+                for argument in arguments
+            ]
+            replies.append(task(self._client(id_, round_), *values, **static))
+        if not replies:
+            raise PefllError("a cohort without clients was asked to work")
+        return map_tree(lambda *parts: torch.stack(parts), *replies)
+
+    def _client(self, id_: int, round_: int) -> Client:
+        count = self.federation.count[:, id_]
+        train, validation, test = count.tolist()
+        return Client(
+            federation=self.federation,
+            seed=self.seed,
+            id=torch.tensor(id_),
+            round=torch.tensor(round_),
+            offset=self.federation.offset[:, id_],
+            count=count,
+            capacity=(train, validation, test),
+            dtype=self.dtype,
+        )
+
+    def _sample(self, t: int) -> Ids:
+        drawn = sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round)
+        return drawn.numpy()
+
+    def _cohort(self, ids: Ids, t: int, ledger: Ledger) -> SerialCohort:
+        return SerialCohort(size=len(ids), ledger=ledger, engine=self, ids=np.asarray(ids, dtype=np.int64), round=t)

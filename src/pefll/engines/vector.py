@@ -1,0 +1,189 @@
+"""The vector engine: all clients of a round as one leading axis, a whole round as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pefll.data.client import Client
+from pefll.data.federation import TRAIN, Federation
+from pefll.engines.cohort import DoorCohort, Each, Everyone, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.tree import Tree, leaves, map_tree
+
+# Evaluation maps as many clients at once as have about this many training samples together (with their padding).
+SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
+
+
+@dataclass(eq=False)
+class VectorCohort(DoorCohort):
+    """Clients as one axis: a task for one client is mapped over all of them."""
+
+    federation: Federation = None  # type: ignore[assignment]
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    ids: Tensor = None  # type: ignore[assignment]
+    round: Tensor = None  # type: ignore[assignment]
+    capacity: tuple[int, int, int] = (0, 0, 0)
+    healthy: Tensor | None = None
+
+    def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
+        def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
+            client = Client(self.federation, self.seed, id_, self.round, offset, count, self.capacity, self.dtype)
+            return task(client, *values, **static)
+
+        values = [map_tree(self._cast, argument.value) for argument in arguments]
+        dims = tuple(0 if isinstance(argument, Each) else None for argument in arguments)
+        offset, count = self.federation.offset[:, self.ids].T, self.federation.count[:, self.ids].T
+        replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
+        for leaf in leaves(replies):
+            fine = torch.isfinite(leaf).all()
+            self.healthy = fine if self.healthy is None else self.healthy & fine
+        return replies
+
+    def _cast(self, value: Tensor) -> Tensor:
+        kind = self.dtype if value.is_floating_point() else value.dtype
+        return value.to(self.federation.device, kind)
+
+
+class VectorEngine:
+    """Runs rounds with all clients of a cohort at once.
+
+    Args:
+        federation: the data; moved to `device` once.
+        method: what to run.
+        seed: of the run.
+        clients_per_round: c.
+        device: a CUDA device, where a round becomes one graph, or the CPU.
+        dtype: of weights and inputs.
+    """
+
+    name = "vector"
+
+    def __init__(
+        self,
+        federation: Federation,
+        method: Any,
+        seed: int,
+        clients_per_round: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        check_cohort_size(federation, clients_per_round)
+        self._counts = federation.count.numpy(force=True)
+        self.device = torch.device(device)
+        self.federation = federation.to(self.device)
+        self.method, self.seed, self.dtype = method, seed, dtype
+        self.clients_per_round = clients_per_round
+        self.ledger = Ledger()
+        self._capacity = _capacity(self._counts[:, : federation.num_seen])
+        self._graph: _RoundGraph | None = None
+
+    def start(self) -> Tree:
+        """Return the server's state before the first round."""
+        cohort = self._cohort(self._sample(torch.zeros((), dtype=torch.int64, device=self.device))[:1], 0, self.ledger)
+        server = self.method.init(self.seed, cohort)
+        return map_tree(cohort._cast, server)
+
+    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
+        """Return the server's state after rounds first..first+rounds-1."""
+        if self.device.type == "cuda":
+            if self._graph is None:
+                self._graph = _RoundGraph(self, server)
+            server, bad = self._graph.replay(server, first, rounds)
+        else:
+            bad = torch.full((), -1)
+            for t in range(first, first + rounds):
+                server, healthy = self._round(server, torch.full((), t))
+                bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
+        if int(bad) >= 0:
+            raise not_finite("training", None, int(bad))
+        return server
+
+    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, VectorCohort]]:
+        """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
+        order = clients[np.argsort(self._counts[TRAIN, clients], kind="stable")[::-1]]
+        start = 0
+        while start < len(order):
+            widest = max(1, int(self._counts[TRAIN, order[start]]))
+            stop = start + max(1, SAMPLES_AT_ONCE[self.device.type] // widest)
+            chosen = np.ascontiguousarray(order[start:stop])
+            ids = torch.from_numpy(chosen).to(self.device)
+            yield chosen, self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]))
+            start = stop
+
+    def close(self) -> None:
+        """Free the graph."""
+        self._graph = None
+
+    def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
+        cohort = self._cohort(self._sample(t), t, self.ledger)
+        server = self.method.round(server, cohort)
+        healthy = cohort.healthy
+        return server, torch.full((), True, device=self.device) if healthy is None else healthy
+
+    def _sample(self, t: Tensor) -> Tensor:
+        return sample_cohort(self.federation, self.seed, t, self.clients_per_round)
+
+    def _cohort(
+        self, ids: Tensor, t: Tensor | int, ledger: Ledger, capacity: tuple[int, int, int] | None = None
+    ) -> VectorCohort:
+        if isinstance(t, int):
+            t = torch.full((), t, dtype=torch.int64, device=self.device)
+        return VectorCohort(
+            size=len(ids),
+            ledger=ledger,
+            federation=self.federation,
+            seed=self.seed,
+            dtype=self.dtype,
+            ids=ids,
+            round=t,
+            capacity=capacity or self._capacity,
+        )
+
+
+class _RoundGraph:
+    """A round as one CUDA graph: its inputs and outputs are the same memory, and the round number is a counter there."""
+
+    def __init__(self, engine: VectorEngine, server: Tree) -> None:
+        device = engine.device
+        self.engine = engine
+        self.server = map_tree(torch.clone, server)
+        self.t = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad = torch.full((), -1, dtype=torch.int64, device=device)
+        spare = engine.ledger.copy()
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):  # libraries choose their kernels and fill their caches before the capture
+            for _ in range(2):
+                engine._round(self.server, self.t)
+        torch.cuda.current_stream(device).wait_stream(side)
+        before = engine.ledger.copy()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            after, healthy = engine._round(self.server, self.t)
+            map_tree(lambda old, new: old.copy_(new), self.server, after)
+            self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
+            self.t.add_(1)
+        self.cost = engine.ledger.since(before)
+        engine.ledger = spare
+
+    def replay(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Tensor]:
+        for mine, given in zip(leaves(self.server), leaves(server), strict=True):
+            if mine.data_ptr() != given.data_ptr():
+                mine.copy_(given)
+        self.t.fill_(first)
+        for _ in range(rounds):
+            self.graph.replay()
+        self.engine.ledger.add(self.cost, rounds)
+        return self.server, self.bad
+
+
+def _capacity(counts: Any) -> tuple[int, int, int]:
+    """Return the most samples that any of the clients has, for each split; counts is [3, clients]."""
+    train, validation, test = (int(row.max()) if row.size else 0 for row in counts)
+    return train, validation, test

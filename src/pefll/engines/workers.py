@@ -1,0 +1,127 @@
+"""Processes of the serial engine: forked once, so that the data is shared and nothing of it is ever copied or sent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+from pefll.engines.cohort import Each, Everyone, Ids
+from pefll.engines.wire import pack, unpack
+from pefll.errors import PefllError
+from pefll.tree import Tree, map_tree
+
+RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
+
+
+def can_fork() -> bool:
+    """Whether processes can be forked here: the platform must, and CUDA must not have started."""
+    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
+
+
+class Workers:
+    """A fixed set of processes, each with the federation and the method as they were when it was forked.
+
+    Args:
+        run_here: runs a task on some clients in the process that calls it.
+        method: whose functions are the tasks.
+        processes: how many.
+    """
+
+    def __init__(self, run_here: RunHere, method: Any, processes: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(processes):
+            mine, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, [*self._pipes, mine], run_here, method), daemon=True, name="pefll-worker"
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def run(
+        self, task: str, ids: Ids, round_: int, arguments: list[Everyone | Each], static: dict[str, int]
+    ) -> Tree:
+        """Run a method's task on clients, shared out among the processes, and return the replies in order."""
+        shares = [share for share in np.array_split(np.arange(len(ids)), len(self._pipes)) if len(share)]
+        for pipe, share in zip(self._pipes, shares, strict=False):
+            first, last = int(share[0]), int(share[-1]) + 1
+            values = [
+                map_tree(lambda leaf, part=slice(first, last): leaf[part], argument.value)
+                if isinstance(argument, Each)
+                else argument.value
+                for argument in arguments
+            ]
+            kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
+            message = pack(*values, task=task, ids=ids[share].tolist(), round=round_, kinds=kinds, static=static)
+            self._send(pipe, message)
+        replies = [self._receive(pipe) for pipe, _ in zip(self._pipes, shares, strict=False)]
+        return map_tree(lambda *parts: torch.cat(parts), *replies)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _send(self, pipe: Connection, message: bytes) -> None:
+        try:
+            pipe.send_bytes(message)
+        except OSError as error:
+            raise _died() from error
+
+    def _receive(self, pipe: Connection) -> Tree:
+        try:
+            header, trees = unpack(pipe.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            raise _died() from error
+        if "sentence" in header:
+            raise PefllError(header["sentence"])
+        if "traceback" in header:
+            raise RuntimeError(f"a client's process failed:\n{header['traceback']}")
+        return trees[0]
+
+
+def _died() -> PefllError:
+    return PefllError("a worker process ended unexpectedly (out of memory?); resume the run, or use --processes 1")
+
+
+def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, method: Any) -> None:
+    # Copies of other workers' pipes came along with the fork; open, they would hide the server's end from them.
+    for other in inherited:
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    kinds = {"each": Each, "everyone": Everyone}
+    while True:
+        try:
+            header, trees = unpack(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        arguments = [kinds[kind](tree) for kind, tree in zip(header["kinds"], trees, strict=True)]
+        ids = np.asarray(header["ids"], dtype=np.int64)
+        try:
+            task = getattr(method, header["task"])
+            reply = pack(run_here(task, ids, header["round"], arguments, header["static"]))
+        except PefllError as error:
+            reply = pack(sentence=str(error))
+        except Exception:  # noqa: BLE001 - the server re-raises it with this text
+            reply = pack(traceback=traceback.format_exc())
+        try:
+            pipe.send_bytes(reply)
+        except OSError:
+            return

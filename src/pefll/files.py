@@ -1,0 +1,57 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pefll.errors import PefllError
+
+
+@contextmanager
+def sentences_for_disk_errors(what: str) -> Iterator[None]:
+    """Turn an OSError inside the block into a PefllError that names the file and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise PefllError(f"cannot write {what}: {error.strerror or error}; free some space or choose another place") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with sentences_for_disk_errors(str(path)):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON, atomically and readable."""
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or raise PefllError with one sentence."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise PefllError(f"there is no {path}") from error
+    except (OSError, ValueError) as error:
+        raise PefllError(f"{path} is damaged: {error}") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,69 @@
+"""Which device and which engine: what `auto` means, and a sentence where what was asked for is not there."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Any
+
+import torch
+
+from pefll.config import Config
+from pefll.data.federation import Federation
+from pefll.engines.cohort import Engine
+from pefll.engines.serial import SerialEngine
+from pefll.engines.vector import VectorEngine
+from pefll.engines.workers import can_fork
+from pefll.errors import PefllError
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called `name`; `auto` is the first GPU, or the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise PefllError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise PefllError(f"the device {name!r} is not supported: use auto, cpu, cuda or cuda:1")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise PefllError("CUDA was asked for, but torch sees no CUDA device here; use --device cpu")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise PefllError(f"{name} was asked for, but there are only {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def make_engine(config: Config, federation: Federation, method: Any, clients_per_round: int) -> Engine:
+    """Return the engine that a config asks for."""
+    device = pick_device(config.device)
+    kind = config.engine if config.engine != "auto" else "vector" if device.type == "cuda" else "serial"
+    dtype = torch.float64 if config.precision == "float64" else torch.float32
+    if kind == "vector":
+        use_tensor_cores(config.precision == "tf32")
+        return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype)
+    if config.device != "auto" and device.type == "cuda":
+        raise PefllError("the serial engine runs on the CPU; use --engine vector for CUDA")
+    processes = config.processes or len(os.sched_getaffinity(0))
+    if processes > 1 and not can_fork():
+        processes = 1
+    return SerialEngine(federation, method, config.seed, clients_per_round, dtype, min(processes, clients_per_round))
+
+
+def use_tensor_cores(yes: bool) -> None:
+    """Allow or forbid TF32 in matrix products and convolutions on CUDA; torch's defaults differ for the two."""
+    torch.backends.cuda.matmul.allow_tf32 = yes
+    torch.backends.cudnn.allow_tf32 = yes
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: on the GPU by tensors, else by this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def device_name(device: torch.device) -> str:
+    """Return what the device is called, for the record."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({len(os.sched_getaffinity(0))} cores)"

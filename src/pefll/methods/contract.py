@@ -1,0 +1,144 @@
+"""What a method is, and the one door through which it reaches clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pefll.data.client import Client
+from pefll.data.federation import VALIDATION
+from pefll.models.network import Network
+
+State = TypeVar("State", bound=tuple[Any, ...])
+Tree = Any  # a tensor, or a NamedTuple of such
+
+
+class Everyone(NamedTuple):
+    """A value that every client of a cohort gets."""
+
+    value: Tree
+
+
+class Each(NamedTuple):
+    """A value with a leading client axis, of which every client gets its own slice."""
+
+    value: Tree
+
+
+def everyone(value: Tree) -> Everyone:
+    """Broadcast: every client gets `value`."""
+    return Everyone(value)
+
+
+def each(value: Tree) -> Each:
+    """Scatter: client i of the cohort gets `value[i]`."""
+    return Each(value)
+
+
+class Cohort(Protocol):
+    """The clients of one round, wherever they are. This is the only door to them."""
+
+    @property
+    def size(self) -> int:
+        """How many clients there are."""
+        ...
+
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each) -> Tree:
+        """Run `task(client, *arguments)` on every client and return the replies with a leading client axis."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What there is to learn: the same for every method.
+
+    Attributes:
+        model: what clients run; maps samples to one score per class.
+        input_shape: of one sample.
+        classes: the number of classes.
+        num_clients: all clients of the federation; PeFLL's descriptor size follows it.
+        tokens: whether samples are tokens.
+    """
+
+    model: Network
+    input_shape: tuple[int, ...]
+    classes: int
+    num_clients: int
+    tokens: bool = False
+
+    def loss(self, theta: Tensor, batch: Any) -> Tensor:
+        """Return the mean cross-entropy of the model `theta` [D] on a batch."""
+        scores = self.model(theta, batch.x)
+        of_label = scores.gather(1, batch.y[:, None]).squeeze(1)
+        loss: Tensor = batch.mean(scores.logsumexp(dim=1) - of_label)
+        return loss
+
+
+class Score(NamedTuple):
+    """What a client tells about a model on one of its splits: sums, so that groups of clients can be added up.
+
+    Attributes:
+        samples: [] how many.
+        correct: [] how many were right.
+        masked: [] how many were right when scores of classes absent from its training labels are minus infinity.
+        loss: [] the summed cross-entropy.
+    """
+
+    samples: Tensor
+    correct: Tensor
+    masked: Tensor
+    loss: Tensor
+
+
+class Method(Protocol[State]):
+    """A federated learning algorithm: a frozen dataclass whose fields are its hyper-parameters.
+
+    Functions that run on clients take a `Client` first and are written for one client.
+    """
+
+    @property
+    def problem(self) -> Problem:
+        """What there is to learn."""
+        ...
+
+    def init(self, seed: int, cohort: Cohort) -> State:
+        """Return the server's state before the first round; `cohort` is the first round's."""
+        ...
+
+    def round(self, server: State, cohort: Cohort) -> State:
+        """Return the server's state after one round with the clients of `cohort`."""
+        ...
+
+    def personalize(self, server: State, cohort: Cohort) -> Tensor:
+        """Return a personal model for every client of the cohort, [c, D]."""
+        ...
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score a client's personal model on its own samples."""
+        ...
+
+
+def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATION) -> Score:
+    """Score a model on one split of one client.
+
+    Args:
+        problem: gives the model.
+        client: whose samples.
+        theta: [D].
+        split: which samples.
+    """
+    absent = ~client.has_class()
+    zero = torch.zeros((), dtype=theta.dtype, device=theta.device)
+    total = Score(zero, zero, zero, zero)
+    for batch in client.everything(split):
+        scores = problem.model(theta, batch.x)
+        right = (scores.argmax(dim=1) == batch.y).to(theta.dtype)
+        masked = (scores.masked_fill(absent, -torch.inf).argmax(dim=1) == batch.y).to(theta.dtype)
+        loss = scores.logsumexp(dim=1) - scores.gather(1, batch.y[:, None]).squeeze(1)
+        block = Score(batch.weight.sum(), batch.sum(right), batch.sum(masked), batch.sum(loss))
+        total = Score(*(a + b for a, b in zip(total, block, strict=True)))
+    return total

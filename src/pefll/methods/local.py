@@ -1,0 +1,71 @@
+"""Local: every client trains alone, on nothing but its own samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pefll.data.client import Client
+from pefll.data.federation import TRAIN
+from pefll.methods.contract import Cohort, Problem, Score, everyone, score
+from pefll.methods.local_sgd import SGD, descend
+
+
+class Server(NamedTuple):
+    """The initial model that everybody starts from, [D]; it never changes."""
+
+    theta: Tensor
+
+
+@dataclass(frozen=True)
+class Local:
+    """No federation: what a client would get without one. All training happens when a client is personalised.
+
+    Attributes:
+        problem: what there is to learn.
+        epochs: passes over a client's training samples.
+        batch_size: of a step.
+        client_lr: learning rate.
+        client_momentum: of SGD.
+        client_clip: a gradient's norm is cut to this; 0 for no cut.
+        weight_decay: of SGD.
+    """
+
+    problem: Problem
+    epochs: int = 200
+    batch_size: int = 32
+    client_lr: float = 5e-3
+    client_momentum: float = 0.9
+    client_clip: float = 50.0
+    weight_decay: float = 5e-5
+
+    trains_in_rounds = False
+
+    def init(self, seed: int, cohort: Cohort) -> Server:
+        """Draw the model that everybody starts from."""
+        del cohort
+        return Server(self.problem.model.init(seed, "model"))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        """Nothing is learned together."""
+        del cohort
+        return server
+
+    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
+        """Let every client train on its own, [c, D]."""
+        theta: Tensor = cohort.run(self.train, everyone(server.theta))
+        return theta
+
+    def train(self, client: Client, theta: Tensor) -> Tensor:
+        """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""
+        per_epoch = (client.count[TRAIN] + self.batch_size - 1) // self.batch_size
+        most = -(-client.capacity[TRAIN] // self.batch_size)
+        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        batches = client.batches("train", self.batch_size, self.epochs * most)
+        return descend(self.problem.loss, theta, batches, sgd, steps=self.epochs * per_epoch)
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score the client's own model."""
+        return score(self.problem, client, theta, split)

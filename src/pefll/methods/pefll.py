@@ -1,0 +1,208 @@
+"""PeFLL: Personalized Federated Learning by Learning to Learn (Scott, Zakerinia, Lampert, ICLR 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from pefll.data.client import Client
+from pefll.errors import PefllError, unknown
+from pefll.methods.adam import Moments, adam, no_moments
+from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
+from pefll.methods.local_sgd import SGD, clipped, descend
+from pefll.models.embedding import build_embedding
+from pefll.models.hypernetwork import Hypernetwork
+from pefll.models.network import Network
+
+
+class Server(NamedTuple):
+    """What the server keeps.
+
+    Attributes:
+        hypernetwork: η_h, [H].
+        embedder: η_v, [E].
+        shift: [] subtracted from every descriptor coordinate; frozen before the first round.
+        scale: [] every descriptor coordinate is divided by it; frozen before the first round.
+        step: int64 [], rounds done.
+        hypernetwork_moments: Adam's, unused by plain SGD.
+        embedder_moments: Adam's, unused by plain SGD.
+    """
+
+    hypernetwork: Tensor
+    embedder: Tensor
+    shift: Tensor
+    scale: Tensor
+    step: Tensor
+    hypernetwork_moments: Moments
+    embedder_moments: Moments
+
+
+@dataclass(frozen=True)
+class PeFLL:
+    """Algorithms 1 and 2 of the paper; the defaults are the recipe behind its numbers.
+
+    Attributes:
+        problem: what there is to learn.
+        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, linear, or auto.
+        hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
+        descriptor_size: l; 0 for int(1 + n / 4).
+        descriptor_batch: samples behind a descriptor in training; 0 for all of them.
+        local_steps: k.
+        batch_size: of a local step; 0 for all samples.
+        client_lr: β of local SGD.
+        client_momentum: of local SGD.
+        client_clip: a local gradient's norm is cut to this; 0 for no cut.
+        server_optimizer: adam, or sgd for Algorithm 2's averaged steps to the letter.
+        server_lr: of adam; Algorithm 2 has none.
+        server_clip: the mean gradient's norm is cut to this; 0 for no cut.
+        lambda_h: λ_h of the objective.
+        lambda_v: λ_v of the objective.
+        lambda_theta: λ_θ of the objective; 2.5e-5 is the published code's weight decay of 5e-5.
+    """
+
+    problem: Problem
+    embedding: str = "auto"
+    hypernetwork: str = "M"
+    descriptor_size: int = 0
+    descriptor_batch: int = 32
+    local_steps: int = 50
+    batch_size: int = 32
+    client_lr: float = 2e-3
+    client_momentum: float = 0.9
+    client_clip: float = 50.0
+    server_optimizer: str = "adam"
+    server_lr: float = 2e-4
+    server_clip: float = 50.0
+    lambda_h: float = 0.0
+    lambda_v: float = 0.0
+    lambda_theta: float = 2.5e-5
+
+    def __post_init__(self) -> None:
+        if self.server_optimizer not in ("adam", "sgd"):
+            raise unknown("server optimizer", self.server_optimizer, ("adam", "sgd"))
+        if self.local_steps < 1:
+            raise PefllError("local_steps must be at least 1")
+
+    # The networks.
+
+    @cached_property
+    def descriptor(self) -> int:
+        """l, the size of a descriptor."""
+        return self.descriptor_size or int(1 + self.problem.num_clients / 4)
+
+    @cached_property
+    def phi(self) -> Network:
+        """The embedding network φ(x, y; η_v)."""
+        p = self.problem
+        return Network(build_embedding(self.embedding, p.input_shape, p.classes, self.descriptor, p.tokens))
+
+    @cached_property
+    def h(self) -> Network:
+        """The hypernetwork h(v; η_h)."""
+        return Network(Hypernetwork(self.descriptor, self.problem.model.size, self.hypernetwork))
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether a client needs labels to describe itself."""
+        return bool(self.phi.module.uses_labels)
+
+    # The server.
+
+    def init(self, seed: int, cohort: Cohort) -> Server:
+        """Draw η, and ask the first sampled client for the descriptor that all later ones are standardised by."""
+        embedder = self.phi.init(seed, "embedder")
+        v = cohort.run(self.describe, everyone(embedder))[0]
+        embedder = embedder.to(v)
+        hypernetwork = self.h.init(seed, "hypernetwork").to(v)
+        scale = v.std() if v.numel() > 1 else v.abs().mean()
+        return Server(
+            hypernetwork=hypernetwork,
+            embedder=embedder,
+            shift=v.mean(),
+            scale=scale.clamp(min=1e-6),
+            step=torch.zeros((), dtype=torch.int64, device=v.device),
+            hypernetwork_moments=no_moments(hypernetwork),
+            embedder_moments=no_moments(embedder),
+        )
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        """Algorithm 2, lines 3 to 17: three exchanges, then the server's step."""
+        v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
+        theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), server.hypernetwork, v)
+        delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
+        d_hypernetwork, d_v = pullback(delta)
+        d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
+        return self.step(server, d_hypernetwork / cohort.size, d_embedder.mean(dim=0))
+
+    def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
+        """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]."""
+        return self.h(eta_h, (v - server.shift) / server.scale)
+
+    def step(self, server: Server, d_hypernetwork: Tensor, d_embedder: Tensor) -> Server:
+        """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added."""
+        d_hypernetwork, d_embedder = self._clipped(d_hypernetwork, d_embedder)
+        step = server.step + 1
+        if self.server_optimizer == "sgd":
+            return server._replace(
+                hypernetwork=(1 - 2 * self.client_lr * self.lambda_h) * server.hypernetwork - d_hypernetwork,
+                embedder=(1 - 2 * self.client_lr * self.lambda_v) * server.embedder - d_embedder,
+                step=step,
+            )
+        d_hypernetwork = d_hypernetwork + 2 * self.lambda_h * server.hypernetwork
+        d_embedder = d_embedder + 2 * self.lambda_v * server.embedder
+        lr = self.server_lr
+        hypernetwork, of_h = adam(server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, lr)
+        embedder, of_v = adam(server.embedder, d_embedder, server.embedder_moments, step, lr)
+        return server._replace(
+            hypernetwork=hypernetwork,
+            embedder=embedder,
+            step=step,
+            hypernetwork_moments=of_h,
+            embedder_moments=of_v,
+        )
+
+    def _clipped(self, d_hypernetwork: Tensor, d_embedder: Tensor) -> tuple[Tensor, Tensor]:
+        joined = clipped(torch.cat([d_hypernetwork, d_embedder]), self.server_clip or None)
+        return joined.split([self.h.size, self.phi.size])  # type: ignore[return-value, no-untyped-call]
+
+    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
+        """Algorithm 1: one descriptor up, one model [c, D] down."""
+        v = cohort.run(self.describe_all, everyone(server.embedder))
+        return self.generate(server, server.hypernetwork, v)
+
+    # One client.
+
+    def describe(self, client: Client, eta_v: Tensor) -> Tensor:
+        """v = mean of φ over a fresh random batch, [l]."""
+        (batch,) = client.batches("descriptor", self.descriptor_batch or None, steps=1)
+        return batch.mean(self.phi(eta_v, batch.x, batch.y))
+
+    def describe_backward(self, client: Client, eta_v: Tensor, d_v: Tensor) -> Tensor:
+        """Pull Δv back to Δη_v [E]; the batch is drawn again, so nothing was remembered since `describe`."""
+        _, pullback = vjp(lambda eta: self.describe(client, eta), eta_v)
+        (d_eta_v,) = pullback(d_v)
+        return d_eta_v  # type: ignore[no-any-return]
+
+    def adapt(self, client: Client, theta: Tensor) -> Tensor:
+        """K steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""
+        sgd = SGD(self.client_lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
+        batches = client.batches("adapt", self.batch_size or None, self.local_steps)
+        return theta - descend(self.problem.loss, theta, batches, sgd)
+
+    def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
+        """v = mean of φ over all training samples, [l]."""
+        total = torch.zeros(self.descriptor, dtype=eta_v.dtype, device=eta_v.device)
+        samples = torch.zeros((), dtype=eta_v.dtype, device=eta_v.device)
+        for batch in client.everything():
+            total = total + batch.sum(self.phi(eta_v, batch.x, batch.y))
+            samples = samples + batch.weight.sum()
+        return total / samples
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score the personal model as it came: no training on the client."""
+        return score(self.problem, client, theta, split)

@@ -1,0 +1,86 @@
+"""Convolutional networks: the paper's LeNet, a smaller one for small pictures, and both with the label as input."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pefll.errors import PefllError
+
+
+class LabelConv2d(nn.Conv2d):
+    """A convolution over an image extended by one constant plane per class, 1 for its label and 0 for the others.
+
+    A convolution without padding over a constant plane is a constant, so the planes never exist in memory: each label
+    selects one bias per output channel.
+    """
+
+    def __init__(self, channels: int, classes: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__(channels + classes, out_channels, kernel_size)
+        self.image_channels = channels
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        """Map images [b, channels, h, w] and labels [b] to [b, out_channels, h', w']."""
+        image, planes = self.weight[:, : self.image_channels], self.weight[:, self.image_channels :]
+        bias_of_label = planes.sum(dim=(2, 3)).T[y]
+        return F.conv2d(x, image, self.bias) + bias_of_label[:, :, None, None]
+
+
+class ConvNet(nn.Module):
+    """Two convolutions without padding, each with ReLU and 2x2 max-pooling, then fully connected layers.
+
+    Args:
+        input_shape: (channels, height, width).
+        outputs: width of the last layer, which has no nonlinearity.
+        kernel: side of the convolution kernels.
+        hidden: widths of the fully connected layers before the last.
+        label_classes: with C > 0 the network takes labels too, as C constant one-hot planes beside the channels.
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, ...], outputs: int, kernel: int, hidden: tuple[int, ...], label_classes: int = 0
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 3:
+            raise PefllError(f"a convolutional model needs images (channels, height, width), not shape {input_shape}")
+        channels, height, width = input_shape
+        sides = [((side - kernel + 1) // 2 - kernel + 1) // 2 for side in (height, width)]
+        if min(sides) < 1:
+            # The second pooling may be left out for pictures so small that it would leave nothing.
+            sides = [(side - kernel + 1) // 2 - kernel + 1 for side in (height, width)]
+            self.pool_twice = False
+        else:
+            self.pool_twice = True
+        if min(sides) < 1:
+            raise PefllError(
+                f"images of {height}x{width} are too small for {kernel}x{kernel} convolutions; use the model 'mlp'"
+            )
+        self.labelled = label_classes > 0
+        self.conv1: nn.Conv2d = (
+            LabelConv2d(channels, label_classes, 16, kernel) if self.labelled else nn.Conv2d(channels, 16, kernel)
+        )
+        self.conv2 = nn.Conv2d(16, 32, kernel)
+        widths = (32 * sides[0] * sides[1], *hidden, outputs)
+        self.full = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Map images [b, channels, h, w], with labels [b] where the network takes them, to [b, outputs]."""
+        x = self.conv1(x, y) if self.labelled else self.conv1(x)
+        # Pooling before ReLU gives the same numbers on a quarter of the elements.
+        x = F.relu(F.max_pool2d(x, 2))
+        x = self.conv2(x)
+        x = F.relu(F.max_pool2d(x, 2) if self.pool_twice else x).flatten(1)
+        for layer in self.full[:-1]:
+            x = F.relu(layer(x))
+        output: Tensor = self.full[-1](x)
+        return output
+
+
+def lenet(input_shape: tuple[int, ...], outputs: int, label_classes: int = 0) -> ConvNet:
+    """Return the paper's LeNet: 5x5 kernels, fully connected layers of 120 and 84."""
+    return ConvNet(input_shape, outputs, kernel=5, hidden=(120, 84), label_classes=label_classes)
+
+
+def small_cnn(input_shape: tuple[int, ...], outputs: int, label_classes: int = 0) -> ConvNet:
+    """Return a small network for small pictures: 3x3 kernels, one fully connected layer of 64."""
+    return ConvNet(input_shape, outputs, kernel=3, hidden=(64,), label_classes=label_classes)

@@ -1,0 +1,99 @@
+"""Embedding networks φ(x, y): one sample and its label to a vector of the descriptor's size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pefll.errors import PefllError, unknown
+from pefll.models.convnet import lenet, small_cnn
+from pefll.models.mlp import MLP
+
+LENET_SIDE = 16  # the smallest picture that LeNet's two 5x5 convolutions and poolings leave anything of
+
+
+def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return labels [b] as [b, classes]; unlike torch's own it needs no look at the values, so graphs can hold it."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
+
+
+class ConvEmbedding(nn.Module):
+    """The client's convolutional network with the label as extra input planes and the descriptor as output."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
+        super().__init__()
+        build = lenet if len(input_shape) == 3 and min(input_shape[1:]) >= LENET_SIDE else small_cnn
+        self.uses_labels = labels
+        self.net = build(input_shape, size, label_classes=classes if labels else 0)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Map samples [b, ...] and labels [b] to [b, size]."""
+        output: Tensor = self.net(x, y) if self.uses_labels else self.net(x)
+        return output
+
+
+class MLPEmbedding(nn.Module):
+    """One hidden layer over the flattened sample, joined with its one-hot label."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
+        super().__init__()
+        self.uses_labels = labels
+        self.classes = classes
+        features = int(torch.Size(input_shape).numel()) + (classes if labels else 0)
+        self.net = MLP((features,), size, hidden=(100,))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Map samples [b, ...] and labels [b] to [b, size]."""
+        x = x.flatten(1)
+        if self.uses_labels:
+            x = torch.cat([x, one_hot(y, self.classes, x.dtype)], dim=1)
+        output: Tensor = self.net(x)
+        return output
+
+
+class LinearEmbedding(nn.Module):
+    """One linear layer on the one-hot label: the descriptor is a projection of the label histogram."""
+
+    uses_labels = True
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, size: int) -> None:
+        super().__init__()
+        del input_shape  # the sample itself is not looked at
+        self.classes = classes
+        self.linear = nn.Linear(classes, size)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Map labels [b] to [b, size]."""
+        del x
+        return F.linear(one_hot(y, self.classes, self.linear.weight.dtype), self.linear.weight, self.linear.bias)
+
+
+EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
+    "convnet": lambda shape, classes, size: ConvEmbedding(shape, classes, size, labels=True),
+    "convnet-unlabeled": lambda shape, classes, size: ConvEmbedding(shape, classes, size, labels=False),
+    "mlp": lambda shape, classes, size: MLPEmbedding(shape, classes, size, labels=True),
+    "mlp-unlabeled": lambda shape, classes, size: MLPEmbedding(shape, classes, size, labels=False),
+    "linear": LinearEmbedding,
+}
+
+
+def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
+    """Return the embedding network called `name`.
+
+    Args:
+        name: a key of EMBEDDINGS, or `"auto"`: convnet for pictures, mlp for features, linear for tokens.
+        input_shape: of one sample.
+        classes: the number of classes.
+        size: of the descriptor.
+        tokens: whether samples are tokens, which only the linear embedding (it does not look at them) takes.
+    """
+    if name == "auto":
+        name = "linear" if tokens else "convnet" if len(input_shape) == 3 and min(input_shape[1:]) >= 8 else "mlp"
+    if name not in EMBEDDINGS:
+        raise unknown("embedding network", name, ["auto", *EMBEDDINGS])
+    if tokens and name != "linear":
+        raise PefllError(f"the embedding network {name!r} does not take text; use 'linear'")
+    return EMBEDDINGS[name](input_shape, classes, size)

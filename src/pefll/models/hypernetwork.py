@@ -1,0 +1,40 @@
+"""The hypernetwork h: a descriptor to all parameters of a client's model."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pefll.errors import unknown
+
+HIDDEN_LAYERS = {"S": 1, "M": 3, "L": 5}
+WIDTH = 100
+
+
+class Hypernetwork(nn.Module):
+    """Linear(l, 100), then [ReLU, Linear(100, 100)] for each hidden layer, then Linear(100, outputs).
+
+    There is no ReLU before the last layer. One last layer serves all parameters of the target: a head per parameter
+    would have the same weights and the same initial distribution, since all heads share one input.
+
+    Args:
+        descriptor: l.
+        outputs: the number of parameters of the target.
+        size: `"S"`, `"M"` or `"L"`: 1, 3 or 5 hidden layers.
+    """
+
+    def __init__(self, descriptor: int, outputs: int, size: str = "M") -> None:
+        super().__init__()
+        if size not in HIDDEN_LAYERS:
+            raise unknown("hypernetwork size", size, HIDDEN_LAYERS)
+        self.first = nn.Linear(descriptor, WIDTH)
+        self.hidden = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(HIDDEN_LAYERS[size]))
+        self.last = nn.Linear(WIDTH, outputs)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Map descriptors [c, l] to parameters [c, outputs]."""
+        z = self.first(v)
+        for layer in self.hidden:
+            z = layer(F.relu(z))
+        output: Tensor = self.last(z)
+        return output

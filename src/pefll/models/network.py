@@ -1,0 +1,120 @@
+"""A network as a pure function of one flat parameter vector.
+
+The hypernetwork writes such vectors, the clients change them, the server averages them: no method needs to know which
+layers a model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pefll import randomness
+from pefll.errors import PefllError
+
+
+class Network:
+    """An `nn.Module` seen as `output = network(parameters, *inputs)` with `parameters` [size].
+
+    Attributes:
+        module: gives the architecture; its own weights are used only by `init`, where it cannot draw new ones.
+        names: of the parameters, in the order in which they lie in the flat vector.
+        shapes: of the parameters, in the same order.
+        size: the length of the flat vector.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        refuse_changing_state(module)
+        self.module = module
+        self.names = [name for name, _ in module.named_parameters()]
+        self.shapes = [parameter.shape for parameter in module.parameters()]
+        self._sizes = [parameter.numel() for parameter in module.parameters()]
+        self.size = sum(self._sizes)
+        self._buffers: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+        if self.size == 0:
+            raise PefllError(f"the model {type(module).__name__} has no parameters, so there is nothing to learn")
+
+    def __call__(self, parameters: Tensor, *inputs: Tensor) -> Tensor:
+        """Evaluate the module with the weights in `parameters` [size]."""
+        values = self.unflatten(parameters) | self._constants(parameters)
+        output: Tensor = torch.func.functional_call(self.module, values, inputs)
+        return output
+
+    def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return views of the flat vector [size], named and shaped as the module's parameters."""
+        # `split` has one concatenation as its backward pass; slices would each fill a vector of full length.
+        parts = parameters.split(self._sizes)
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def flatten(self, values: Sequence[Tensor]) -> Tensor:
+        """Return parameters, in the order of `names`, as one flat vector [size]."""
+        return torch.cat([value.reshape(-1) for value in values])
+
+    def init(self, seed: int, purpose: str) -> Tensor:
+        """Draw initial weights on the CPU as the module's layers do.
+
+        Args:
+            seed: of the run.
+            purpose: tells networks of one run apart.
+
+        Returns:
+            float32 [size].
+        """
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(randomness.torch_seed(seed, f"init/{purpose}"))
+            for layer in self.module.modules():
+                reset = getattr(layer, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+            return self.flatten([value.detach().float().cpu() for value in self.module.parameters()]).clone()
+
+    def with_parameters(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return a state dict, on the CPU, of the module with the weights in `parameters` [size]."""
+        values = {name: part.detach().cpu().clone() for name, part in self.unflatten(parameters).items()}
+        return values | {name: buffer.detach().cpu().clone() for name, buffer in self.module.named_buffers()}
+
+    def _constants(self, like: Tensor) -> dict[str, Tensor]:
+        place = (like.device, like.dtype)
+        if place not in self._buffers:
+            self._buffers[place] = {
+                name: buffer.to(like.device, like.dtype if buffer.is_floating_point() else buffer.dtype)
+                for name, buffer in self.module.named_buffers()
+            }
+        return self._buffers[place]
+
+
+def refuse_changing_state(module: nn.Module) -> None:
+    """Raise PefllError where a layer keeps statistics or draws random numbers while it trains."""
+    for name, layer in module.named_modules():
+        where = f"layer {name!r} ({type(layer).__name__})"
+        if getattr(layer, "track_running_stats", False):
+            raise PefllError(
+                f"{where} keeps running statistics, which no hypernetwork can generate; "
+                "use GroupNorm, or BatchNorm with track_running_stats=False"
+            )
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise PefllError(f"{where} draws its own random numbers, so runs would not repeat; set its p to 0")
+
+
+def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
+    """Raise PefllError where a client model does not map samples of `input_shape` to `classes` scores."""
+    kind = torch.int64 if tokens else torch.float32
+    example = torch.zeros((2, *input_shape), dtype=kind)
+    before = {name: buffer.clone() for name, buffer in network.module.named_buffers()}
+    name = type(network.module).__name__
+    try:
+        with torch.no_grad():
+            output = network.module(example)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise PefllError(f"the model {name} does not accept samples of shape {input_shape}: {reason}") from error
+    for buffer_name, buffer in network.module.named_buffers():
+        if not torch.equal(buffer, before[buffer_name]):
+            raise PefllError(f"the model {name} changes its buffer {buffer_name!r} when it is evaluated; remove it")
+    if tuple(output.shape) != (2, classes):
+        raise PefllError(
+            f"the model {name} gives {tuple(output.shape)[1:]} scores per sample but there are {classes} classes; "
+            "make its last layer as wide as the number of classes"
+        )

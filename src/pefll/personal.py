@@ -1,0 +1,113 @@
+"""A personal model: an ordinary `nn.Module` that takes samples as they are stored, and the file it travels in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from pefll.data.federation import Normalise
+from pefll.errors import PefllError
+from pefll.files import write_whole
+from pefll.models import build_model
+
+Array = npt.NDArray[Any]
+FORMAT = "pefll-personal-model-1"
+
+
+class PersonalModel(nn.Module):
+    """A client's own model.
+
+    Attributes:
+        network: the plain architecture with the client's weights; takes normalised samples.
+        facts: where the model comes from and what it takes: model, input_shape, classes, normalise, tokens,
+            class_names, and what the run adds.
+    """
+
+    def __init__(self, network: nn.Module, facts: dict[str, Any]) -> None:
+        super().__init__()
+        self.network = network
+        self.facts = facts
+        self.normalise = Normalise(*map(tuple, facts["normalise"])) if facts["normalise"] else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map samples [b, ...], as stored in the training data, to scores [b, classes]."""
+        if self.facts["tokens"]:
+            return self.network(x.long())  # type: ignore[no-any-return]
+        dtype = next(self.network.parameters()).dtype
+        x = x.to(dtype)
+        if self.normalise is not None:
+            shape = (-1,) + (1,) * (x.dim() - 2)
+            mean, std = (torch.tensor(value, dtype=dtype, device=x.device).reshape(shape) for value in self.normalise)
+            x = (x / 255 - mean) / std
+        return self.network(x)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def predict(self, x: Array) -> Array:
+        """Return the most likely class of each sample [N, ...], int64 [N]."""
+        x = check_input(x, self.facts)
+        parts = [self(torch.from_numpy(x[start : start + 512])).argmax(dim=1) for start in range(0, len(x), 512)]
+        return torch.cat(parts).numpy()
+
+    def save(self, path: Path | str) -> None:
+        """Write weights and facts as one safetensors file, which other programs can read too."""
+        tensors = {name: value.contiguous() for name, value in self.network.state_dict().items()}
+        metadata = {"format": FORMAT, "facts": json.dumps(self.facts)}
+        write_whole(Path(path), safetensors.torch.save(tensors, metadata))
+
+    @classmethod
+    def load(cls, path: Path | str, network: nn.Module | None = None) -> PersonalModel:
+        """Read a model that `save` wrote.
+
+        Args:
+            path: the file.
+            network: the architecture, where it is not one that the package can build by name.
+        """
+        if not Path(path).is_file():
+            raise PefllError(f"there is no file {path}")
+        try:
+            with safetensors.safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except (safetensors.SafetensorError, OSError) as error:
+            raise PefllError(f"{path} is not a safetensors file, or it is damaged: {error}") from error
+        if metadata.get("format") != FORMAT:
+            raise PefllError(f"{path} is not a personal model; make one with `pefll personalize`")
+        facts = json.loads(metadata["facts"])
+        if network is None:
+            if not facts["model"]:
+                raise PefllError(f"{path} holds a model given in Python; load it there: PersonalModel.load(path, network)")
+            network = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
+        try:
+            network.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise PefllError(f"{path} does not fit the architecture {type(network).__name__}") from error
+        return cls(network.eval(), facts)
+
+
+def check_input(x: Array, facts: dict[str, Any]) -> Array:
+    """Return samples [N, ...] in the type networks take, or raise PefllError where they are not like the training data."""
+    x = np.asarray(x)
+    expected = tuple(facts["input_shape"])
+    if x.ndim == 0 or len(x) == 0:
+        raise PefllError("there are no samples")
+    if tuple(x.shape[1:]) != expected:
+        raise PefllError(f"the samples have shape {tuple(x.shape[1:])}, but the run was trained on {expected}")
+    if facts["normalise"] and x.dtype != np.uint8:
+        raise PefllError(f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them")
+    if facts["tokens"]:
+        if not np.issubdtype(x.dtype, np.integer):
+            raise PefllError(f"the run was trained on tokens (whole numbers), but these samples are {x.dtype}")
+        return x.astype(np.int64)
+    if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):
+        raise PefllError(f"the samples are {x.dtype}; they must be numbers")
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+        raise PefllError("there is a NaN or infinite value among the samples; remove or fill it")
+    return np.ascontiguousarray(x if facts["normalise"] else x.astype(np.float32))

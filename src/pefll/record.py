@@ -1,0 +1,93 @@
+"""A run is a folder: config.toml, history.jsonl, summary.json, descriptors.npz, checkpoints/ and TensorBoard's events."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pefll.errors import PefllError
+from pefll.files import read_json, sentences_for_disk_errors, write_json
+
+GROUPS = ("seen", "unseen")
+MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """What was asked for."""
+        return self.path / "config.toml"
+
+    @property
+    def history_file(self) -> Path:
+        """One JSON line per evaluation."""
+        return self.path / "history.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        """What came out; there once the run is finished."""
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def descriptors_file(self) -> Path:
+        """Arrays `descriptors` [n, l], `histograms` [n, classes] and `seen` [n] at the best round, as npz."""
+        return self.path / "descriptors.npz"
+
+    def check_is_run(self) -> None:
+        """Raise PefllError where the folder is not a run's."""
+        if not self.config_file.is_file():
+            raise PefllError(f"{self.path} is not a run folder: it has no config.toml")
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the evaluations so far, oldest first; a line cut off by a crash is left out."""
+        if not self.history_file.is_file():
+            return []
+        rows = []
+        for line in self.history_file.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def append_history(self, row: dict[str, Any]) -> None:
+        """Add one evaluation."""
+        with sentences_for_disk_errors(str(self.history_file)), self.history_file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def keep_history_until(self, round_: int) -> None:
+        """Drop evaluations after a round: a resumed run makes them again."""
+        rows = [row for row in self.history() if row["round"] <= round_]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        with sentences_for_disk_errors(str(self.history_file)):
+            self.history_file.write_text(text)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the summary, or None while the run is not finished."""
+        if not self.summary_file.is_file():
+            return None
+        summary: dict[str, Any] = read_json(self.summary_file)
+        return summary
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write the summary."""
+        write_json(self.summary_file, summary)

@@ -1,0 +1,80 @@
+"""A federation's numbers as tables."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pefll.data.federation import SPLITS
+from pefll.data.summary import Spread, Summary
+from pefll.report.table import new_table
+
+MOST_CLASSES = 20
+
+
+def print_federation(summary: Summary, console: Console) -> None:
+    """Print who has what: clients, samples per split and client, classes.
+
+    Args:
+        summary: of the federation.
+        console: where to print. Of more than MOST_CLASSES classes only the most and the least frequent are listed.
+    """
+    console.print(Text.assemble((summary.name, "bold"), f", {summary.partition}"))
+    console.print(
+        f"{summary.num_clients:,} clients: {summary.num_seen:,} seen, {summary.num_unseen:,} unseen; "
+        f"{summary.classes:,} classes, {_spread(summary.classes_per_client)} per client",
+        highlight=False,
+    )
+    console.print()
+    console.print(_samples_table(summary))
+    console.print()
+    console.print(_class_table(summary))
+
+
+def _samples_table(summary: Summary) -> Table:
+    table = new_table("Samples")
+    table.add_column("split")
+    for heading in ("all clients", "least per client", "median", "most"):
+        table.add_column(heading, justify="right")
+    for split, total, each in zip(SPLITS, summary.samples, summary.samples_per_client, strict=True):
+        table.add_row(split, f"{total:,}", f"{each.least:,}", _number(each.median), f"{each.most:,}")
+    return table
+
+
+def _class_table(summary: Summary) -> Table:
+    table = new_table("Samples of each class")
+    table.add_column("class", overflow="fold")
+    for split in SPLITS:
+        table.add_column(split, justify="right")
+    table.add_column("share of train")
+    train = [row[0] for row in summary.class_table]
+    largest, total = max(1, *train), max(1, sum(train))
+    for k in _listed(train):
+        if k is None:
+            table.add_row("…", *["…"] * len(SPLITS), "")
+            continue
+        name = summary.class_names[k] if len(summary.class_names) == summary.classes else str(k)
+        bar = "█" * round(20 * train[k] / largest)
+        counts = [f"{count:,}" for count in summary.class_table[k]]
+        table.add_row(Text(name), *counts, f"{100 * train[k] / total:4.1f}% [cyan]{bar}[/]")
+    return table
+
+
+def _listed(train: list[int]) -> list[int | None]:
+    """Return the classes to list; None stands for those left out between the most and the least frequent."""
+    if len(train) <= MOST_CLASSES:
+        return list(range(len(train)))
+    order = sorted(range(len(train)), key=lambda k: -train[k])
+    half = MOST_CLASSES // 2
+    return [*order[:half], None, *order[-half:]]
+
+
+def _spread(spread: Spread) -> str:
+    if spread.least == spread.most:
+        return f"{spread.least:,}"
+    return f"{spread.least:,} to {spread.most:,} (median {_number(spread.median)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"

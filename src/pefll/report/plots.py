@@ -1,0 +1,430 @@
+"""Pictures of runs and federations, as PNG (or PDF or SVG, by the name of the file).
+
+matplotlib is optional and slow to import, so it is imported where something is drawn. Figures are made without pyplot:
+nothing global is left behind, and no display is needed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pefll.errors import PefllError
+from pefll.files import sentences_for_disk_errors, write_whole
+from pefll.record import GROUPS, RunFolder
+from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
+from pefll.report.runs import Group, Run, group_runs, read_runs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours without black and yellow, which is too light for a line on white.
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6F4E37", "#555555")
+# Petroff's ten colours for colour-blind readers, and two more for data sets with eleven or twelve classes.
+CLASSES = (
+    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59"),
+    *("#e76300", "#b9ac70", "#717581", "#92dadd", "#1b5e20", "#f48fb1"),
+)
+SEEN, UNSEEN = "#0072B2", "#D55E00"
+INK, FAINT = "#333333", "#8a8a8a"
+MOST_SHOWN = 60
+MOST_DOTS = 3_000
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.edgecolor": "#b0b0b0",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": "#b0b0b0",
+    "ytick.color": "#b0b0b0",
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": "#ececec",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.handletextpad": 0.4,
+    "lines.solid_capstyle": "round",
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 160,
+}
+
+
+def curves(folders: Sequence[RunFolder], out: Path) -> None:
+    """Draw validation accuracy over rounds and over the megabytes that were sent.
+
+    Seen clients are solid lines, unseen ones dashed. Runs that differ only by seed become their mean with a band of one
+    standard deviation. A dot marks the round that is best on seen clients.
+
+    Args:
+        folders: the runs; those without an evaluation are left out.
+        out: the file to write.
+    """
+    groups = [_curve(group) for group in group_runs([run for run in read_runs(folders) if run.history])]
+    groups = [group for group in groups if len(group.rounds)]
+    if not groups:
+        raise PefllError("there is nothing to draw yet: none of the runs has been evaluated on validation samples")
+    with _figure(out, (10.5, 4.1)) as figure:
+        talks = any(group.megabytes[-1] > 0 for group in groups)
+        panels = figure.subplots(1, 2, sharey=True) if talks else [figure.subplots()]
+        for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
+            axes.grid(axis="y")
+            axes.set_title("Validation accuracy, %" if by == "rounds" else "The same by communication")
+            for group, colour in zip(groups, _cycle(LINES), strict=False):
+                _draw_curve(axes, group, by, colour)
+            axes.set_xlim(left=0)
+        panels[0].set_xlabel("round")
+        _label_ends(panels[0], groups)
+        if talks:
+            _megabyte_axis(panels[1])
+        _line_legend(panels[-1], groups)
+
+
+def descriptor_map(folder: RunFolder, out: Path) -> None:
+    """Draw a run's client descriptors in their principal plane, and how they follow the clients' label distributions.
+
+    Args:
+        folder: a run with descriptors.npz.
+        out: the file to write.
+    """
+    found = read_descriptors(folder)
+    plane, shares = principal_plane(found.descriptors)
+    d_v, d_pi = distances(found)
+    with _figure(out, (10.5, 4.6)) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        left.set_title(f"Descriptors of {len(plane):,} clients")
+        _draw_plane(figure, left, plane, found.histograms, found.seen)
+        for axis, share, name in zip((left.xaxis, left.yaxis), shares, ("first", "second"), strict=True):
+            axis.set_label_text(f"{name} principal direction ({100 * share:.0f}% of variance)")
+            axis.set_ticks([])
+        correlation = mean_correlation(d_v, d_pi)
+        who = "all" if found.seen.all() else "unseen"
+        value = f"{correlation:.2f}" if np.isfinite(correlation) else "undefined"
+        right.set_title(f"Rank correlation {value}, mean over {who} clients")
+        _draw_distances(figure, right, d_v.ravel(), d_pi.ravel())
+
+
+def federation_picture(
+    histograms: Array, num_seen: int, out: Path, class_names: Sequence[str] = (), title: str = ""
+) -> None:
+    """Draw who has what: clients by classes, and how many samples a client has.
+
+    Args:
+        histograms: [n, classes], samples of each class that each client has; seen clients first.
+        num_seen: how many of them are seen.
+        out: the file to write.
+        class_names: one per class, or empty for numbers.
+        title: above the picture.
+    """
+    histograms = np.asarray(histograms)
+    if histograms.ndim != 2 or histograms.size == 0:
+        raise PefllError(f"there is nobody to draw: histograms have shape {histograms.shape}")
+    n, classes = histograms.shape
+    shown = _sample_clients(n, num_seen)
+    with _figure(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(3, 1))
+        few = f"{len(shown)} of {n:,} clients" if len(shown) < n else f"{n} clients"
+        left.set_title(f"{title}: {few}" if title else few[0].upper() + few[1:])
+        (_draw_bubbles if classes <= 26 else _draw_heat)(figure, left, histograms[shown], shown < num_seen)
+        _name_classes(left, classes, class_names)
+        _divide(left, int((shown < num_seen).sum()), len(shown))
+        _draw_sizes(right, histograms.sum(axis=1), num_seen)
+
+
+@contextmanager
+def _figure(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """Give a figure to draw on, and write it whole when the block ends."""
+    try:
+        import matplotlib
+        from matplotlib import font_manager
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PefllError("drawing needs matplotlib: pip install 'pefll[plot]'") from error
+    # Only fonts that are there: matplotlib warns about every one that it looks for in vain.
+    wanted = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans")
+    there = set(font_manager.get_font_names())
+    fonts = {"font.family": "sans-serif", "font.sans-serif": [name for name in wanted if name in there]}
+    style: Any = {**_STYLE, **fonts}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=size)
+        FigureCanvasAgg(figure)
+        yield figure
+        content = io.BytesIO()
+        kind = out.suffix.removeprefix(".") or "png"
+        try:
+            figure.savefig(content, format=kind)
+        except ValueError as error:
+            raise PefllError(f"cannot draw {out.name}: choose a name that ends in .png, .pdf or .svg") from error
+    with sentences_for_disk_errors(str(out)):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, content.getvalue())
+
+
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """What is drawn of a group of runs.
+
+    Attributes:
+        label: the group's.
+        rounds: int64 [e].
+        megabytes: float64 [e], mean over seeds.
+        mean: of each group of clients, in per cent, float64 [e].
+        std: the same; None for one seed.
+        best: index of the best round, or None.
+    """
+
+    label: str
+    rounds: Array
+    megabytes: Array
+    mean: dict[str, Array]
+    std: dict[str, Array] | None
+    best: int | None
+
+
+def _curve(group: Group) -> _Curve:
+    # A seed that has just begun would cut the others' curves short.
+    runs = [run for run in group.runs if run.finished] or group.runs
+    rounds = runs[0].rounds
+    for run in runs[1:]:
+        rounds = np.intersect1d(rounds, run.rounds)
+    values = {who: np.array([_at(run, run.validation(who, "per_sample"), rounds) for run in runs]) for who in GROUPS}
+    values = {who: 100 * table for who, table in values.items() if not np.isnan(table).all()}
+    if not values:
+        rounds = rounds[:0]
+    best = None
+    if len(runs) == 1:
+        marked = np.flatnonzero(rounds == runs[0].best_round)
+        best = int(marked[0]) if len(marked) else None
+    elif "seen" in values and not np.isnan(values["seen"]).any():
+        best = int(values["seen"].mean(axis=0).argmax())
+    return _Curve(
+        label=group.label if len(runs) == 1 else f"{group.label} (n={len(runs)})",
+        rounds=rounds,
+        megabytes=np.mean([_at(run, run.megabytes, rounds) for run in runs], axis=0),
+        mean={who: table.mean(axis=0) for who, table in values.items()},
+        std={who: table.std(axis=0, ddof=1) for who, table in values.items()} if len(runs) > 1 else None,
+        best=best,
+    )
+
+
+def _at(run: Run, values: Array, rounds: Array) -> Array:
+    return values[np.isin(run.rounds, rounds)]
+
+
+def _draw_curve(axes: Axes, group: _Curve, by: str, colour: str) -> None:
+    x = group.rounds if by == "rounds" else group.megabytes
+    if by == "megabytes" and x[-1] == 0:
+        return  # a method that never talks has no place on this axis
+    for who, mean in group.mean.items():
+        axes.plot(x, mean, color=colour, linewidth=1.8, linestyle="-" if who == "seen" else (0, (3.2, 1.8)))
+        if group.std is not None:
+            low, high = mean - group.std[who], mean + group.std[who]
+            axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
+        if group.best is not None:
+            axes.plot(x[group.best], mean[group.best], "o", color=colour, markersize=6, mec="white", mew=1.2, zorder=5)
+
+
+def _label_ends(axes: Axes, groups: Sequence[_Curve]) -> None:
+    """Write each group's label beside the end of its first line, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    ends = [_last(next(iter(group.mean.values()))) for group in groups]
+    step = (high - low) * 0.06
+    for place, group, colour in zip(_apart(ends, step, low, high), groups, _cycle(LINES), strict=False):
+        axes.annotate(
+            group.label,
+            (1, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontweight="bold",
+            annotation_clip=False,
+        )
+    axes.set_xlim(0, max(group.rounds[-1] for group in groups) or 1)
+    axes.set_ylim(low, high)
+
+
+def _last(values: Array) -> float:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else 0.0
+
+
+def _apart(places: Sequence[float], step: float, low: float, high: float) -> list[float]:
+    """Move positions apart to at least `step`, as little as needed: runs of too close ones spread about their mean."""
+    order = np.argsort(places, kind="stable")
+    blocks: list[list[float]] = []  # [mean, members]
+    for index in order:
+        blocks.append([places[index], 1])
+        while len(blocks) > 1 and blocks[-1][0] - blocks[-2][0] < step * (blocks[-1][1] + blocks[-2][1]) / 2:
+            (a, m), (b, k) = blocks[-2:]
+            blocks[-2:] = [[(a * m + b * k) / (m + k), m + k]]
+    spread = [mean + step * (rank - (size - 1) / 2) for mean, size in blocks for rank in range(int(size))]
+    shift = max(0.0, low - spread[0]) - max(0.0, spread[-1] - high)
+    out = [0.0] * len(places)
+    for index, place in zip(order, spread, strict=True):
+        out[index] = place + shift
+    return out
+
+
+def _megabyte_axis(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    giga = axes.get_xlim()[1] >= 5_000
+    axes.set_xlabel(f"{'GB' if giga else 'MB'} sent, down and up")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda mb, _: f"{mb / 1000 if giga else mb:,g}"))
+
+
+def _line_legend(axes: Axes, groups: Sequence[_Curve]) -> None:
+    from matplotlib.lines import Line2D
+
+    entries = []
+    if any("seen" in group.mean for group in groups):
+        entries.append(Line2D([], [], color=FAINT, linewidth=1.8, label="seen clients"))
+    if any("unseen" in group.mean for group in groups):
+        entries.append(Line2D([], [], color=FAINT, linewidth=1.8, linestyle=(0, (3.2, 1.8)), label="unseen clients"))
+    if any(group.best is not None for group in groups):
+        entries.append(Line2D([], [], color=FAINT, marker="o", linestyle="", mec="white", label="best round"))
+    if any(group.std is not None for group in groups):
+        from matplotlib.patches import Patch
+
+        entries.append(Patch(color=FAINT, alpha=0.25, linewidth=0, label="± 1 standard deviation"))
+    axes.legend(handles=entries, loc="lower right", labelcolor=INK)
+
+
+def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, seen: Array) -> None:
+    from matplotlib.lines import Line2D
+
+    main, classes = histograms.argmax(axis=1), histograms.shape[1]
+    size = float(np.clip(9000 / len(plane), 9, 46))
+    few = classes <= len(CLASSES)
+    colours: Any = np.array(CLASSES)[main] if few else main
+    scale: dict[str, Any] = {} if few else {"cmap": "turbo", "vmin": 0, "vmax": classes - 1}
+    dots = axes.scatter(plane[seen, 0], plane[seen, 1], s=size, c=colours[seen], alpha=0.75, linewidths=0, **scale)
+    if not seen.all():
+        dots = axes.scatter(
+            *plane[~seen].T,
+            s=2.6 * size + 20,
+            c=colours[~seen],
+            marker="*",
+            edgecolors="black",
+            linewidths=0.7,
+            **scale,
+        )
+    axes.margins(0.06)
+    grey: dict[str, Any] = {"color": FAINT, "linestyle": "", "markersize": 6}
+    kinds = [Line2D([], [], marker="o", mew=0, label="seen client", **grey)]
+    if not seen.all():
+        star: dict[str, Any] = {**grey, "markersize": 9}
+        kinds.append(Line2D([], [], marker="*", mec="black", mew=0.7, label="unseen client", **star))
+    axes.add_artist(axes.legend(handles=kinds, loc="upper left", bbox_to_anchor=(0, -0.07), ncols=2, borderaxespad=0.2))
+    if few:
+        present = [k for k in range(classes) if (main == k).any()]
+        entries = [Line2D([], [], marker="o", linestyle="", mew=0, color=CLASSES[k], label=str(k)) for k in present]
+        axes.legend(handles=entries, title="most frequent\nclass", loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    else:
+        bar = figure.colorbar(dots, ax=axes, label="most frequent class", pad=0.02)
+        bar.outline.set_visible(False)
+
+
+def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array) -> None:
+    axes.set_xlabel("distance of label distributions")
+    axes.set_ylabel("distance of descriptors")
+    if len(d_v) <= MOST_DOTS:
+        axes.scatter(d_pi, d_v, s=12, color=SEEN, alpha=0.35, linewidths=0)
+    else:
+        cells = axes.hexbin(d_pi, d_v, gridsize=34, bins="log", cmap="Blues", mincnt=1, linewidths=0.2)
+        bar = figure.colorbar(cells, ax=axes, label="pairs of clients", pad=0.02)
+        bar.outline.set_visible(False)
+    axes.set_ylim(bottom=0)
+
+
+def _sample_clients(n: int, num_seen: int) -> Array:
+    """Return at most MOST_SHOWN clients, evenly spaced, with some of each group where both exist."""
+    if n <= MOST_SHOWN:
+        return np.arange(n)
+    unseen = n - num_seen
+    least = min(unseen, 6)
+    few = min(max(least, round(MOST_SHOWN * unseen / n)), MOST_SHOWN - min(num_seen, 6))
+    parts = [(0, num_seen, MOST_SHOWN - few), (num_seen, n, few)]
+    return np.concatenate([np.linspace(low, high - 1, k).round().astype(np.int64) for low, high, k in parts if k])
+
+
+def _draw_bubbles(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
+    client, label = np.nonzero(histograms)
+    count = histograms[client, label]
+    # The largest bubble touches its neighbours: cells are as wide as the axes divided by clients and classes.
+    wide, high = figure.get_size_inches() * 72
+    cell = min(0.66 * wide / len(histograms), 0.8 * high / histograms.shape[1])
+    area = (0.95 * cell) ** 2 * count / count.max()
+    colours = np.where(seen[client], SEEN, UNSEEN)
+    axes.scatter(client, label, s=area, c=colours.tolist(), alpha=0.8, linewidths=0)
+    axes.set_xlabel(f"client (area: training samples of a class, at most {count.max():,})")
+
+
+def _draw_heat(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
+    del seen
+    from matplotlib.colors import PowerNorm
+
+    table = np.ma.masked_equal(histograms.T, 0)
+    # The square root keeps a client's few samples of a class visible beside its many of another.
+    norm = PowerNorm(0.5, vmin=0, vmax=float(histograms.max()))
+    image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
+    bar = figure.colorbar(image, ax=axes, label="training samples", pad=0.02)
+    bar.outline.set_visible(False)
+    axes.set_xlabel("client")
+
+
+def _name_classes(axes: Axes, classes: int, names: Sequence[str]) -> None:
+    if len(names) != classes:
+        names = [str(k) for k in range(classes)]
+    step = 1 if classes <= 26 else -(-classes // 13)
+    axes.set_yticks(range(0, classes, step), labels=[names[k] for k in range(0, classes, step)])
+    axes.set_ylim(classes - 0.5, -0.5)
+    axes.set_ylabel("class")
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+
+
+def _divide(axes: Axes, seen: int, shown: int) -> None:
+    """Draw the line between seen and unseen clients, and name both sides."""
+    axes.set_xlim(-0.8, shown - 0.2)
+    sides = [("seen", SEEN, -0.5, seen - 0.5), ("unseen", UNSEEN, seen - 0.5, shown - 0.5)]
+    for name, colour, start, end in sides:
+        if end > start:
+            where = (start + end) / 2
+            axes.text(where, 1.0, name, transform=axes.get_xaxis_transform(), ha="center", va="bottom", color=colour)
+    if 0 < seen < shown:
+        axes.axvline(seen - 0.5, color=INK, linewidth=1.2)
+
+
+def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
+    parts = [sizes[:num_seen], sizes[num_seen:]]
+    axes.set_title("Samples per client")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    low, high = int(sizes.min()), int(sizes.max())
+    if low == high:
+        low, high = low - 1, high + 1
+    bins = np.linspace(low, high, min(24, high - low) + 1)
+    axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
+    axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,g}, most {sizes.max():,}")
+
+
+def _cycle(colours: Sequence[str]) -> Iterator[str]:
+    while True:
+        yield from colours

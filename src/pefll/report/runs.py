@@ -1,0 +1,216 @@
+"""Runs as reports need them: read once, checked, and grouped where they differ only by seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pefll.config import MAY_CHANGE
+from pefll.errors import PefllError
+from pefll.record import GROUPS, RunFolder
+
+Array = npt.NDArray[Any]
+
+# What two runs that differ only by seed may differ in. Who has what is drawn from the seed, so the fingerprint of the
+# data differs too; runs of different length are different experiments although a run may be extended.
+_NOT_WHAT = (MAY_CHANGE | {"seed", "data_sha256"}) - {"rounds"}
+_IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder's content.
+
+    Attributes:
+        folder: where it is.
+        config: what was asked for.
+        history: one row per evaluation, oldest first.
+        summary: what came out; None while the run is not finished.
+    """
+
+    folder: RunFolder
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.path.resolve().name
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a summary."""
+        return self.summary is not None
+
+    def fact(self, key: str) -> Any:
+        """Return a value from the summary, or what the config says about it, or None."""
+        if self.summary is not None and self.summary.get(key) is not None:
+            return self.summary[key]
+        value = self.config.get(_IN_CONFIG.get(key, key))
+        left_open = value == "" or (key == "num_clients" and value == 0)  # settings that the data decide
+        return None if left_open else value
+
+    def text(self, key: str) -> str:
+        """Return a fact as text, or an em dash."""
+        value = self.fact(key)
+        return "—" if value is None else str(value)
+
+    def accuracy(self, moment: str, group: str, measure: str) -> float | None:
+        """Return a test accuracy in 0..1, or None where there is none.
+
+        Args:
+            moment: `"best"` or `"final"`.
+            group: `"seen"` or `"unseen"`.
+            measure: one of `record.MEASURES`.
+        """
+        value: Any = (self.summary or {}).get("accuracy")
+        for key in (moment, group, measure):
+            value = value.get(key) if isinstance(value, dict) else None
+        return number(value)
+
+    def validation(self, group: str, measure: str) -> Array:
+        """Return a validation measure at each evaluation, float64 [evaluations]; NaN where there is none."""
+        values = [number((row.get(group) or {}).get(measure)) for row in self.history]
+        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+    @property
+    def rounds(self) -> Array:
+        """The round of each evaluation, int64 [evaluations]."""
+        return np.array([row["round"] for row in self.history], dtype=np.int64)
+
+    @property
+    def megabytes(self) -> Array:
+        """Megabytes sent down and up from the start until each evaluation, float64 [evaluations]."""
+        sent = [(number(row.get("bytes_down")) or 0) + (number(row.get("bytes_up")) or 0) for row in self.history]
+        return np.array(sent, dtype=np.float64) / 1e6
+
+    @property
+    def best_round(self) -> int | None:
+        """The round with the best validation accuracy on seen clients, from the summary or else the history."""
+        best = number(self.fact("best_round"))
+        if best is not None:
+            return int(best)
+        values = self.validation("seen", "per_sample")
+        return None if np.isnan(values).all() else int(self.rounds[np.nanargmax(values)])
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as float, and None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def read_run(folder: RunFolder) -> Run:
+    """Read one run folder, or raise PefllError with one sentence where it is none or is damaged."""
+    folder.check_is_run()
+    return Run(folder, _read_config(folder.config_file), _read_history(folder), _read_summary(folder))
+
+
+def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
+    """Read run folders; a folder given twice counts once."""
+    unique = {folder.path.resolve(): folder for folder in reversed(folders)}
+    return [read_run(folder) for folder in reversed(unique.values())]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PefllError(f"{path} is damaged: {error}") from error
+
+
+def _read_summary(folder: RunFolder) -> dict[str, Any] | None:
+    summary: Any = folder.summary()
+    if summary is not None and not isinstance(summary, dict):
+        raise PefllError(f"{folder.summary_file} is damaged: it must hold a JSON object")
+    return summary
+
+
+def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
+    path = folder.history_file
+    try:
+        rows = folder.history()
+        lines = path.read_text().count("\n") if path.is_file() else 0
+    except (OSError, ValueError) as error:
+        raise PefllError(f"{path} is damaged: {error}") from error
+    # A crash cuts the last line short, and that line has no newline; anything else that is unreadable is damage.
+    if lines > len(rows):
+        raise PefllError(f"{path} is damaged: line {len(rows) + 1} is not JSON")
+    for line, row in enumerate(rows, start=1):
+        fine = isinstance(row, dict) and number(row.get("round")) is not None
+        if not fine or not all(isinstance(row.get(group) or {}, dict) for group in GROUPS):
+            raise PefllError(f"{path} is damaged: line {line} is not an evaluation")
+    return rows
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only by seed.
+
+    Attributes:
+        label: short and different from every other group's.
+        runs: one per seed, in the order given.
+    """
+
+    label: str
+    runs: list[Run]
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Put runs that differ only by seed together, in the order of their first run; a repeated seed counts once."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        same = members.setdefault(_identity(run), [])
+        if run.fact("seed") is None or run.fact("seed") not in [other.fact("seed") for other in same]:
+            same.append(run)
+    firsts = [group[0] for group in members.values()]
+    return [Group(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the sample standard deviation (n - 1), which one value does not have."""
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Return everything that decides what a run computes, apart from its seed; hyper-parameters by their names."""
+    asked = {key: value for key, value in run.config.items() if key not in _NOT_WHAT and not isinstance(value, dict)}
+    tables = [table for table in run.config.values() if isinstance(table, dict)]
+    return asked | {key: value for table in tables for key, value in table.items()}
+
+
+def _identity(run: Run) -> str:
+    # Method and data too: a summary may know them where a config written by hand does not.
+    what = [run.text(key) for key in ("method", "dataset")]
+    return json.dumps([what, _settings(run)], sort_keys=True, default=str)
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Name each run by its method and, where that is not enough, by what else sets it apart."""
+    labels = [run.text("method") for run in runs]
+    if len({run.text("dataset") for run in runs}) > 1:
+        labels = [f"{label} {run.text('dataset')}" for label, run in zip(labels, runs, strict=True)]
+    repeated = {label for label, times in Counter(labels).items() if times > 1}
+    for label in repeated:
+        places = [index for index, other in enumerate(labels) if other == label]
+        settings = [_settings(runs[place]) for place in places]
+        keys = sorted({key for one in settings for key in one if len({str(other.get(key)) for other in settings}) > 1})
+        for place, one in zip(places, settings, strict=True):
+            apart = ", ".join(f"{key} {one[key]}" for key in keys[:2] if key in one)
+            labels[place] = f"{label} {apart}".strip()
+    repeated = {label for label, times in Counter(labels).items() if times > 1}
+    return [run.name if label in repeated else label for label, run in zip(labels, runs, strict=True)]

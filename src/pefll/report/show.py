@@ -1,0 +1,88 @@
+"""Everything about some runs, at once: tables and curves in the terminal, pictures in a folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from pefll.record import RunFolder
+from pefll.report.plots import curves, descriptor_map
+from pefll.report.runs import Run, read_runs
+from pefll.report.table import costs_table, grouped_table, runs_table
+from pefll.report.text import run_plot, sparklines
+
+
+def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
+    """Print tables and curves of runs, and draw curves.png and, where there are descriptors, descriptors.png.
+
+    Args:
+        paths: run folders; a run that is not finished is shown as far as it is.
+        out: a folder for the pictures; the first run's by default.
+        console: where to print.
+
+    Returns:
+        The pictures that were written; none without matplotlib.
+
+    Raises:
+        PefllError: where a path is not a run folder, or something in it is damaged.
+    """
+    runs = read_runs([RunFolder(path) for path in paths])
+    if not runs:
+        return []
+    folders = [run.folder for run in runs]
+    _print_tables(folders, console)
+    _print_curves(runs, console)
+    return _draw(runs, folders[0].path if out is None else out, console)
+
+
+def _print_tables(folders: list[RunFolder], console: Console) -> None:
+    grouped = grouped_table(folders)
+    for table in (runs_table(folders), grouped, costs_table(folders)):
+        if table is not None:
+            console.print(table)
+            console.print()
+
+
+def _print_curves(runs: list[Run], console: Console) -> None:
+    with_history = [run.folder for run in runs if run.history]
+    if not with_history:
+        return
+    if len(runs) == 1:
+        console.print(run_plot(with_history[0], width=max(20, min(72, console.width - 8))))
+    else:
+        console.print(sparklines(with_history))
+    console.print()
+
+
+def _draw(runs: list[Run], out: Path, console: Console) -> list[Path]:
+    if find_spec("matplotlib") is None:
+        console.print("No pictures: drawing needs matplotlib: pip install 'pefll\\[plot]'", highlight=False)
+        return []
+    drawings: list[tuple[Path, Callable[[Path], None]]] = []
+    if any(run.history for run in runs):
+        drawings.append((out / "curves.png", partial(curves, [run.folder for run in runs])))
+    described = [run.folder for run in runs if run.folder.descriptors_file.is_file()]
+    for folder, name in zip(described, _names(described, alone=len(runs) == 1), strict=True):
+        drawings.append((out / name, partial(descriptor_map, folder)))
+    for path, draw in drawings:
+        draw(path)
+        console.print(Text(f"wrote {path}"))
+    return [path for path, _ in drawings]
+
+
+def _names(folders: list[RunFolder], alone: bool) -> list[str]:
+    """Return a file name for each run's descriptors; runs of one name in different folders get a number."""
+    if alone:
+        return ["descriptors.png"] * len(folders)
+    names = [folder.path.resolve().name for folder in folders]
+    times, met, out = Counter(names), Counter[str](), []
+    for name in names:
+        met[name] += 1
+        out.append(f"descriptors-{name}{f'-{met[name]}' if times[name] > 1 else ''}.png")
+    return out

@@ -1,0 +1,172 @@
+"""Runs as tables for a terminal of 80 columns or more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from pefll.record import GROUPS, RunFolder
+from pefll.report.runs import Group, Run, group_runs, mean_and_std, number, read_runs
+
+MISSING = "—"
+
+
+def runs_table(folders: Sequence[RunFolder]) -> Table:
+    """Return test accuracies, one row per run; a run that is not finished shows its latest validation accuracy.
+
+    Every accuracy is per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round.
+    """
+    runs = read_runs(folders)
+    table = new_table("Test accuracy in %, seen / unseen clients")
+    table.add_column("run", overflow="fold", min_width=8)
+    table.add_column("method", overflow="fold")
+    for heading in ("best\nround", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        table.add_row(run.name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
+    if not all(run.finished for run in runs):
+        table.caption = "* not finished: validation accuracy at the latest evaluation"
+        table.caption_justify = "left"
+    return table
+
+
+def costs_table(folders: Sequence[RunFolder]) -> Table:
+    """Return what each run worked on and what it cost, one row per run."""
+    table = new_table("Data and cost")
+    table.add_column("run", overflow="fold", min_width=8)
+    table.add_column("data", overflow="fold")
+    for heading in ("clients", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in read_runs(folders):
+        latest = run.history[-1] if run.history else {}
+        sent = [number(run.fact(key)) for key in ("bytes_down", "bytes_up")]
+        if not run.finished:
+            sent = [number(latest.get(key)) for key in ("bytes_down", "bytes_up")]
+        table.add_row(
+            run.name,
+            _data(run),
+            _clients(run),
+            _whole(run.fact("rounds")) if run.finished else _progress(run),
+            run.text("seed"),
+            duration(run.fact("train_seconds") if run.finished else latest.get("seconds")),
+            _short(run.fact("client_steps_per_second")),
+            *(_short(None if bytes_ is None else bytes_ / 1e6) for bytes_ in sent),
+        )
+    return table
+
+
+def grouped_table(folders: Sequence[RunFolder]) -> Table | None:
+    """Return mean ± sample standard deviation over seeds, or None where no two finished runs differ only by seed."""
+    groups = group_runs([run for run in read_runs(folders) if run.finished])
+    if all(len(group.runs) < 2 for group in groups):
+        return None
+    table = new_table("Test accuracy in %, mean ± standard deviation over n seeds")
+    table.add_column("method", overflow="fold", min_width=6)
+    table.add_column("data", overflow="fold")
+    for heading in ("n", "clients", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for group in groups:
+        unseen = any(run.accuracy("best", "unseen", "per_sample") is not None for run in group.runs)
+        shown = GROUPS if unseen else GROUPS[:1]
+        cells = [[_spread(group, moment, who, measure) for who in shown] for moment, measure in _COLUMNS]
+        lines = ["\n".join(cell) for cell in (list(shown), *cells)]
+        table.add_row(group.label, _data(group.runs[0]), str(len(group.runs)), *lines)
+    return table
+
+
+_COLUMNS = (("best", "per_sample"), ("final", "per_sample"), ("best", "masked"), ("best", "worst_tenth"))
+
+
+def duration(seconds: Any) -> str:
+    """Return a time in words of at most two units, for example `"1 h 02 m"`; an em dash for None."""
+    value = number(seconds)
+    if value is None:
+        return MISSING
+    if value < 59.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    minutes = round(value / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} m"
+
+
+def percent(accuracy: float | None) -> str:
+    """Return an accuracy in 0..1 as per cent with one digit; an em dash for None."""
+    return MISSING if accuracy is None else f"{100 * accuracy:.1f}"
+
+
+def new_table(title: str) -> Table:
+    """Return an empty table in this package's style."""
+    return Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
+
+
+def _pair(seen: float | None, unseen: float | None) -> str:
+    if seen is None and unseen is None:
+        return MISSING
+    # Padded, so that the slashes of a column stand under each other.
+    return f"{percent(seen)} / {percent(unseen):>4}"
+
+
+def _finished(run: Run) -> list[str]:
+    pairs = [
+        _pair(run.accuracy(moment, "seen", measure), run.accuracy(moment, "unseen", measure))
+        for moment, measure in _COLUMNS
+    ]
+    return [_whole(run.best_round), *pairs]
+
+
+def _unfinished(run: Run) -> list[str]:
+    if not run.history:
+        return [MISSING] * 5
+    latest = [
+        _pair(*(number(run.validation(who, measure)[-1]) for who in GROUPS))
+        for measure in ("per_sample", "masked", "worst_tenth")
+    ]
+    return [MISSING, MISSING, *(cell if cell == MISSING else f"{cell}*" for cell in latest)]
+
+
+def _spread(group: Group, moment: str, who: str, measure: str) -> str:
+    found = [run.accuracy(moment, who, measure) for run in group.runs]
+    values = [100 * value for value in found if value is not None]
+    if not values:
+        return MISSING
+    mean, std = mean_and_std(values)
+    # Fewer values than seeds would make n a lie, so say so.
+    missing = f" ({len(values)})" if len(values) < len(group.runs) else ""
+    return (f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}") + missing
+
+
+def _data(run: Run) -> str:
+    partition = run.fact("partition")
+    return run.text("dataset") if partition is None else f"{run.text('dataset')}\n{partition}"
+
+
+def _clients(run: Run) -> str:
+    seen, unseen = number(run.fact("num_seen")), number(run.fact("num_unseen"))
+    if seen is None or unseen is None:
+        return _whole(run.fact("num_clients"))
+    return f"{seen:.0f}+{unseen:.0f}"
+
+
+def _progress(run: Run) -> str:
+    done = str(run.history[-1]["round"]) if run.history else "0"
+    planned = number(run.fact("rounds"))
+    return f"{done} of\n{planned:.0f}" if planned is not None else done
+
+
+def _whole(value: Any) -> str:
+    found = number(value)
+    return MISSING if found is None else f"{found:.0f}"
+
+
+def _short(value: float | None) -> str:
+    found = number(value)
+    if found is None:
+        return MISSING
+    return f"{found:,.0f}" if found >= 100 or found == 0 else f"{found:.3g}"

@@ -1,0 +1,129 @@
+"""Learning curves in characters, for a terminal far from any picture viewer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from pefll.record import GROUPS, RunFolder
+from pefll.report.runs import Array, Run, read_runs
+from pefll.report.table import percent
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_COLOURS = {"seen": "cyan", "unseen": "yellow"}
+# Braille: the bit of each of the 4 x 2 dots in a cell, from the top left.
+_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
+
+
+def sparkline(values: Array, width: int, low: float | None = None, high: float | None = None) -> str:
+    """Return a curve one character high.
+
+    Args:
+        values: [n], NaN where there is none.
+        width: characters at most; more values than that are averaged in equal stretches.
+        low: the value of the lowest block; the smallest value by default.
+        high: the value of the highest block; the largest value by default.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return ""
+    low = float(known.min()) if low is None else low
+    high = float(known.max()) if high is None else high
+    means = [_mean(stretch) for stretch in np.array_split(values, min(width, len(values)))]
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(
+        " " if np.isnan(value) else _BLOCKS[int(np.clip(round((value - low) * scale), 0, 7))] for value in means
+    )
+
+
+def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int) -> Text:
+    """Return curves drawn with braille dots, 2 x 4 in each character, with axes.
+
+    Where curves cross in one character it takes the colour of the later one.
+
+    Args:
+        series: for each of `"seen"` and `"unseen"` (or another name) its x and y, [n] each; y in 0..1.
+        width: characters of the plot without the labels of the y axis.
+        height: lines of the plot without the x axis.
+    """
+    points = {name: (x[~np.isnan(y)], y[~np.isnan(y)]) for name, (x, y) in series.items()}
+    points = {name: (x, y) for name, (x, y) in points.items() if len(x)}
+    if not points:
+        return Text("")
+    xs, ys = (np.concatenate([pair[axis] for pair in points.values()]) for axis in (0, 1))
+    cells = np.zeros((height, width), dtype=np.int64)
+    owner = np.full((height, width), "", dtype=object)
+    for name, (x, y) in points.items():
+        columns = np.linspace(x.min(), x.max(), 8 * width)
+        right = _place(columns, xs.min(), xs.max(), 2 * width)
+        down = 4 * height - 1 - _place(np.interp(columns, x, y), ys.min(), ys.max(), 4 * height)
+        np.bitwise_or.at(cells, (down // 4, right // 2), _DOTS[down % 4, right % 2])
+        owner[down // 4, right // 2] = name
+    text = Text()
+    for line in range(height):
+        share = 1 - line / max(1, height - 1)
+        value = ys.min() + share * (ys.max() - ys.min())
+        text.append(f"{100 * value:5.1f} ┤" if line in (0, height // 2, height - 1) else "      │", style="dim")
+        for bits, name in zip(cells[line], owner[line], strict=True):
+            text.append(chr(0x2800 + int(bits)) if bits else " ", style=_COLOURS.get(name, ""))
+        text.append("\n")
+    first, last = f"{xs.min():.0f}", f"round {xs.max():.0f}"
+    text.append("      └" + "─" * width + "\n", style="dim")
+    text.append("       " + first + last.rjust(width - len(first)), style="dim")
+    return text
+
+
+def run_plot(folder: RunFolder, width: int = 64, height: int = 9) -> Text:
+    """Return one run's validation accuracy on seen and unseen clients over the rounds; empty without a history."""
+    (run,) = read_runs([folder])
+    curves = {group: run.validation(group, "per_sample") for group in GROUPS}
+    curves = {group: values for group, values in curves.items() if not np.isnan(values).all()}
+    if not curves:
+        return Text("")
+    title = Text("Validation accuracy in %: ", style="italic")
+    for group, values in curves.items():
+        title.append(f"{group} {percent(float(values[~np.isnan(values)][-1]))}  ", style=_COLOURS[group])
+    plot = braille_plot({group: (run.rounds, values) for group, values in curves.items()}, width, height)
+    return Text("\n").join([title, plot])
+
+
+def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Table:
+    """Return one line per run and group of clients: its validation accuracy over the rounds, on one scale for all."""
+    runs = read_runs(folders)
+    known = np.concatenate([np.empty(0), *(run.validation(group, "per_sample") for run in runs for group in GROUPS)])
+    known = known[~np.isnan(known)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.title = f"Validation accuracy in %, from {percent(low)} (▁) to {percent(high)} (█)"
+    table.title_justify = "left"
+    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    for run in runs:
+        for line, group in enumerate(_groups_of(run)):
+            values = run.validation(group, "per_sample")
+            curve = Text(sparkline(values, width, low, high), style=_COLOURS[group])
+            latest = values[~np.isnan(values)][-1]
+            table.add_row("" if line else run.name, group, curve, percent(float(latest)))
+    return table
+
+
+def _groups_of(run: Run) -> list[str]:
+    return [group for group in GROUPS if not np.isnan(run.validation(group, "per_sample")).all()]
+
+
+def _mean(stretch: Array) -> float:
+    known = stretch[~np.isnan(stretch)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _place(values: Array, low: float, high: float, steps: int) -> Array:
+    """Return the dot, 0..steps-1, of each value; the middle where all values are equal."""
+    if high <= low:
+        return np.full(len(values), steps // 2, dtype=np.int64)
+    return np.clip(np.round((values - low) / (high - low) * (steps - 1)), 0, steps - 1).astype(np.int64)

@@ -1,0 +1,355 @@
+"""From a federation to a trained run, and from a run to personal models."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from torch import nn
+
+from pefll import __version__, checkpoint
+from pefll.config import Config
+from pefll.data.federation import TEST, Federation, Normalise, Samples, assemble
+from pefll.engines.cohort import Engine
+from pefll.engines.serial import SerialEngine
+from pefll.errors import PefllError
+from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
+from pefll.hardware import device_name, make_engine, peak_memory_bytes
+from pefll.methods import build_method
+from pefll.methods.contract import Problem
+from pefll.models import Network, build_model, check_model, resolve_model
+from pefll.personal import PersonalModel, check_input
+from pefll.progress import monitor
+from pefll.record import RunFolder
+from pefll.training import Progress, restore, train
+from pefll.tree import Tree, map_tree
+
+Array = npt.NDArray[Any]
+MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained method, ready to personalise.
+
+    Attributes:
+        config: what was asked for.
+        method: with its hyper-parameters.
+        server: the method's state at the best round.
+        final: the method's state after the last round.
+        facts: what the models take: see `PersonalModel.facts`.
+        summary: what came out, as in summary.json; empty for a run that is not finished.
+        federation: the data; None for a run loaded from its folder.
+    """
+
+    config: Config
+    method: Any
+    server: Tree
+    final: Tree
+    facts: dict[str, Any]
+    summary: dict[str, Any]
+    federation: Federation | None = None
+
+    def evaluate(
+        self, split: str = "test", federation: Federation | None = None, console: Console | None = None
+    ) -> Evaluation:
+        """Score personal models of all clients, seen and unseen, on one split of their own samples."""
+        data = federation or self.federation
+        if data is None:
+            raise PefllError("a run loaded from its folder has no data with it; pass the federation")
+        number = split_number(split)
+        with opened(self.config, data, self.method) as engine, watched(console, "evaluating", data.num_clients) as watch:
+            return evaluate(engine, self.method, self.server, number, watch)
+
+    def personalize(self, x: Any, y: Any = None) -> PersonalModel:
+        """Return a model for a client that was never seen: one forward pass, no training of shared weights.
+
+        Args:
+            x: [m, ...] the client's samples, as in the training data.
+            y: [m] its labels; None for a client without labels.
+        """
+        x = check_input(np.asarray(x), self.facts)
+        if y is None and getattr(self.method, "uses_labels", True):
+            raise PefllError(
+                "this run needs labels to personalise; train one that does not with "
+                "--method pefll --set embedding=convnet-unlabeled (or mlp-unlabeled)"
+            )
+        labels = np.zeros(len(x), dtype=np.int64) if y is None else np.asarray(y)
+        one = self._alone(x, labels)
+        engine = SerialEngine(one, self.method, self.config.seed, 1, _dtype(self.config))
+        try:
+            ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
+            with torch.no_grad():
+                theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)[0]
+        finally:
+            engine.close()
+        network: Network = self.method.problem.model
+        module = copy.deepcopy(network.module)
+        module.load_state_dict(network.with_parameters(theta))
+        return PersonalModel(module.eval(), self.facts)
+
+    def _alone(self, x: Array, y: Array) -> Federation:
+        """Return a federation of one client that holds these samples for training."""
+        samples = Samples(
+            x=x,
+            y=y,
+            classes=self.facts["classes"],
+            normalise=Normalise(*map(tuple, self.facts["normalise"])) if self.facts["normalise"] else None,
+            name="the new client",
+            tokens=self.facts["tokens"],
+        )
+        nobody_else = np.zeros(len(x), dtype=np.int64)
+        return assemble(samples, nobody_else, nobody_else.astype(np.int8), num_seen=1, partition="one client")
+
+
+def fit(
+    federation: Federation,
+    method: str = "pefll",
+    *,
+    model: str | nn.Module = "auto",
+    rounds: int = 1000,
+    seed: int = 0,
+    out: str | Path | None = None,
+    console: Console | None = None,
+    config: Config | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a method on a federation.
+
+    Args:
+        federation: who has what.
+        method: pefll, fedavg or local.
+        model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
+            samples to one score per class.
+        rounds: of training.
+        seed: of everything random.
+        out: a folder for the run; where it holds an unfinished run with the same settings, that one is resumed.
+        console: shows progress; None for silence.
+        config: all settings at once, instead of the arguments above.
+        settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
+
+    Returns:
+        The run, with the state of the round that was best on seen clients' validation samples.
+    """
+    if config is None:
+        config = _config(federation, method, model, rounds, seed, settings)
+    config = dataclasses.replace(config, data_sha256=federation.fingerprint())
+    problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+    learner = build_method(config.method, problem, config.settings)
+    if not getattr(learner, "trains_in_rounds", True):
+        config = dataclasses.replace(config, rounds=0)
+    folder = _claim(out, config) if out is not None else None
+    with opened(config, federation, learner) as engine:
+        with monitor(console, f"{config.method} seed {config.seed}", config.rounds) as watch:
+            progress = train(engine, learner, config, folder, watch, facts)
+        summary = _summarise(engine, learner, config, federation, progress, console)
+        if folder:
+            _write_descriptors(engine, learner, progress.best, federation, folder)
+            folder.write_summary(summary)
+    return Run(config, learner, progress.best, progress.server, facts, summary, federation)
+
+
+def load(path: str | Path, console: Console | None = None) -> Run:
+    """Read a run from its folder: the state of its best round, without data."""
+    folder = RunFolder(Path(path))
+    folder.check_is_run()
+    config = Config.load(folder.config_file)
+    say = console.print if console else lambda sentence: None
+    saved = checkpoint.latest(folder.checkpoints, say)
+    facts = saved.facts["problem"]
+    if not facts["model"]:
+        raise PefllError(f"{path} was trained on a model given in Python; load it there and pass the model")
+    module = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
+    problem = Problem(Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"])
+    method = build_method(config.method, problem, config.settings)
+    template = method_template(method, config)
+    return Run(
+        config=config,
+        method=method,
+        server=restore(template, saved.tensors, "best"),
+        final=restore(template, saved.tensors, "server"),
+        facts=facts,
+        summary=folder.summary() or {},
+    )
+
+
+def method_template(method: Any, config: Config) -> Tree:
+    """Return a state of the right shape and type for a method, from one made-up client."""
+    problem = method.problem
+    kind = np.int64 if problem.tokens else np.float32
+    samples = Samples(
+        x=np.zeros((2, *problem.input_shape), dtype=kind),
+        y=np.zeros(2, dtype=np.int64),
+        classes=problem.classes,
+        tokens=problem.tokens,
+    )
+    zeros = np.zeros(2, dtype=np.int64)
+    engine = SerialEngine(assemble(samples, zeros, zeros.astype(np.int8), 1, "one client"), method, 0, 1, _dtype(config))
+    try:
+        return engine.start()
+    finally:
+        engine.close()
+
+
+def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
+    """Return what there is to learn, and the facts a personal model carries with it."""
+    name = resolve_model(model, federation.input_shape) if isinstance(model, str) else ""
+    module = model if isinstance(model, nn.Module) else build_model(name, federation.input_shape, federation.classes)
+    network = Network(module)
+    check_model(network, federation.input_shape, federation.classes, federation.tokens)
+    problem = Problem(network, federation.input_shape, federation.classes, federation.num_clients, federation.tokens)
+    facts = {
+        "model": name,
+        "input_shape": list(federation.input_shape),
+        "classes": federation.classes,
+        "normalise": [list(part) for part in federation.normalise] if federation.normalise else None,
+        "tokens": federation.tokens,
+        "class_names": list(federation.class_names),
+        "num_clients": federation.num_clients,
+        "dataset": federation.name,
+    }
+    return problem, facts
+
+
+def clients_per_round(config: Config, federation: Federation) -> int:
+    """Return c: as asked for, or 5% of all clients as in the paper."""
+    return config.clients_per_round or max(1, round(0.05 * federation.num_clients))
+
+
+@contextmanager
+def opened(config: Config, federation: Federation, method: Any) -> Iterator[Engine]:
+    """Open the engine that a config asks for, and close it after the block."""
+    engine = make_engine(config, federation, method, clients_per_round(config, federation))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def watched(console: Console | None, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show progress over `total` clients; the block calls what it gets with the number of clients done since."""
+    with monitor(console, title, total) as watch:
+        finished = 0
+
+        def report(clients: int) -> None:
+            nonlocal finished
+            finished += clients
+            watch.at(finished)
+
+        yield report
+
+
+def _config(
+    federation: Federation, method: str, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
+) -> Config:
+    names = {each.name for each in dataclasses.fields(Config)}
+    return Config(
+        method=method,
+        data=federation.name,
+        partition=federation.partition,
+        clients=federation.num_clients,
+        unseen=federation.num_unseen / federation.num_clients,
+        model=model if isinstance(model, str) else type(model).__qualname__,
+        rounds=rounds,
+        seed=seed,
+        settings={key: value for key, value in settings.items() if key not in names},
+        **{key: value for key, value in settings.items() if key in names},
+    )
+
+
+def _claim(out: str | Path, config: Config) -> RunFolder:
+    """Make the run's folder, or check that the one that is there is the same run."""
+    folder = RunFolder(Path(out))
+    if folder.config_file.is_file():
+        Config.load(folder.config_file).check_same(config)
+    elif folder.path.exists() and any(folder.path.iterdir()):
+        raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PefllError(f"cannot make the folder {folder.path}: {error.strerror}") from error
+    config.save(folder.config_file)
+    return folder
+
+
+def _summarise(
+    engine: Engine, method: Any, config: Config, federation: Federation, progress: Progress, console: Console | None
+) -> dict[str, Any]:
+    """Score the best and the last state on the test split and gather everything about the run."""
+    accuracy = {}
+    different = progress.best_round != progress.round
+    with watched(console, "testing", federation.num_clients * (1 + different)) as watch:
+        best = evaluate(engine, method, progress.best, TEST, watch)
+        final = evaluate(engine, method, progress.server, TEST, watch) if different else best
+    for name, result in (("best", best), ("final", final)):
+        accuracy[name] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
+    c = clients_per_round(config, federation)
+    steps = getattr(method, "local_steps", 0)
+    seconds = progress.train_seconds
+    return {
+        "method": config.method,
+        "settings": {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != "problem"},
+        "dataset": federation.name,
+        "partition": federation.partition,
+        "model": config.model,
+        "num_clients": federation.num_clients,
+        "num_seen": federation.num_seen,
+        "num_unseen": federation.num_unseen,
+        "rounds": progress.round,
+        "clients_per_round": c,
+        "local_steps": steps,
+        "seed": config.seed,
+        "engine": engine.name,
+        "device": device_name(engine.device),
+        "precision": config.precision,
+        "version": __version__,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "train_seconds": round(seconds, 3),
+        "eval_seconds": round(progress.eval_seconds, 3),
+        "seconds_per_round": round(seconds / progress.round, 5) if progress.round else None,
+        "client_steps_per_second": round(progress.round * c * steps / seconds, 1) if seconds and steps else None,
+        "bytes_down": engine.ledger.down,
+        "bytes_up": engine.ledger.up,
+        "peak_memory_bytes": peak_memory_bytes(engine.device),
+        "best_round": progress.best_round,
+        "accuracy": accuracy,
+    }
+
+
+def _write_descriptors(engine: Engine, method: Any, server: Tree, federation: Federation, folder: RunFolder) -> None:
+    if federation.num_clients > MAP_CLIENTS:
+        return
+    with torch.no_grad():
+        v = descriptors(engine, method, server, federation)
+    if v is not None:
+        seen = np.arange(federation.num_clients) < federation.num_seen
+        np.savez_compressed(folder.descriptors_file, descriptors=v, histograms=federation.histograms(), seen=seen)
+
+
+def commit() -> str:
+    """Return the git commit the package runs from, "+changes" where files differ from it, or "" outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True)
+        state = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
+    except OSError:
+        return ""
+    if name.returncode:
+        return ""
+    return name.stdout.strip() + ("+changes" if state.stdout.strip() else "")
+
+
+def _dtype(config: Config) -> torch.dtype:
+    return torch.float64 if config.precision == "float64" else torch.float32

@@ -1,0 +1,38 @@
+"""States and messages are tensors or NamedTuples of them; these few functions are all that walks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+Tree = Any
+
+
+def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `function` to every tensor of `tree` (and to the tensors at the same places of `others`)."""
+    if isinstance(tree, tuple):
+        return type(tree)(*(map_tree(function, *parts) for parts in zip(tree, *others, strict=True)))
+    return function(tree, *others)
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """Yield the tensors of `tree`, always in the same order."""
+    for _, leaf in named_leaves(tree):
+        yield leaf
+
+
+def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield (dotted name, tensor) for every tensor of `tree`."""
+    if isinstance(tree, tuple):
+        for name, part in zip(tree._fields, tree, strict=True):  # type: ignore[attr-defined]
+            yield from named_leaves(part, f"{prefix}{name}.")
+    else:
+        yield prefix.rstrip(".") or "value", tree
+
+
+def from_named(template: Tree, values: dict[str, Tensor]) -> Tree:
+    """Return a tree shaped as `template` with the tensors of `values`, which `named_leaves` named."""
+    by_place = iter([values[name] for name, _ in named_leaves(template)])
+    return map_tree(lambda _: next(by_place), template)
