@@ -59,6 +59,8 @@ _STYLE: dict[str, Any] = {
     "legend.handletextpad": 0.4,
     "lines.solid_capstyle": "round",
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.constrained_layout.h_pad": 0.1,
     "savefig.dpi": 160,
 }
 
@@ -90,7 +92,7 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
         _label_ends(panels[0], groups)
         if talks:
             _megabyte_axis(panels[1])
-        _line_legend(panels[-1], groups)
+        _line_legend(figure, groups)
 
 
 def descriptor_map(folder: RunFolder, out: Path) -> None:
@@ -113,7 +115,7 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
         correlation = mean_correlation(d_v, d_pi)
         who = "all" if found.seen.all() else "unseen"
         value = f"{correlation:.2f}" if np.isfinite(correlation) else "undefined"
-        right.set_title(f"Rank correlation {value}, mean over {who} clients")
+        right.set_title(f"Spearman's rank correlation {value} ({who})")
         _draw_distances(figure, right, d_v.ravel(), d_pi.ravel())
 
 
@@ -240,22 +242,25 @@ def _draw_curve(axes: Axes, group: _Curve, by: str, colour: str) -> None:
 
 def _label_ends(axes: Axes, groups: Sequence[_Curve]) -> None:
     """Write each group's label beside the end of its first line, moved apart where they would overlap."""
+    from matplotlib.patheffects import withStroke
+
+    last_round = max(int(group.rounds[-1]) for group in groups) or 1
+    axes.set_xlim(0, last_round)
     low, high = axes.get_ylim()
     ends = [_last(next(iter(group.mean.values()))) for group in groups]
-    step = (high - low) * 0.06
-    for place, group, colour in zip(_apart(ends, step, low, high), groups, _cycle(LINES), strict=False):
+    for place, group, colour in zip(_apart(ends, 0.065 * (high - low), low, high), groups, _cycle(LINES), strict=False):
         axes.annotate(
-            group.label,
-            (1, place),
-            xycoords=("axes fraction", "data"),
+            group.label.replace(", ", "\n"),
+            (group.rounds[-1], place),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
             color=colour,
             fontweight="bold",
             annotation_clip=False,
+            path_effects=[withStroke(linewidth=3, foreground="white")],
+            zorder=6,
         )
-    axes.set_xlim(0, max(group.rounds[-1] for group in groups) or 1)
     axes.set_ylim(low, high)
 
 
@@ -289,10 +294,10 @@ def _megabyte_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda mb, _: f"{mb / 1000 if giga else mb:,g}"))
 
 
-def _line_legend(axes: Axes, groups: Sequence[_Curve]) -> None:
+def _line_legend(figure: Figure, groups: Sequence[_Curve]) -> None:
     from matplotlib.lines import Line2D
 
-    entries = []
+    entries: list[Any] = []
     if any("seen" in group.mean for group in groups):
         entries.append(Line2D([], [], color=FAINT, linewidth=1.8, label="seen clients"))
     if any("unseen" in group.mean for group in groups):
@@ -303,7 +308,7 @@ def _line_legend(axes: Axes, groups: Sequence[_Curve]) -> None:
         from matplotlib.patches import Patch
 
         entries.append(Patch(color=FAINT, alpha=0.25, linewidth=0, label="± 1 standard deviation"))
-    axes.legend(handles=entries, loc="lower right", labelcolor=INK)
+    figure.legend(handles=entries, loc="outside lower left", ncols=len(entries), labelcolor=INK)
 
 
 def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, seen: Array) -> None:
@@ -313,8 +318,8 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
     size = float(np.clip(9000 / len(plane), 9, 46))
     few = classes <= len(CLASSES)
     colours: Any = np.array(CLASSES)[main] if few else main
-    scale: dict[str, Any] = {} if few else {"cmap": "turbo", "vmin": 0, "vmax": classes - 1}
-    dots = axes.scatter(plane[seen, 0], plane[seen, 1], s=size, c=colours[seen], alpha=0.75, linewidths=0, **scale)
+    colour_scale: Any = {} if few else {"cmap": "viridis", "vmin": 0, "vmax": classes - 1}
+    dots = axes.scatter(plane[seen, 0], plane[seen, 1], s=size, c=colours[seen], alpha=0.75, linewidths=0, **colour_scale)
     if not seen.all():
         dots = axes.scatter(
             *plane[~seen].T,
@@ -326,6 +331,7 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
             **scale,
         )
     axes.margins(0.06)
+    axes.set_aspect("equal", adjustable="datalim")  # distances are what this picture is about
     grey: dict[str, Any] = {"color": FAINT, "linestyle": "", "markersize": 6}
     kinds = [Line2D([], [], marker="o", mew=0, label="seen client", **grey)]
     if not seen.all():
@@ -335,7 +341,8 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
     if few:
         present = [k for k in range(classes) if (main == k).any()]
         entries = [Line2D([], [], marker="o", linestyle="", mew=0, color=CLASSES[k], label=str(k)) for k in present]
-        axes.legend(handles=entries, title="most frequent\nclass", loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
+        axes.legend(handles=entries, title="most frequent\nclass", alignment="left", **place)
     else:
         bar = figure.colorbar(dots, ax=axes, label="most frequent class", pad=0.02)
         bar.outline.set_visible(False)

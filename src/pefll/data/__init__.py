@@ -1,0 +1,29 @@
+"""Data: from files and a user's own arrays to a federation of clients."""
+
+from pefll.data.arrays import samples_from_arrays as samples_from_arrays
+from pefll.data.check import Finding as Finding
+from pefll.data.check import check as check
+from pefll.data.client import Batch as Batch
+from pefll.data.client import Client as Client
+from pefll.data.download import get as get
+from pefll.data.federation import SPLITS as SPLITS
+from pefll.data.federation import TEST as TEST
+from pefll.data.federation import TRAIN as TRAIN
+from pefll.data.federation import VALIDATION as VALIDATION
+from pefll.data.federation import Federation as Federation
+from pefll.data.federation import Normalise as Normalise
+from pefll.data.federation import Samples as Samples
+from pefll.data.frames import from_frame as from_frame
+from pefll.data.own import federation_from_arrays as federation_from_arrays
+from pefll.data.own import federation_from_frame as federation_from_frame
+from pefll.data.own import read_client as read_client
+from pefll.data.own import read_samples as read_samples
+from pefll.data.partition import by_class as by_class
+from pefll.data.partition import dirichlet as dirichlet
+from pefll.data.partition import natural as natural
+from pefll.data.sources import DATASETS as DATASETS
+from pefll.data.sources import Source as Source
+from pefll.data.sources import load_samples as load_samples
+from pefll.data.sources import make_federation as make_federation
+from pefll.data.summary import Summary as Summary
+from pefll.data.summary import summarise as summarise

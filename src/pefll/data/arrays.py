@@ -1,0 +1,205 @@
+"""The checked way from a user's arrays to samples: everything of a user's own goes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
+from pefll.errors import PefllError
+
+# What people call the three splits in their files.
+_SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
+_SPLIT_WORDS |= {"test": TEST, "testing": TEST}
+# Without `classes`, a label beyond this and beyond the number of samples is a mistake and not a class.
+_MANY_CLASSES = 1000
+
+
+def samples_from_arrays(
+    x: Any,
+    y: Any,
+    client: Any = None,
+    split: Any = None,
+    classes: int | None = None,
+    name: str = "arrays",
+    *,
+    tokens: bool = False,
+) -> Samples:
+    """Return checked samples from a user's arrays (or lists, or tensors).
+
+    Args:
+        x: [N, ...] numbers, see `inputs`.
+        y: [N] labels: whole numbers from 0, or texts, which are sorted and numbered.
+        client: [N] who owns each sample: any whole numbers or texts; they are keys, gaps between them mean nothing.
+        split: [N] 0, 1, 2 or train, validation, test; None to let the partition cut.
+        classes: how many classes there are; by default the largest label + 1.
+        name: of the data, for errors and records.
+        tokens: x holds tokens (integers that a model embeds).
+    """
+    images = inputs(x, name, tokens=tokens)
+    labels, class_names = _labels(y, name)
+    if classes is None:
+        classes = len(class_names) or int(labels.max(initial=0)) + 1
+        if classes > max(_MANY_CLASSES, len(labels)):
+            raise PefllError(
+                f"{name}: there is a label {classes - 1:,} among {len(labels):,} samples; "
+                "number the classes from 0 without gaps, or say how many classes there are"
+            )
+    elif isinstance(classes, bool) or not isinstance(classes, int) or classes < max(1, len(class_names)):
+        raise PefllError(f"{name}: classes is {classes!r}, but there are {len(class_names) or 'some'} classes")
+    owner, client_names = (None, ()) if client is None else _clients(client, name)
+    return Samples(
+        x=images,
+        y=labels,
+        classes=classes,
+        split=None if split is None else _splits(split, name),
+        client=owner,
+        name=name,
+        class_names=class_names if len(class_names) == classes else (),
+        client_names=client_names,
+        tokens=tokens,
+    )
+
+
+def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
+    """Return a user's inputs in the form they are stored in.
+
+    Images may be channels-first [N, C, H, W], channels-last [N, H, W, 3] or [N, H, W, 1], or grey [N, H, W]; the
+    result is channels-first. An array whose second axis is 1 or 3 is taken to be channels-first already. uint8
+    images stay uint8; everything else becomes float32, or int64 where it is tokens.
+
+    Args:
+        x: [N, ...] numbers.
+        name: of the data, for errors.
+        tokens: x holds whole numbers that are not scaled and not reshaped.
+    """
+    array = _array(x, "x", name)
+    if array.dtype.kind not in "uif":
+        raise PefllError(f"{name}: x is {_kind(array)}; it must hold numbers (uint8 pixels, float features or tokens)")
+    if array.ndim < 2:
+        raise PefllError(f"{name}: x must have one row per sample, but its shape is {list(array.shape)}")
+    if 0 in array.shape[1:]:
+        raise PefllError(f"{name}: a sample of x has no values, its shape is {list(array.shape[1:])}")
+    if tokens:
+        if array.dtype.kind == "f":
+            raise PefllError(f"{name}: x is {array.dtype}; tokens must be whole numbers")
+        if len(array) and int(array.min()) < 0:
+            raise PefllError(f"{name}: there is a negative token; tokens must be 0 or more")
+        return array if array.dtype == np.uint8 else array.astype(np.int64)
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
+        array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
+    if array.dtype == np.uint8:
+        return array
+    # A value beyond float32 becomes infinite here and is reported as such by the samples' own check.
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32, copy=False)
+
+
+def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array:
+    """Return a new client's labels as the classes of a federation that exists already, int64 [N].
+
+    Args:
+        y: [N] whole numbers, or texts among `class_names`.
+        class_names: of the federation; may be empty where y holds numbers.
+        name: of the data, for errors.
+    """
+    labels, own = _labels(y, name)
+    if not own:
+        return labels
+    place = {known: number for number, known in enumerate(class_names)}
+    if not place and all(word.isdecimal() for word in own):
+        return np.asarray([int(word) for word in own], dtype=np.int64)[labels]
+    strange = [word for word in own if word not in place]
+    if strange:
+        known = f"the model's classes are {', '.join(place)}" if place else "the model's classes have no names"
+        raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}")
+    return np.asarray([place[word] for word in own], dtype=np.int64)[labels]
+
+
+def _kind(array: Array) -> str:
+    return "made of texts or other objects" if array.dtype.kind in "OUS" else str(array.dtype)
+
+
+def _array(values: Any, what: str, name: str) -> Array:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise PefllError(
+            f"{name}: {what} cannot be made into one array; are its parts equal in size? {reason}"
+        ) from None
+
+
+def _column(values: Any, what: str, name: str) -> Array:
+    """Return a one-dimensional array of int64 or of texts (dtype object)."""
+    array = _array(values, what, name)
+    if array.ndim != 1:
+        raise PefllError(f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}")
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8", "replace")
+    if array.dtype.kind == "U":
+        return array.astype(object)
+    if array.dtype.kind == "O":
+        if all(isinstance(value, str) for value in array):
+            return array
+        if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in array):
+            return array.astype(np.int64)
+        raise PefllError(f"{name}: {what} mixes kinds or has empty entries; it must be all whole numbers or all texts")
+    if array.dtype.kind == "f":
+        bad = ~(np.floor(array) == array)
+        bad |= ~np.isfinite(array)
+        if bad.any():
+            place = int(bad.argmax())
+            raise PefllError(f"{name}: {what} {array[place]} of sample {place} is not a whole number")
+    elif array.dtype.kind not in "ui":
+        raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts")
+    return array.astype(np.int64, copy=False)
+
+
+def _number(texts: Array) -> tuple[Array, tuple[str, ...]]:
+    """Return the place of each text among the sorted different texts, and these."""
+    different = set(texts.tolist())
+    # "10" comes after "9" where all are numbers.
+    by_value = all(text.isdecimal() for text in different)
+    names = tuple(sorted(different, key=lambda text: (int(text), text) if by_value else (0, text)))
+    place = {text: number for number, text in enumerate(names)}
+    return np.fromiter((place[text] for text in texts), dtype=np.int64, count=len(texts)), names
+
+
+def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
+    column = _column(y, "label", name)
+    return _number(column) if column.dtype == object else (column, ())
+
+
+def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...]]:
+    """Return clients numbered 0..n-1 in the order of their keys, and their names where the keys are texts."""
+    keys = _column(client, "client", name)
+    if keys.dtype == object:
+        return _number(keys)
+    if len(keys) == 0:
+        return keys, ()
+    low, high = int(keys.min()), int(keys.max())
+    if high - low > 4 * len(keys) + 1024:
+        return np.unique(keys, return_inverse=True)[1].reshape(-1), ()
+    # Numbers without wide gaps need no sorting: a million clients are renumbered through a table.
+    present = np.bincount(keys - low) > 0
+    if low == 0 and present.all():
+        return keys, ()
+    return (np.cumsum(present) - 1)[keys - low], ()
+
+
+def _splits(split: Any, name: str) -> Array:
+    column = _column(split, "split", name)
+    if column.dtype == object:
+        numbers, words = _number(column)
+        strange = [word for word in words if word.lower() not in _SPLIT_WORDS]
+        if strange:
+            raise PefllError(f"{name}: there is a split {strange[0]!r}; splits are {', '.join(SPLITS)}")
+        return np.asarray([_SPLIT_WORDS[word.lower()] for word in words], dtype=np.int8)[numbers]
+    if len(column) and not 0 <= int(column.min()) <= int(column.max()) <= TEST:
+        raise PefllError(f"{name}: splits must be 0 (train), 1 (validation) or 2 (test)")
+    return column.astype(np.int8)

@@ -1,0 +1,59 @@
+"""Looking over a data folder: what is there, what is missing, what is damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pefll.data import cache
+from pefll.data.sources import DATASETS, Source
+from pefll.errors import PefllError
+
+
+class Finding(NamedTuple):
+    """What is known of one data set in a folder.
+
+    Attributes:
+        name: of the data set.
+        state: whether it can be used.
+        sentence: says so to a person.
+    """
+
+    name: str
+    state: Literal["ok", "missing", "damaged"]
+    sentence: str
+
+
+def check(data_dir: Path, report: cache.Report | None = None) -> list[Finding]:
+    """Read every data set in a folder to its last byte, and return one finding for each that is known.
+
+    A cache entry whose SHA-256 is wrong is removed; the next load makes it again.
+
+    Args:
+        data_dir: the folder.
+        report: is told which data set is being read.
+    """
+    if not data_dir.is_dir():
+        raise PefllError(f"there is no folder {data_dir}")
+    findings = []
+    for source in DATASETS.values():
+        if report is not None:
+            report(f"checking {source.name}")
+        findings.append(_check_one(source, data_dir))
+    return findings
+
+
+def _check_one(source: Source, data_dir: Path) -> Finding:
+    if not source.embedded and not source.found(data_dir):
+        return Finding(source.name, "missing", f"not in {data_dir}: {source.files}")
+    try:
+        samples = source.load(data_dir)
+    except PefllError as error:
+        return Finding(source.name, "damaged", str(error))
+    sentence = f"{len(samples.x):,} samples, {samples.classes} classes"
+    if samples.client is not None:
+        sentence += f", {int(samples.client.max()) + 1:,} clients"
+    if cache.intact(source.name, data_dir) is False:
+        cache.discard(source.name, data_dir)
+        sentence += "; its cache was damaged or out of date and is removed"
+    return Finding(source.name, "ok", sentence)

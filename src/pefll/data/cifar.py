@@ -1,0 +1,199 @@
+"""CIFAR-10 and CIFAR-100 from their official files, unpacked or still in the archive."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pefll.data.federation import TEST, TRAIN, Array, Normalise, Samples
+from pefll.data.unpickle import read_pickle
+from pefll.errors import PefllError
+
+# md5 of the official files, as their makers publish them.
+CHECKSUMS_10: Mapping[str, str] = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+}
+CHECKSUMS_100: Mapping[str, str] = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+
+
+class Layout(NamedTuple):
+    """How one of the two data sets lies on disk.
+
+    Attributes:
+        name: of the data set.
+        folder: what the archive unpacks to.
+        archive: the official archive's name.
+        train: files with training samples, in order.
+        test: the file with test samples.
+        meta: the file with class names.
+        label: the key of the labels.
+        label_names: the key of the class names.
+        classes: the number of classes.
+        normalise: the channel statistics of the training images.
+    """
+
+    name: str
+    folder: str
+    archive: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    label: bytes
+    label_names: bytes
+    classes: int
+    normalise: Normalise
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files of the folder that are read."""
+        return (*self.train, self.test, self.meta)
+
+
+CIFAR10 = Layout(
+    name="cifar10",
+    folder="cifar-10-batches-py",
+    archive="cifar-10-python.tar.gz",
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test="test_batch",
+    meta="batches.meta",
+    label=b"labels",
+    label_names=b"label_names",
+    classes=10,
+    normalise=Normalise((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+)
+CIFAR100 = Layout(
+    name="cifar100",
+    folder="cifar-100-python",
+    archive="cifar-100-python.tar.gz",
+    train=("train",),
+    test="test",
+    meta="meta",
+    label=b"fine_labels",
+    label_names=b"fine_label_names",
+    classes=100,
+    normalise=Normalise((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+)
+
+
+def load_cifar10(data_dir: Path, checksums: Mapping[str, str] | None = CHECKSUMS_10) -> Samples:
+    """Return CIFAR-10.
+
+    Args:
+        data_dir: has `cifar-10-batches-py/` or `cifar-10-python.tar.gz`.
+        checksums: the md5 of each file; None to read files that are not the official ones.
+
+    Returns:
+        x uint8 [60000, 3, 32, 32], 10 classes, split into 50,000 train and 10,000 test.
+    """
+    return _load(CIFAR10, data_dir, checksums)
+
+
+def load_cifar100(data_dir: Path, checksums: Mapping[str, str] | None = CHECKSUMS_100) -> Samples:
+    """Return CIFAR-100 with its fine labels.
+
+    Args:
+        data_dir: has `cifar-100-python/` or `cifar-100-python.tar.gz`.
+        checksums: the md5 of each file; None to read files that are not the official ones.
+
+    Returns:
+        x uint8 [60000, 3, 32, 32], 100 classes, split into 50,000 train and 10,000 test.
+    """
+    return _load(CIFAR100, data_dir, checksums)
+
+
+def found(layout: Layout, data_dir: Path) -> list[Path]:
+    """Return the files of a data set that `load_...` would read: those of the folder, else the archive, else none."""
+    if (data_dir / layout.folder).is_dir():
+        return [path for name in layout.files if (path := data_dir / layout.folder / name).is_file()]
+    archive = data_dir / layout.archive
+    return [archive] if archive.is_file() else []
+
+
+def _load(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -> Samples:
+    raw = _read_files(layout, data_dir)
+    if checksums is not None:
+        for name, data in raw.items():
+            if hashlib.md5(data, usedforsecurity=False).hexdigest() != checksums[name]:
+                raise PefllError(
+                    f"{layout.name}: {data_dir / layout.folder / name} is not the official file (wrong md5); "
+                    f"delete it and run `pefll data get {layout.name}`"
+                )
+    images, labels, split = [], [], []
+    for name in (*layout.train, layout.test):
+        # Taken out of the dictionary, so that a file's bytes are freed as soon as its pixels are.
+        x, y = _parse(layout, raw.pop(name), str(data_dir / layout.folder / name))
+        images.append(x)
+        labels.append(y)
+        split.append(np.full(len(x), TEST if name == layout.test else TRAIN, dtype=np.int8))
+    return Samples(
+        x=np.concatenate(images),
+        y=np.concatenate(labels),
+        classes=layout.classes,
+        split=np.concatenate(split),
+        normalise=layout.normalise,
+        name=layout.name,
+        class_names=_class_names(layout, raw.pop(layout.meta), str(data_dir / layout.folder / layout.meta)),
+    )
+
+
+def _read_files(layout: Layout, data_dir: Path) -> dict[str, bytes]:
+    """Return the bytes of every file of the folder, or of the same files inside the archive."""
+    folder, archive = data_dir / layout.folder, data_dir / layout.archive
+    if folder.is_dir():
+        missing = [name for name in layout.files if not (folder / name).is_file()]
+        if missing:
+            raise PefllError(f"{layout.name}: {folder} lacks {', '.join(missing)}; unpack {layout.archive} again")
+        return {name: (folder / name).read_bytes() for name in layout.files}
+    if not archive.is_file():
+        raise PefllError(f"{layout.name}: there is neither {folder} nor {archive}; run `pefll data get {layout.name}`")
+    wanted = {f"{layout.folder}/{name}": name for name in layout.files}
+    raw: dict[str, bytes] = {}
+    try:
+        # One pass, and nothing is written to disk: a compressed archive cannot be read out of order cheaply.
+        with tarfile.open(archive, "r|gz") as tar:
+            for member in tar:
+                stream = tar.extractfile(member) if member.name in wanted and member.isfile() else None
+                if stream is not None:
+                    raw[wanted[member.name]] = stream.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise PefllError(f"{layout.name}: {archive} is damaged ({error}); delete it and download it again") from None
+    missing = [name for name in layout.files if name not in raw]
+    if missing:
+        raise PefllError(f"{layout.name}: {archive} lacks {', '.join(missing)}; delete it and download it again")
+    return raw
+
+
+def _parse(layout: Layout, data: bytes, where: str) -> tuple[Array, Array]:
+    """Return pixels uint8 [n, 3, 32, 32] and labels int64 [n] of one file."""
+    content = read_pickle(data, where)
+    pixels, labels = content.get(b"data"), content.get(layout.label)
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+        raise PefllError(f"{where} has no uint8 pixels of shape [n, 3072] under the key 'data'")
+    if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+        raise PefllError(f"{where} has no list of labels under the key {layout.label.decode()!r}")
+    if len(labels) != len(pixels):
+        raise PefllError(f"{where} has {len(pixels):,} images but {len(labels):,} labels")
+    return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, dtype=np.int64)
+
+
+def _class_names(layout: Layout, data: bytes, where: str) -> tuple[str, ...]:
+    names: Any = read_pickle(data, where).get(layout.label_names)
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise PefllError(f"{where} has no class names under the key {layout.label_names.decode()!r}")
+    return tuple(name.decode("utf-8", "replace") for name in names)

@@ -1,0 +1,105 @@
+"""What one client sees of itself: its own samples, and its own random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll import randomness
+from pefll.data.federation import TRAIN, Federation
+
+# Whole splits are visited in blocks of at most this many samples, so that memory does not grow with a client's data.
+BLOCK = 512
+
+
+class Batch(NamedTuple):
+    """Samples of one client.
+
+    Attributes:
+        x: [b, ...] as the networks take it.
+        y: int64 [b].
+        weight: [b], 1 for a sample and 0 for padding.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of [b, ...] values over the samples, without the padding."""
+        return self.sum(values) / self.weight.sum()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of [b, ...] values over the samples, without the padding."""
+        return torch.einsum("b,b...->...", self.weight, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client in one round. Under `torch.func.vmap` its numbers are those of all clients of a cohort at once.
+
+    Attributes:
+        federation: the arrays; only the rows of this client are ever read.
+        seed: of the run.
+        id: int64 [], the client's number.
+        round: int64 [].
+        offset: int64 [3], where its rows start, for each split.
+        count: int64 [3], how many they are.
+        capacity: the most samples, for each split, that a client mapped together with this one has. Equal to `count`
+            for a client on its own; larger counts are padded.
+        dtype: of the networks' inputs.
+    """
+
+    federation: Federation
+    seed: int
+    id: Tensor
+    round: Tensor
+    offset: Tensor
+    count: Tensor
+    capacity: tuple[int, int, int]
+    dtype: torch.dtype = torch.float32
+
+    def batches(self, purpose: str, size: int | None, steps: int) -> Iterator[Batch]:
+        """Yield `steps` batches, each a fresh random choice of `size` different training samples.
+
+        Args:
+            purpose: names the draw; the same name in the same round gives the same batches again.
+            size: samples per batch; None for the whole training split. A client with fewer gives all it has.
+            steps: how many batches.
+        """
+        width = self.capacity[TRAIN] if size is None else min(size, self.capacity[TRAIN])
+        place = torch.arange(width, device=self.count.device)
+        weight = (place < self.count[TRAIN]).to(self.dtype)
+        if size is None:
+            chosen = torch.remainder(place, self.count[TRAIN]).expand(steps, width)
+        else:
+            draws = randomness.spread(randomness.key(self.seed, purpose, self.round, self.id), steps)
+            chosen = randomness.choose(draws, self.count[TRAIN], width)
+        for step in range(steps):
+            yield self._take(self.offset[TRAIN] + chosen[step], weight)
+
+    def everything(self, split: int = TRAIN) -> Iterator[Batch]:
+        """Yield all samples of a split in blocks."""
+        for start in range(0, self.capacity[split], BLOCK):
+            stop = min(start + BLOCK, self.capacity[split])
+            place = torch.arange(start, stop, device=self.count.device)
+            weight = (place < self.count[split]).to(self.dtype)
+            inside = torch.minimum(place, (self.count[split] - 1).clamp(min=0))
+            yield self._take(self.offset[split] + inside, weight)
+
+    def has_class(self) -> Tensor:
+        """Return which classes occur among the training labels, bool [classes]."""
+        place = torch.arange(self.capacity[TRAIN], device=self.count.device)
+        inside = torch.remainder(place, self.count[TRAIN])  # padding repeats labels that are there anyway
+        labels = self.federation.y[self.federation.rows[self.offset[TRAIN] + inside]]
+        names = torch.arange(self.federation.classes, device=self.count.device)
+        return (labels[:, None] == names).any(dim=0)
+
+    def _take(self, place: Tensor, weight: Tensor) -> Batch:
+        # Padding of a split that ends with the arrays may point past their end.
+        rows = self.federation.rows[place.clamp(max=len(self.federation.rows) - 1)]
+        return Batch(self.federation.prepare(self.federation.x[rows], self.dtype), self.federation.y[rows], weight)

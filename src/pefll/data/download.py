@@ -1,0 +1,165 @@
+"""Getting the official archives: resumed where they broke off, checked by md5, never half there."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pefll.errors import PefllError, unknown
+
+# Is told the bytes that are there and the bytes there will be (None where the server does not say).
+Progress = Callable[[int, int | None], None]
+_BLOCK = 1 << 18
+_TIMEOUT = 30.0
+# A transfer that broke off is continued this often before the user is asked.
+_ATTEMPTS = 5
+_RANGE_NOT_SATISFIABLE = 416
+
+
+class Archive(NamedTuple):
+    """A file to get from its makers.
+
+    Attributes:
+        url: where it is.
+        file: what it is called in the data folder.
+        md5: what its makers say.
+    """
+
+    url: str
+    file: str
+    md5: str
+
+
+ARCHIVES = {
+    "cifar10": Archive(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        "cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+    ),
+    "cifar100": Archive(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+    ),
+}
+# Data sets that are made and not downloaded, and how.
+RECIPES = {
+    "femnist": (
+        "clone https://github.com/TalwalkarLab/leaf, run in leaf/data/femnist "
+        "`./preprocess.sh -s niid --sf 1.0 -k 0 -t sample`, and copy its data/train and data/test to {folder}/femnist"
+    ),
+    "shakespeare": (
+        "clone https://github.com/TalwalkarLab/leaf, run in leaf/data/shakespeare "
+        "`./preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.9`, and copy its data/train and data/test to "
+        "{folder}/shakespeare; or write one line of JSON with user and text per role to "
+        "{folder}/shakespeare/roles.jsonl"
+    ),
+    "mnist_writers": (
+        "join MNIST with the writer ids of https://github.com/facebookresearch/qmnist and save images uint8 [n,28,28], "
+        "labels and writer_id with numpy.savez to {folder}/mnist_writers/mnist_by_writer.npz"
+    ),
+}
+
+
+def get(name: str, data_dir: Path, report: Progress | None = None) -> Path | None:
+    """Download a data set's official archive into the data folder.
+
+    Args:
+        name: of the data set.
+        data_dir: made if it is not there.
+        report: is called with (bytes done, bytes in all) while bytes come in.
+
+    Returns:
+        The archive, which is read as it is; None for a data set that needs no file.
+    """
+    if name == "digits":
+        return None
+    if name in RECIPES:
+        raise PefllError(f"{name} has no file to download: {RECIPES[name].format(folder=data_dir)}")
+    if name not in ARCHIVES:
+        raise unknown("data set", name, ["digits", *ARCHIVES, *RECIPES])
+    archive = ARCHIVES[name]
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PefllError(f"the folder {data_dir} cannot be made: {error.strerror}") from None
+    return fetch(archive, data_dir, report)
+
+
+def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> Path:
+    """Download one file, continuing `FILE.part` if it is there; see `get`."""
+    target, part = data_dir / archive.file, data_dir / f"{archive.file}.part"
+    if target.is_file() and _md5(target) == archive.md5:
+        return target
+    by_hand = f"download {archive.url} by hand into {data_dir}, then run `pefll data check {data_dir}`"
+    for attempt in range(_ATTEMPTS):
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            complete = _transfer(archive.url, part, report)
+        except urllib.error.HTTPError as error:
+            if error.code == _RANGE_NOT_SATISFIABLE and before:
+                # All bytes are there already, or more than the server has: the md5 knows.
+                complete = True
+            else:
+                raise PefllError(f"{archive.url} answered {error.code} {error.reason}; {by_hand}") from None
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
+            reason = getattr(error, "reason", None) or error
+            complete, why = False, str(reason)
+        except OSError as error:
+            raise PefllError(f"{part} cannot be written: {error.strerror}") from None
+        else:
+            why = "the connection broke off"
+        if complete:
+            return _finish(archive, part, target, by_hand)
+        got = part.stat().st_size if part.exists() else 0
+        if got == before or attempt == _ATTEMPTS - 1:
+            break
+    kept = f"; {got:,} bytes are kept and the same command continues there" if got else ""
+    raise PefllError(f"{archive.url} could not be downloaded ({why}){kept}; or {by_hand}")
+
+
+def _transfer(url: str, part: Path, report: Progress | None) -> bool:
+    """Append to `part` what the server sends; return whether it is all there."""
+    done = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "pefll"})
+    if done:
+        request.add_header("Range", f"bytes={done}-")
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:
+        continues = reply.status == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {done}-")
+        if done and not continues:
+            if reply.status == 206:
+                raise http.client.HTTPException("the server sent another part of the file than asked for")
+            # The server does not know ranges and sends the whole file.
+            done = 0
+        length = reply.headers.get("Content-Length")
+        total = done + int(length) if length and length.isdecimal() else None
+        with part.open("ab" if done else "wb") as file:
+            while block := reply.read(_BLOCK):
+                file.write(block)
+                done += len(block)
+                if report is not None:
+                    report(done, total)
+    return total is None or done == total
+
+
+def _finish(archive: Archive, part: Path, target: Path, by_hand: str) -> Path:
+    if _md5(part) != archive.md5:
+        part.unlink()
+        raise PefllError(f"what {archive.url} sent is not the official file (wrong md5) and was removed; {by_hand}")
+    os.replace(part, target)
+    return target
+
+
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,262 @@
+"""Who has what: flat arrays once, one (offset, count) per client and split, no Python object per client."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pefll.errors import PefllError
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+SPLITS = ("train", "validation", "test")
+
+Array = npt.NDArray[Any]
+
+
+class Normalise(NamedTuple):
+    """How stored pixels become a network's input: (x / 255 - mean) / std for each channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What a data source reads: samples in the order of its files, before anybody owns them.
+
+    Attributes:
+        x: [N, ...] uint8 pixels (channels first), float32 features, or uint8/int64 tokens of text.
+        y: [N] int64 labels in [0, classes).
+        classes: the number of classes.
+        split: [N] int8 with 0 train, 1 validation, 2 test as the makers split it; None where they did not.
+        client: [N] int64 natural owner of each sample, 0..n-1; None where there is none.
+        normalise: per-channel statistics for uint8 pixels; None for features and tokens.
+        name: the name of the data set.
+        class_names: one per class, or empty.
+        client_names: one per natural client, or empty.
+        tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
+    """
+
+    x: Array
+    y: Array
+    classes: int
+    split: Array | None = None
+    client: Array | None = None
+    normalise: Normalise | None = None
+    name: str = "arrays"
+    class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
+    tokens: bool = False
+
+    def __post_init__(self) -> None:
+        check_samples(self)
+
+
+def check_samples(samples: Samples) -> None:
+    """Raise PefllError with one sentence where the arrays of `samples` do not make sense."""
+    x, y, name = samples.x, samples.y, samples.name
+    total = len(x)
+    if total == 0:
+        raise PefllError(f"{name}: there are no samples")
+    for what, array in (("y", y), ("client", samples.client), ("split", samples.split)):
+        if array is not None and len(array) != total:
+            raise PefllError(f"{name}: x has {total:,} samples but {what} has {len(array):,}; they must be equal")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise PefllError(f"{name}: labels are {y.dtype}; they must be whole numbers 0..{samples.classes - 1}")
+    if y.ndim != 1:
+        raise PefllError(f"{name}: y must have one label per sample, but its shape is {tuple(y.shape)}")
+    low, high = int(y.min()), int(y.max())
+    if low < 0:
+        raise PefllError(f"{name}: there is a label {low}; labels must be 0..{samples.classes - 1}")
+    if high >= samples.classes:
+        raise PefllError(
+            f"{name}: there is a label {high}, but with {samples.classes} classes labels must be "
+            f"0..{samples.classes - 1}"
+        )
+    if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):
+        raise PefllError(f"{name}: x is {x.dtype}; it must hold numbers (uint8 pixels, float features or tokens)")
+    if np.issubdtype(x.dtype, np.floating):
+        bad = _first_not_finite(x)
+        if bad is not None:
+            raise PefllError(f"{name}: sample {bad} of x has a NaN or infinite value; remove or fill it")
+
+
+def _first_not_finite(x: Array) -> int | None:
+    """Return the first sample with a value that is not finite; in blocks, so that big arrays need no big mask."""
+    block = max(1, (1 << 24) // max(1, x[0].size))
+    for start in range(0, len(x), block):
+        fine = np.isfinite(x[start : start + block]).reshape(len(x[start : start + block]), -1).all(axis=1)
+        if not fine.all():
+            return start + int(np.argmin(fine))
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients and their samples.
+
+    Client i's samples of split s are the rows `rows[offset[s, i] : offset[s, i] + count[s, i]]` of `x` and `y`. Clients
+    0..num_seen-1 take part in training, the others never do.
+
+    Attributes:
+        x: [N, ...] in the type it is stored in (uint8 pixels stay uint8).
+        y: int64 [N].
+        rows: int64 [R], indices into x and y, grouped by client and split.
+        offset: int64 [3, n].
+        count: int64 [3, n].
+        num_seen: clients 0..num_seen-1 are seen.
+        classes: the number of classes.
+        normalise: see `Normalise`; None where x is used as it is.
+        tokens: True where x holds tokens.
+        name: of the data set.
+        partition: in words, for example `"by-class 2"`.
+        class_names: one per class, or empty.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    offset: Tensor
+    count: Tensor
+    num_seen: int
+    classes: int
+    normalise: Normalise | None = None
+    tokens: bool = False
+    name: str = "arrays"
+    partition: str = "natural"
+    class_names: tuple[str, ...] = ()
+    _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        train = self.count[TRAIN]
+        if self.num_clients == 0:
+            raise PefllError(f"{self.name}: the federation has no clients")
+        if int(train.min()) < 1:
+            raise PefllError(
+                f"{self.name}: client {int(train.argmin())} has no training samples; "
+                "drop such clients or make fewer of them"
+            )
+        if not 0 <= self.num_seen <= self.num_clients:
+            raise PefllError(f"{self.name}: num_seen is {self.num_seen} of {self.num_clients} clients")
+
+    @property
+    def num_clients(self) -> int:
+        """All clients, seen and unseen."""
+        return self.count.shape[1]
+
+    @property
+    def num_unseen(self) -> int:
+        """Clients that never take part in training."""
+        return self.num_clients - self.num_seen
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays are."""
+        return self.x.device
+
+    def to(self, device: torch.device | str) -> Federation:
+        """Return the same federation with its arrays on `device`."""
+        moved = {name: getattr(self, name).to(device) for name in ("x", "y", "rows", "offset", "count")}
+        return replace(self, **moved)
+
+    def indices(self, client: int, split: int = TRAIN) -> Tensor:
+        """Return the indices into x and y of one client's samples of one split, int64 [count]."""
+        start = int(self.offset[split, client])
+        return self.rows[start : start + int(self.count[split, client])]
+
+    def histograms(self, split: int = TRAIN) -> Array:
+        """Return how many samples of each class every client has, int64 [n, classes]."""
+        count, offset = self.count[split].cpu().numpy(), self.offset[split].cpu().numpy()
+        owner = np.repeat(np.arange(self.num_clients), count)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(offset, count)
+        labels = self.y.cpu().numpy()[self.rows.cpu().numpy()[place]]
+        table = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
+        return table.reshape(self.num_clients, self.classes)
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 over everything training depends on; x enters through a sample of its rows."""
+        if "sha256" not in self._cache:
+            digest = hashlib.sha256()
+            for tensor in (self.y, self.rows, self.offset, self.count):
+                digest.update(tensor.cpu().numpy().tobytes())
+            step = max(1, len(self.x) // 4096)
+            digest.update(self.x[::step].cpu().contiguous().numpy().tobytes())
+            digest.update(repr((tuple(self.x.shape), self.num_seen, self.classes, self.normalise)).encode())
+            self._cache["sha256"] = digest.hexdigest()
+        return str(self._cache["sha256"])
+
+    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return stored samples as networks take them: normalised pixels, plain features, or long tokens.
+
+        Args:
+            x: [b, ...] of the stored type, on the federation's device.
+            dtype: floating type of the result; tokens become int64.
+        """
+        if self.tokens:
+            return x.long()
+        if self.normalise is None:
+            return x.to(dtype)
+        scale, shift = self._affine(dtype)
+        return x.to(dtype) * scale + shift
+
+    def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        # Kept on the device: a copy from the host inside a CUDA graph is not allowed.
+        if dtype not in self._cache:
+            assert self.normalise is not None
+            shape = (-1,) + (1,) * (len(self.input_shape) - 1)
+            mean, std = (torch.tensor(value, dtype=torch.float64).reshape(shape) for value in self.normalise)
+            self._cache[dtype] = ((1 / (255 * std)).to(self.device, dtype), (-mean / std).to(self.device, dtype))
+        scale, shift = self._cache[dtype]
+        return scale, shift
+
+
+def assemble(
+    samples: Samples, owner: Array, split: Array, num_seen: int, partition: str, rows: Array | None = None
+) -> Federation:
+    """Group samples by client and split.
+
+    Args:
+        samples: where x, y and their meaning come from.
+        owner: int64 [R], the client of each entry, 0..n-1; negative where nobody gets it.
+        split: int8 [R], the split of each entry.
+        num_seen: how many clients are seen; they are the first.
+        partition: in words.
+        rows: int64 [R], the sample of each entry; by default entry r is sample r.
+
+    Returns:
+        The federation. Within a client and split the entries keep their order.
+    """
+    taken = np.flatnonzero(owner >= 0)
+    if len(taken) == 0:
+        raise PefllError(f"{samples.name}: the partition gives no samples to anybody")
+    slot = owner[taken] * 3 + split[taken]
+    order = taken[np.argsort(slot, kind="stable")]
+    clients = int(owner.max()) + 1
+    count = np.bincount(slot, minlength=3 * clients).reshape(clients, 3)
+    offset = np.concatenate([[0], np.cumsum(count.reshape(-1))[:-1]]).reshape(clients, 3)
+    x = samples.x if samples.x.dtype != np.float64 else samples.x.astype(np.float32)
+    return Federation(
+        x=torch.from_numpy(np.ascontiguousarray(x)),
+        y=torch.from_numpy(samples.y.astype(np.int64, copy=False)),
+        rows=torch.from_numpy((order if rows is None else rows[order]).astype(np.int64, copy=False)),
+        offset=torch.from_numpy(np.ascontiguousarray(offset.T)),
+        count=torch.from_numpy(np.ascontiguousarray(count.T).astype(np.int64)),
+        num_seen=num_seen,
+        classes=samples.classes,
+        normalise=samples.normalise,
+        tokens=samples.tokens,
+        name=samples.name,
+        partition=partition,
+        class_names=samples.class_names,
+    )

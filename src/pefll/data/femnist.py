@@ -1,0 +1,91 @@
+"""FEMNIST in LEAF's JSON: handwritten characters, every writer a client."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import numpy as np
+
+from pefll.data import leaf
+from pefll.data.federation import Array, Normalise, Samples
+from pefll.errors import PefllError
+
+_SIDE, _PADDED = 28, 32
+# LEAF's images are black ink on white paper: 1.0 is the background, and the outermost pixels of all images have it.
+# So the border is padded with paper. Zeros would draw a black frame around every character.
+_PAPER = 255
+CLASS_NAMES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+
+
+def load(data_dir: Path) -> Samples:
+    """Return FEMNIST, padded to 32x32.
+
+    Args:
+        data_dir: has `femnist/train/*.json` and `femnist/test/*.json` of LEAF, any number of shards and writers.
+
+    Returns:
+        x uint8 [N, 1, 32, 32] which networks see as values in [0, 1], 62 classes, split by LEAF, client = writer.
+    """
+    folder = data_dir / "femnist"
+    clients: dict[str, int] = {}
+    images: list[Array] = []
+    labels: list[Array] = []
+    sizes, owners, splits = [], [], []
+    for user in leaf.users(folder):
+        images.append(_pixels(user))
+        labels.append(_labels(user))
+        sizes.append(len(user.y))
+        owners.append(clients.setdefault(user.name, len(clients)))
+        splits.append(user.split)
+    if not images:
+        raise PefllError(f"femnist: there are no LEAF shards in {folder}/train; see `pefll data get femnist`")
+    return Samples(
+        x=_pad(images, sum(sizes)),
+        y=np.concatenate(labels),
+        classes=len(CLASS_NAMES),
+        split=np.repeat(np.asarray(splits, dtype=np.int8), sizes),
+        client=np.repeat(np.asarray(owners, dtype=np.int64), sizes),
+        # LEAF's values are bytes divided by 255; this gives just these back to the networks.
+        normalise=Normalise((0.0,), (1.0,)),
+        name="femnist",
+        class_names=CLASS_NAMES,
+        client_names=tuple(clients),
+    )
+
+
+def _pixels(user: leaf.User) -> Array:
+    """Return uint8 [n, 28, 28]."""
+    try:
+        x = np.asarray(user.x, dtype=np.float32).reshape(-1, _SIDE, _SIDE)
+    except (ValueError, TypeError):
+        x = np.empty((0, _SIDE, _SIDE), dtype=np.float32)
+    if len(x) != len(user.x):
+        raise PefllError(f"{user.where} is damaged: images of user {user.name!r} do not have 784 numbers each")
+    # Written so that a NaN fails too.
+    if not ((x >= 0) & (x <= 1)).all():
+        raise PefllError(f"{user.where} is damaged: pixels of user {user.name!r} are not within 0..1")
+    return np.round(x * 255).astype(np.uint8)
+
+
+def _labels(user: leaf.User) -> Array:
+    """Return int64 [n]."""
+    if not all(isinstance(label, int) and 0 <= label < len(CLASS_NAMES) for label in user.y):
+        raise PefllError(f"{user.where} is damaged: labels of user {user.name!r} are not whole numbers 0..61")
+    return np.asarray(user.y, dtype=np.int64)
+
+
+def _pad(images: list[Array], total: int) -> Array:
+    """Empty a list of [n, 28, 28] into one [total, 1, 32, 32]; the list shrinks as the array's pages come to life."""
+    padded = np.empty((total, 1, _PADDED, _PADDED), dtype=np.uint8)
+    border = (_PADDED - _SIDE) // 2
+    inside = slice(border, border + _SIDE)
+    images.reverse()
+    start = 0
+    while images:
+        part = images.pop()
+        block = padded[start : start + len(part), 0]
+        block[...] = _PAPER
+        block[:, inside, inside] = part
+        start += len(part)
+    return padded

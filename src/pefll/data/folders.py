@@ -1,0 +1,100 @@
+"""Samples from folders of images: client/class/*.png, or one client's class/*.png."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pefll.data.arrays import samples_from_arrays
+from pefll.data.federation import SPLITS, Array, Samples
+from pefll.errors import PefllError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+
+
+def from_folder(folder: Path, classes: int | None = None) -> Samples:
+    """Return samples from `client/class/*.png`, or from `train/client/class/*.png` with `test/` and `validation/`.
+
+    Args:
+        folder: the top folder.
+        classes: how many classes there are; by default as many as there are class folders.
+
+    Returns:
+        x uint8 [N, 1 or 3, H, W]; clients and classes carry the folders' names, sorted.
+    """
+    tops = _folders(folder)
+    by_split = bool(tops) and all(top.name in SPLITS for top in tops)
+    files, labels, clients, splits = [], [], [], []
+    for top in tops if by_split else [folder]:
+        for client in _folders(top):
+            for kind in _folders(client):
+                images = _images(kind)
+                files += images
+                labels += [kind.name] * len(images)
+                clients += [client.name] * len(images)
+                splits += [top.name] * len(images)
+    if not files:
+        raise PefllError(f"{folder} has no images in folders client/class/")
+    return samples_from_arrays(
+        read_images(files), labels, clients, splits if by_split else None, classes, name=folder.resolve().name
+    )
+
+
+def one_client(folder: Path) -> tuple[Array, list[str]]:
+    """Return the images uint8 [N, C, H, W] and the class names [N] of `class/*.png`."""
+    files, labels = [], []
+    for kind in _folders(folder):
+        images = _images(kind)
+        files += images
+        labels += [kind.name] * len(images)
+    if not files:
+        raise PefllError(f"{folder} has no images in folders class/")
+    return read_images(files), labels
+
+
+def read_images(files: Sequence[Path]) -> Array:
+    """Return images of one size, uint8 [N, 1, H, W] where all are grey and [N, 3, H, W] where any has colour."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise PefllError("reading images needs Pillow: pip install 'pefll[files]'") from None
+    pixels = [_pixels(Image, path) for path in files]
+    size = pixels[0].shape[:2]
+    for path, each in zip(files, pixels, strict=True):
+        if each.shape[:2] != size:
+            raise PefllError(
+                f"{path} has {each.shape[1]}x{each.shape[0]} pixels but {files[0]} has {size[1]}x{size[0]}; "
+                "make all images equal in size"
+            )
+    channels = max(each.shape[2] for each in pixels)
+    x = np.empty((len(pixels), channels, *size), dtype=np.uint8)
+    for place, each in enumerate(pixels):
+        # A grey image among coloured ones is spread over the three channels.
+        x[place] = each.transpose(2, 0, 1)
+    return x
+
+
+def _pixels(image_module: Any, path: Path) -> Array:
+    """Return uint8 [H, W, 1 or 3]."""
+    try:
+        with image_module.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise PefllError(f"{path} has more than 8 bits per channel; save it with 8")
+            grey = image.mode in ("1", "L", "LA")
+            array = np.asarray(image.convert("L" if grey else "RGB"))
+    except (OSError, ValueError, SyntaxError, EOFError, image_module.DecompressionBombError) as error:
+        raise PefllError(f"{path} cannot be read as an image: {error}") from None
+    return array[:, :, None] if grey else array
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )

@@ -1,0 +1,109 @@
+"""Samples from tables: CSV, Parquet, and any data-frame-like object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pefll.data.arrays import samples_from_arrays
+from pefll.data.federation import Array, Samples
+from pefll.errors import PefllError
+
+CSV = (".csv", ".tsv")
+PARQUET = (".parquet", ".pq")
+SUFFIXES = (*CSV, *PARQUET)
+
+
+def from_frame(
+    frame: Any,
+    label: str,
+    client: str | None,
+    split: str | None = None,
+    features: Sequence[str] | None = None,
+    *,
+    classes: int | None = None,
+    name: str = "frame",
+) -> Samples:
+    """Return samples from a table with one row per sample.
+
+    Args:
+        frame: a pandas or polars data frame, a pyarrow table, or a dictionary of columns.
+        label: the column of labels.
+        client: the column that says whose each row is; None where there is none.
+        split: the column with train, validation, test; None to let the partition cut.
+        features: the columns of numbers that make up x, in order; by default all others.
+        classes: how many classes there are; by default the largest label + 1.
+        name: of the data, for errors and records.
+    """
+    x = feature_matrix(frame, features, without=(label, client, split), name=name)
+    return samples_from_arrays(
+        x,
+        column(frame, label, name),
+        client=None if client is None else column(frame, client, name),
+        split=None if split is None else column(frame, split, name),
+        classes=classes,
+        name=name,
+    )
+
+
+def feature_matrix(
+    frame: Any, features: Sequence[str] | None, without: Sequence[str | None], name: str = "frame"
+) -> Array:
+    """Return the feature columns as float32 [N, features]."""
+    chosen = list(features) if features is not None else [each for each in columns(frame) if each not in without]
+    if not chosen:
+        raise PefllError(f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}")
+    first = column(frame, chosen[0], name)
+    # Column by column into the result, so that a wide table is never there twice in float64.
+    x = np.empty((len(first), len(chosen)), dtype=np.float32)
+    for place, each in enumerate(chosen):
+        values = column(frame, each, name)
+        if values.dtype.kind not in "uif":
+            raise PefllError(f"{name}: column {each!r} does not hold numbers; turn it into numbers or leave it out")
+        with np.errstate(over="ignore"):
+            x[:, place] = values
+    return x
+
+
+def columns(frame: Any) -> list[str]:
+    """Return the names of a table's columns."""
+    # A pyarrow table has both attributes, and its `columns` are the values.
+    names = getattr(frame, "column_names", None)
+    if names is None:
+        names = getattr(frame, "columns", None)
+    if names is None and isinstance(frame, dict):
+        names = list(frame)
+    if names is None:
+        raise PefllError(f"a {type(frame).__name__} is not a table with named columns")
+    return [str(each) for each in names]
+
+
+def column(frame: Any, name: str, where: str) -> Array:
+    """Return one column of a table, [N]."""
+    if name not in columns(frame):
+        raise PefllError(f"{where}: there is no column {name!r}; there are {', '.join(columns(frame))}")
+    return np.asarray(frame[name])
+
+
+def read_frame(path: Path) -> Any:
+    """Return the table in a CSV or Parquet file as a pandas data frame."""
+    parquet = path.suffix.lower() in PARQUET
+    what = "Parquet" if parquet else "CSV"
+    try:
+        import pandas
+
+        if parquet:
+            import pyarrow  # noqa: F401  (pandas would name several engines to choose from; one is enough)
+    except ImportError:
+        needs = "pandas and pyarrow" if parquet else "pandas"
+        raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'") from None
+    try:
+        if parquet:
+            return pandas.read_parquet(path, engine="pyarrow")
+        return pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise PefllError(f"{path} cannot be read as {what}: {reason}") from None

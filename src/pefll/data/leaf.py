@@ -1,0 +1,69 @@
+"""LEAF's JSON: {users, num_samples, user_data: {user: {x: [...], y: [...]}}}, in any number of shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pefll.data.federation import TEST, TRAIN
+from pefll.errors import PefllError
+
+# LEAF keeps the two splits in two folders.
+FOLDERS = {"train": TRAIN, "test": TEST}
+
+
+class User(NamedTuple):
+    """One user's samples in one shard, as the JSON has them.
+
+    Attributes:
+        name: LEAF's name of the user.
+        split: TRAIN or TEST, from the folder.
+        x: one entry per sample.
+        y: one entry per sample.
+        where: the shard, for errors.
+    """
+
+    name: str
+    split: int
+    x: list[Any]
+    y: list[Any]
+    where: str
+
+
+def shards(folder: Path) -> list[Path]:
+    """Return the JSON files below `folder`'s train and test folders, in a fixed order."""
+    return [path for name in FOLDERS for path in sorted((folder / name).glob("*.json"))]
+
+
+def users(folder: Path) -> Iterator[User]:
+    """Yield every user of every shard; one shard is in memory at a time."""
+    for path in shards(folder):
+        try:
+            content = json.loads(path.read_bytes())
+        except (ValueError, RecursionError, OSError) as error:
+            raise PefllError(f"{path} is damaged: it is not JSON ({error}); make or download it again") from None
+        yield from _users_of_shard(content, path)
+
+
+def _users_of_shard(content: Any, path: Path) -> Iterator[User]:
+    if not isinstance(content, dict):
+        raise PefllError(f"{path} is not a LEAF file: its top level must be an object with users and user_data")
+    for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
+        if not isinstance(content.get(key), kind):
+            raise PefllError(f"{path} is not a LEAF file: it has no {key!r} of the right kind")
+    names, sizes, data = content["users"], content["num_samples"], content["user_data"]
+    if len(names) != len(sizes):
+        raise PefllError(f"{path} is damaged: it has {len(names):,} users but {len(sizes):,} entries of num_samples")
+    for name, size in zip(names, sizes, strict=True):
+        # Taken out, so that a user's many small Python numbers are freed once they are packed into an array.
+        own = data.pop(name, None)
+        if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):
+            raise PefllError(f"{path} is damaged: user {name!r} has no lists x and y in user_data")
+        x, y = own.pop("x"), own.pop("y")
+        if not len(x) == len(y) == size:
+            raise PefllError(
+                f"{path} is damaged: user {name!r} has {len(x)} x and {len(y)} y, but num_samples says {size}"
+            )
+        yield User(str(name), FOLDERS[path.parent.name], x, y, str(path))

@@ -1,0 +1,148 @@
+"""A user's own data: files and arrays in, samples or a federation out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pefll.data import folders, frames
+from pefll.data.arrays import inputs, labels_of, samples_from_arrays
+from pefll.data.federation import Array, Federation, Samples
+from pefll.data.normalise import measured
+from pefll.data.npz import read_npz
+from pefll.data.partition import natural
+from pefll.errors import PefllError
+
+
+def read_samples(
+    path: Path, *, label: str = "label", client: str = "client", split: str = "split", classes: int | None = None
+) -> Samples:
+    """Return the samples in a user's file or folder.
+
+    Args:
+        path: an `.npz` with x, y and maybe client and split; a CSV or Parquet table; a folder `client/class/*.png`.
+        label: a table's column of labels.
+        client: a table's column that says whose each row is; may be absent.
+        split: a table's column with train, validation, test; may be absent.
+        classes: how many classes there are; by default the largest label + 1.
+    """
+    kind = _kind(path)
+    if kind == "folder":
+        return folders.from_folder(path, classes)
+    if kind == "npz":
+        arrays = read_npz(path, needed=("x", "y"), optional=("client", "split"))
+        return samples_from_arrays(
+            arrays["x"], arrays["y"], arrays.get("client"), arrays.get("split"), classes, name=path.stem
+        )
+    frame = frames.read_frame(path)
+    names = frames.columns(frame)
+    return frames.from_frame(
+        frame,
+        label,
+        client if client in names else None,
+        split if split in names else None,
+        classes=classes,
+        name=path.stem,
+    )
+
+
+def read_client(path: Path, *, label: str = "label", class_names: Sequence[str] = ()) -> tuple[Array, Array | None]:
+    """Return one client's own samples, to personalise a model for it.
+
+    Args:
+        path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
+        label: a table's column of labels; may be absent.
+        class_names: the classes of the model; needed where the labels are texts.
+
+    Returns:
+        x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
+    """
+    kind = _kind(path)
+    y: Any
+    if kind == "folder":
+        x, y = folders.one_client(path)
+    elif kind == "npz":
+        arrays = read_npz(path, needed=("x",), optional=("y",))
+        x, y = arrays["x"], arrays.get("y")
+    else:
+        frame = frames.read_frame(path)
+        y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
+        x = frames.feature_matrix(frame, None, without=(label,), name=path.name)
+    if y is None:
+        return _checked(inputs(x, path.name), None, path), None
+    labels = labels_of(y, class_names, path.name)
+    return _checked(inputs(x, path.name), labels, path), labels
+
+
+def federation_from_arrays(
+    x: Any,
+    y: Any,
+    client: Any,
+    *,
+    split: Any = None,
+    unseen: float = 0.1,
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+    classes: int | None = None,
+    name: str = "arrays",
+) -> Federation:
+    """Return a federation of the clients that a user's arrays name.
+
+    Args:
+        x: [N, ...] numbers: features, or images channels-first or channels-last, see `arrays.inputs`.
+        y: [N] labels: whole numbers from 0, or texts.
+        client: [N] who owns each sample: any whole numbers or texts.
+        split: [N] train, validation, test (or 0, 1, 2); None to cut each client's samples at random.
+        unseen: the fraction of clients that never take part in training.
+        validation: the fraction of each client's training samples that is held out.
+        test: the fraction of each client's samples that is held out, where `split` is None.
+        seed: of the cuts and of the order of clients.
+        classes: how many classes there are; by default the largest label + 1.
+        name: of the data.
+    """
+    if client is None:
+        raise PefllError(f"{name}: there is no client column; name the clients, or partition the samples by class")
+    samples = samples_from_arrays(x, y, client, split, classes, name)
+    return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
+
+
+def federation_from_frame(
+    frame: Any,
+    *,
+    label: str,
+    client: str,
+    split: str | None = None,
+    features: Sequence[str] | None = None,
+    unseen: float = 0.1,
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+    classes: int | None = None,
+    name: str = "frame",
+) -> Federation:
+    """Return a federation of the clients that a table names; see `from_frame` and `federation_from_arrays`."""
+    samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name)
+    return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
+
+
+def _kind(path: Path) -> str:
+    if path.is_dir():
+        return "folder"
+    if not path.is_file():
+        raise PefllError(f"there is no file or folder {path}")
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return "npz"
+    if suffix in frames.SUFFIXES:
+        return "table"
+    raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder client/class/*.png")
+
+
+def _checked(x: Array, y: Array | None, path: Path) -> Array:
+    """Pass x through the checks that all samples get: finite, as many as labels, labels not negative."""
+    labels = np.zeros(len(x), dtype=np.int64) if y is None else y
+    return samples_from_arrays(x, labels, classes=max(1, int(labels.max(initial=0)) + 1), name=path.name).x

@@ -1,0 +1,273 @@
+"""Who gets which samples: by class, by Dirichlet proportions, or as the data names its owners."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
+from pefll.errors import PefllError
+from pefll.randomness import generator
+
+
+def by_class(
+    samples: Samples,
+    clients: int,
+    classes_per_client: int,
+    seed: int,
+    unseen: float = 0.1,
+    validation: float = 0.2,
+    test: float = 0.2,
+) -> Federation:
+    """Give every client samples of a few classes only, as in the paper.
+
+    Clients in turn draw their classes, each uniformly among the classes with most slots left. A class's samples of a
+    split are dealt in equal shares to the clients that have the class; where they do not divide, shares differ by one.
+
+    Args:
+        samples: to deal; each goes to exactly one client.
+        clients: how many.
+        classes_per_client: how many classes each has.
+        seed: of everything drawn.
+        unseen: the fraction of clients that never take part in training; they are the last.
+        validation: the fraction of each class's training samples that is held out.
+        test: the fraction of each class's samples that is held out, where the makers did not split.
+    """
+    num_seen = _num_seen(clients, unseen)
+    if not 1 <= classes_per_client <= samples.classes:
+        raise PefllError(
+            f"by-class {classes_per_client}: a client can have 1..{samples.classes} of the {samples.classes} classes"
+        )
+    split = _cut_by_class(samples, seed, validation, test)
+    random = generator(seed, "partition/by-class")
+    has_class = _draw_classes(clients, classes_per_client, samples.classes, random)
+    owner = np.full(len(samples.y), -1, dtype=np.int64)
+    for which in (TRAIN, VALIDATION, TEST):
+        decks = _decks(samples, split, which, random)
+        for label, deck in enumerate(decks):
+            holders = random.permutation(np.flatnonzero(has_class[:, label]))
+            # Validation only chooses the round to report, so that a client can do without a class there.
+            if len(deck) < len(holders) and which != VALIDATION:
+                raise PefllError(
+                    f"{samples.name}: class {label} has {len(deck):,} {SPLITS[which]} samples for {len(holders):,} "
+                    "clients; make fewer clients, or give each fewer classes"
+                )
+            if len(holders):
+                owner[deck] = np.repeat(holders, _shares(len(deck), len(holders)))
+    return assemble(samples, owner, split, num_seen, f"by-class {classes_per_client}")
+
+
+def dirichlet(
+    samples: Samples,
+    clients: int,
+    alpha: float,
+    seed: int,
+    alpha_unseen: float | None = None,
+    unseen: float = 0.1,
+    validation: float = 0.2,
+    test: float = 0.2,
+) -> Federation:
+    """Give every client the same number of samples, with class proportions drawn from a Dirichlet distribution.
+
+    A client's counts of classes are multinomial in its proportions, the same proportions in all three splits.
+    Samples are dealt from a shuffled deck per class and split, and a deck that runs out is shuffled anew: so the
+    counts are exactly Dirichlet-multinomial, a sample may be dealt more than once, and never into two splits.
+
+    Args:
+        samples: to deal.
+        clients: how many.
+        alpha: the concentration, equal for all classes; small is uneven.
+        seed: of everything drawn.
+        alpha_unseen: the concentration for unseen clients; by default `alpha`.
+        unseen: the fraction of clients that never take part in training; they are the last.
+        validation: the fraction of each class's training samples that is held out.
+        test: the fraction of each class's samples that is held out, where the makers did not split.
+    """
+    num_seen = _num_seen(clients, unseen)
+    other = alpha if alpha_unseen is None else alpha_unseen
+    for value in (alpha, other):
+        if not (math.isfinite(value) and value > 0):
+            raise PefllError(f"dirichlet: the concentration is {value}; it must be a number above 0")
+    split = _cut_by_class(samples, seed, validation, test)
+    random = generator(seed, "partition/dirichlet")
+    concentration = np.ones(samples.classes)
+    proportions = np.concatenate(
+        [
+            random.dirichlet(alpha * concentration, size=num_seen),
+            random.dirichlet(other * concentration, size=clients - num_seen),
+        ]
+    )
+    owners, rows, splits = [], [], []
+    for which in (TRAIN, VALIDATION, TEST):
+        decks = _decks(samples, split, which, random)
+        each = sum(len(deck) for deck in decks) // clients
+        if each == 0 and which != VALIDATION:
+            raise PefllError(
+                f"{samples.name}: {sum(len(deck) for deck in decks):,} {SPLITS[which]} samples are too few for "
+                f"{clients:,} clients; make fewer clients"
+            )
+        counts = random.multinomial(each, proportions)
+        for label, deck in enumerate(decks):
+            needed = int(counts[:, label].sum())
+            if needed and not len(deck):
+                raise PefllError(f"{samples.name}: class {label} has no {SPLITS[which]} samples to deal")
+            if needed:
+                shuffles = np.tile(deck, (-(-needed // len(deck)), 1))
+                rows.append(random.permuted(shuffles, axis=1).reshape(-1)[:needed])
+                owners.append(np.repeat(np.arange(clients), counts[:, label]))
+                splits.append(np.full(needed, which, dtype=np.int8))
+    words = f"dirichlet {alpha:g}" + ("" if alpha_unseen is None else f"/{alpha_unseen:g}")
+    return assemble(samples, np.concatenate(owners), np.concatenate(splits), num_seen, words, rows=np.concatenate(rows))
+
+
+def natural(
+    samples: Samples,
+    seed: int,
+    unseen: float = 0.1,
+    validation: float = 0.1,
+    test: float = 0.2,
+    min_samples: int = 1,
+    clients: int | None = None,
+) -> Federation:
+    """Leave every sample with the client that the data names.
+
+    Clients are put in random order, so that the unseen ones, which are the last, are a random choice. A client's
+    splits are those of the makers; where they held out no validation (or did not split at all) it is cut from the
+    client's own samples at random. Every client keeps at least one training sample.
+
+    Args:
+        samples: with `client`.
+        seed: of everything drawn.
+        unseen: the fraction of clients that never take part in training.
+        validation: the fraction of each client's training samples that is held out.
+        test: the fraction of each client's samples that is held out, where the makers did not split.
+        min_samples: clients with fewer samples in all are left out.
+        clients: take only so many, chosen at random; by default all.
+    """
+    if samples.client is None:
+        raise PefllError(f"{samples.name} has no natural clients; partition it with 'by-class K' or 'dirichlet A'")
+    _check_fraction("validation", validation)
+    _check_fraction("test", test)
+    random = generator(seed, "partition/natural")
+    number = _number_clients(samples, samples.client, max(1, min_samples), clients, random)
+    total = int(number.max()) + 1
+    num_seen = _num_seen(total, unseen)
+
+    rows = np.flatnonzero(number[samples.client] >= 0) if int(number.min()) < 0 else None
+    owner = number[samples.client if rows is None else samples.client[rows]]
+    kind = None if samples.split is None else (samples.split if rows is None else samples.split[rows])
+    # One sort puts samples in order of client, then of split, then at random. Ties of the 32 random bits are broken
+    # by the samples' order, so that the result does not depend on how NumPy sorts.
+    key = owner.astype(np.uint64)
+    del owner
+    key *= np.uint64(3)
+    if kind is not None:
+        key += kind.astype(np.uint8)
+    count = np.bincount(key.view(np.int64), minlength=3 * total).reshape(total, 3)
+    key <<= np.uint64(32)
+    key |= random.integers(0, 1 << 32, size=len(key), dtype=np.uint32)
+    order = np.argsort(key, kind="stable")
+    del key
+    _cut_counts(count, samples, validation, test)
+    # Within a client the samples lie in random order: the first are training, then validation, then test.
+    owner = np.repeat(np.arange(total, dtype=np.int32), count.sum(axis=1))
+    split = np.repeat(np.tile(np.arange(3, dtype=np.int8), total), count.reshape(-1))
+    return assemble(samples, owner, split, num_seen, "natural", rows=order if rows is None else rows[order])
+
+
+def _number_clients(
+    samples: Samples, client: Array, least: int, wanted: int | None, random: np.random.Generator
+) -> Array:
+    """Return the new number of each client in random order, -1 for one that is left out, int32 [n]."""
+    low = int(client.min())
+    if low < 0:
+        raise PefllError(f"{samples.name}: there is a client {low}; clients must be numbered from 0")
+    # Numbers nobody has are gaps between a user's keys, not clients without samples.
+    there = np.flatnonzero(np.bincount(client) >= least)
+    if len(there) == 0:
+        raise PefllError(f"{samples.name}: no client has {least} samples")
+    if wanted is not None and wanted > len(there):
+        raise PefllError(f"{samples.name} has {len(there):,} natural clients; {wanted:,} were asked for")
+    if wanted is not None and wanted < 1:
+        raise PefllError(f"{samples.name}: {wanted} clients were asked for; at least 1 is needed")
+    chosen = random.permutation(there)[:wanted]
+    number = np.full(int(client.max()) + 1, -1, dtype=np.int32)
+    number[chosen] = np.arange(len(chosen), dtype=np.int32)
+    return number
+
+
+def _cut_counts(count: Array, samples: Samples, validation: float, test: float) -> None:
+    """Move part of each client's training count to the splits that the makers did not make; count is int64 [n, 3]."""
+    if int(count[:, TRAIN].min()) < 1:
+        bad = int((count[:, TRAIN] < 1).sum())
+        raise PefllError(f"{samples.name}: {bad:,} clients have no training samples; give them some or leave them out")
+    moves = [(TEST, test)] if samples.split is None else []
+    if not count[:, VALIDATION].any():
+        moves.append((VALIDATION, validation))
+    for which, fraction in moves:
+        moved = np.minimum(_round(fraction * count[:, TRAIN]), count[:, TRAIN] - 1)
+        count[:, which] += moved
+        count[:, TRAIN] -= moved
+
+
+def _round(values: Array) -> Array:
+    """Round halves up: NumPy's rounding to even would favour even sizes."""
+    return np.floor(values + 0.5).astype(np.int64)
+
+
+def _num_seen(clients: int, unseen: float) -> int:
+    if clients < 1:
+        raise PefllError(f"{clients} clients were asked for; at least 1 is needed")
+    _check_fraction("unseen", unseen)
+    seen = clients - math.floor(unseen * clients + 0.5)
+    if seen < 1:
+        raise PefllError(f"unseen is {unseen}, which leaves none of {clients} clients for training")
+    return seen
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise PefllError(f"{name} is {value}; it must be a fraction from 0 to below 1")
+
+
+def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -> Array:
+    """Return the split of each sample, int8 [N]: the makers' own, and what they left out cut from every class alike."""
+    _check_fraction("validation", validation)
+    _check_fraction("test", test)
+    random = generator(seed, "partition/cut")
+    split = np.zeros(len(samples.y), dtype=np.int8) if samples.split is None else samples.split.astype(np.int8)
+    cuts = [(TEST, test)] if samples.split is None else []
+    if not (split == VALIDATION).any():
+        cuts.append((VALIDATION, validation))
+    for which, fraction in cuts:
+        for deck in _decks(samples, split, TRAIN, random):
+            split[deck[: math.floor(fraction * len(deck) + 0.5)]] = which
+    return split
+
+
+def _decks(samples: Samples, split: Array, which: int, random: np.random.Generator) -> list[Array]:
+    """Return the samples of each class in one split, each class in random order."""
+    rows = random.permutation(np.flatnonzero(split == which))
+    labels = samples.y[rows]
+    ends = np.cumsum(np.bincount(labels, minlength=samples.classes))
+    return np.split(rows[np.argsort(labels, kind="stable")], ends[:-1])
+
+
+def _draw_classes(clients: int, each: int, classes: int, random: np.random.Generator) -> Array:
+    """Return which classes every client has, bool [clients, classes]; a class's number of clients differs by one."""
+    left = np.full(classes, clients * each // classes)
+    left[random.permutation(classes)[: clients * each % classes]] += 1
+    has_class = np.zeros((clients, classes), dtype=bool)
+    for client in range(clients):
+        # Drawing one class after the other among those with most slots left is to take the first of this order, in
+        # which equals are shuffled. Slots never differ by more than one, so no class is left for one client twice.
+        drawn = np.lexsort((random.random(classes), -left))[:each]
+        has_class[client, drawn] = True
+        left[drawn] -= 1
+    return has_class
+
+
+def _shares(total: int, holders: int) -> Array:
+    """Return `holders` shares of `total` that differ by at most one, int64 [holders]."""
+    return total // holders + (np.arange(holders) < total % holders)

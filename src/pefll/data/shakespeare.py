@@ -1,0 +1,173 @@
+"""Shakespeare: which character comes next in the lines of a role; every speaking role a client."""
+
+from __future__ import annotations
+
+import functools
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from pefll.data import leaf
+from pefll.data.federation import TEST, TRAIN, VALIDATION, Array, Samples
+from pefll.errors import PefllError
+
+# LEAF's 80 characters. A token is a character's place in this text.
+VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+LENGTH = 80
+_ROLES = Path("shakespeare") / "roles.jsonl"
+# Typographic characters that have a plain sibling but no Unicode decomposition to it.
+_PLAIN = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u2010": "-", "\r": "\n"}
+
+
+def load(data_dir: Path, stride: int = 1) -> Samples:
+    """Return windows of 80 characters and the character that follows each.
+
+    LEAF's own JSON in `shakespeare/{train,test}` is read if it is there, else `shakespeare/roles.jsonl`. From the
+    latter, the first 90% of a role's text are for training and the last 10% for test, as LEAF cuts in the order of
+    time; the last tenth of the former is validation where it is long enough for a window. No window reaches over a
+    cut: windows of one text share nearly all their characters, so a random cut would put training text into the
+    other splits. Roles too short for one training and one test window are left out.
+
+    Args:
+        data_dir: the folder with `shakespeare/`.
+        stride: characters between the starts of two windows (for roles.jsonl).
+
+    Returns:
+        x uint8 tokens [N, 80], y the next token, 80 classes, split, client = role.
+    """
+    if stride < 1:
+        raise PefllError(f"shakespeare: stride is {stride}; it must be at least 1")
+    folder = data_dir / "shakespeare"
+    if leaf.shards(folder):
+        return _from_leaf(folder)
+    if not (data_dir / _ROLES).is_file():
+        raise PefllError(f"shakespeare: there is no {data_dir / _ROLES}; see `pefll data get shakespeare`")
+    return _from_roles(data_dir / _ROLES, stride)
+
+
+def found(data_dir: Path) -> list[Path]:
+    """Return the files that `load` would read."""
+    roles = data_dir / _ROLES
+    return leaf.shards(data_dir / "shakespeare") or ([roles] if roles.is_file() else [])
+
+
+def encode(text: str) -> Array:
+    """Return the tokens of a text, uint8 [len(text)].
+
+    A character outside the vocabulary becomes its nearest plain one (é is e, ’ is '), or else a space.
+    """
+    # Four bytes per character, so that a character is an index; lone surrogates are let through and become spaces.
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    tokens: Array = _table()[points]
+    return tokens
+
+
+@functools.cache
+def _table() -> Array:
+    """Return the token of every Unicode character, uint8 [0x110000]."""
+    table = np.full(0x110000, VOCABULARY.index(" "), dtype=np.uint8)
+    for point in range(0x3000):
+        character = chr(point)
+        plain = _PLAIN.get(character, unicodedata.normalize("NFKD", character)[:1])
+        if plain in VOCABULARY:
+            table[point] = VOCABULARY.index(plain)
+    return table
+
+
+def _cuts(length: int) -> tuple[tuple[int, int, int], ...]:
+    """Return (split, start, stop) of a role's stretches of text; empty where the role is too short."""
+    test = length * 9 // 10
+    if length - test <= LENGTH or test <= LENGTH:
+        return ()
+    validation = test * 9 // 10
+    if test - validation <= LENGTH or validation <= LENGTH:
+        return (TRAIN, 0, test), (TEST, test, length)
+    return (TRAIN, 0, validation), (VALIDATION, validation, test), (TEST, test, length)
+
+
+def _from_roles(path: Path, stride: int) -> Samples:
+    names: list[str] = []
+    stretches: list[tuple[int, int, Array]] = []
+    for name, text in _roles(path):
+        cuts = _cuts(len(text))
+        if cuts:
+            tokens = encode(text)
+            stretches += [(len(names), split, tokens[start:stop]) for split, start, stop in cuts]
+            names.append(name)
+    if not names:
+        raise PefllError(f"{path} has no role with enough text: {LENGTH + 1} characters are needed in its last tenth")
+    sizes = [(len(tokens) - LENGTH - 1) // stride + 1 for _, _, tokens in stretches]
+    x = np.empty((sum(sizes), LENGTH), dtype=np.uint8)
+    y = np.empty(sum(sizes), dtype=np.int64)
+    start = 0
+    for (_, _, tokens), size in zip(stretches, sizes, strict=True):
+        windows = sliding_window_view(tokens, LENGTH + 1)[::stride]
+        x[start : start + size] = windows[:, :LENGTH]
+        y[start : start + size] = windows[:, LENGTH]
+        start += size
+    return Samples(
+        x=x,
+        y=y,
+        classes=len(VOCABULARY),
+        split=np.repeat(np.asarray([split for _, split, _ in stretches], dtype=np.int8), sizes),
+        client=np.repeat(np.asarray([role for role, _, _ in stretches], dtype=np.int64), sizes),
+        name="shakespeare",
+        class_names=tuple(VOCABULARY),
+        client_names=tuple(names),
+        tokens=True,
+    )
+
+
+def _roles(path: Path) -> list[tuple[str, str]]:
+    """Return (user, text) of each line; lines of one user are joined."""
+    texts: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PefllError(f"{path} cannot be read as text: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            role = json.loads(line)
+        except ValueError:
+            raise PefllError(f"{path} is damaged: line {number} is not JSON") from None
+        if not isinstance(role, dict) or not isinstance(role.get("user"), str) or not isinstance(role.get("text"), str):
+            raise PefllError(f"{path} is damaged: line {number} has no texts 'user' and 'text'")
+        texts[role["user"]] = texts.get(role["user"], "") + role["text"]
+    return list(texts.items())
+
+
+def _from_leaf(folder: Path) -> Samples:
+    """Read LEAF's own windows; the last tenth of a user's training windows, in the order of time, is validation."""
+    clients: dict[str, int] = {}
+    x, y, split, owner = [], [], [], []
+    for user in leaf.users(folder):
+        if not all(isinstance(text, str) and len(text) == LENGTH for text in user.x):
+            raise PefllError(f"{user.where} is damaged: x of user {user.name!r} are not texts of {LENGTH} characters")
+        if not all(isinstance(text, str) and len(text) == 1 for text in user.y):
+            raise PefllError(f"{user.where} is damaged: y of user {user.name!r} are not single characters")
+        count = len(user.y)
+        x.append(encode("".join(user.x)).reshape(count, LENGTH))
+        y.append(encode("".join(user.y)).astype(np.int64))
+        kind = np.full(count, user.split, dtype=np.int8)
+        if user.split == TRAIN:
+            kind[count - count // 10 :] = VALIDATION
+        split.append(kind)
+        owner.append(np.full(count, clients.setdefault(user.name, len(clients)), dtype=np.int64))
+    if not x:
+        raise PefllError(f"{folder} has LEAF files without any user")
+    return Samples(
+        x=np.concatenate(x),
+        y=np.concatenate(y),
+        classes=len(VOCABULARY),
+        split=np.concatenate(split),
+        client=np.concatenate(owner),
+        name="shakespeare",
+        class_names=tuple(VOCABULARY),
+        client_names=tuple(clients),
+        tokens=True,
+    )

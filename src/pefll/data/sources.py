@@ -1,0 +1,182 @@
+"""The data sets by name, and the one call from a name or path to a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pefll.data import cifar, digits, femnist, leaf, mnist_writers, own, shakespeare
+from pefll.data.cache import Report, cached
+from pefll.data.federation import Federation, Samples
+from pefll.data.normalise import measured
+from pefll.data.partition import by_class, dirichlet, natural
+from pefll.errors import PefllError, unknown
+
+PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set known by name.
+
+    Attributes:
+        name: what users call it.
+        about: one line.
+        origin: where it is from, and under which terms.
+        files: what is expected in the data folder, in words.
+        partition: the usual one.
+        clients: the usual number; None for all natural clients.
+        model: the usual client model.
+        load: reads it from a data folder.
+        found: the files in a data folder that `load` would read; empty where it is absent or needs none.
+    """
+
+    name: str
+    about: str
+    origin: str
+    files: str
+    partition: str
+    clients: int | None
+    model: str
+    load: Callable[[Path], Samples]
+    found: Callable[[Path], list[Path]]
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it comes with the package and needs no file."""
+        return not self.files
+
+
+DATASETS: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source(
+            name="digits",
+            about="1,797 handwritten digits of 8x8 pixels, 10 classes; needs no file",
+            origin="UCI Optical Recognition of Handwritten Digits, CC BY 4.0, as embedded in scikit-learn",
+            files="",
+            partition="by-class 3",
+            clients=50,
+            model="cnn",
+            load=digits.load,
+            found=lambda data_dir: [],
+        ),
+        Source(
+            name="cifar10",
+            about="60,000 colour images of 32x32 pixels, 10 classes",
+            origin="Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html; free for research, no licence stated",
+            files="cifar-10-batches-py/ or cifar-10-python.tar.gz",
+            partition="by-class 2",
+            clients=100,
+            model="lenet",
+            load=cifar.load_cifar10,
+            found=lambda data_dir: cifar.found(cifar.CIFAR10, data_dir),
+        ),
+        Source(
+            name="cifar100",
+            about="60,000 colour images of 32x32 pixels, 100 classes",
+            origin="Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html; free for research, no licence stated",
+            files="cifar-100-python/ or cifar-100-python.tar.gz",
+            partition="by-class 10",
+            clients=100,
+            model="lenet",
+            load=cifar.load_cifar100,
+            found=lambda data_dir: cifar.found(cifar.CIFAR100, data_dir),
+        ),
+        Source(
+            name="femnist",
+            about="handwritten characters by writer, 62 classes",
+            origin="NIST Special Database 19 as LEAF prepares it, https://leaf.cmu.edu; public domain, LEAF is BSD-2",
+            files="femnist/train/*.json and femnist/test/*.json",
+            partition="natural",
+            clients=None,
+            model="lenet",
+            load=femnist.load,
+            found=lambda data_dir: leaf.shards(data_dir / "femnist"),
+        ),
+        Source(
+            name="mnist_writers",
+            about="MNIST's 70,000 digits by writer, 10 classes",
+            origin="MNIST joined with the writers of QMNIST, https://github.com/facebookresearch/qmnist; BSD-3",
+            files=str(mnist_writers.FILE),
+            partition="natural",
+            clients=None,
+            model="lenet",
+            load=mnist_writers.load,
+            found=mnist_writers.found,
+        ),
+        Source(
+            name="shakespeare",
+            about="the next character in the lines of a role, 80 classes",
+            origin="the plays as LEAF takes them from the 1994 etext, whose header allows personal use only",
+            files="shakespeare/roles.jsonl, or shakespeare/train/*.json and shakespeare/test/*.json",
+            partition="natural",
+            clients=None,
+            model="lstm",
+            load=shakespeare.load,
+            found=shakespeare.found,
+        ),
+    )
+}
+
+
+def load_samples(name_or_path: str, data_dir: Path, report: Report | None = None) -> Samples:
+    """Return the samples of a named data set, or those in a user's file or folder.
+
+    Args:
+        name_or_path: a key of `DATASETS`, or a path to an `.npz`, CSV or Parquet file or a folder of images.
+        data_dir: where the named data sets lie.
+        report: is told what takes time.
+    """
+    source = DATASETS.get(name_or_path)
+    if source is None:
+        path = Path(name_or_path).expanduser()
+        # What looks like a path gets the error of a path; a bare word is a misspelt name.
+        if path.exists() or path.suffix or len(path.parts) > 1:
+            return own.read_samples(path)
+        raise unknown("data set", name_or_path, DATASETS)
+    found = source.found(data_dir)
+    if not found:
+        return source.load(data_dir)
+    return cached(source.name, data_dir, found, lambda: source.load(data_dir), report)
+
+
+def make_federation(
+    samples: Samples, *, partition: str, clients: int | None, seed: int, unseen: float = 0.1
+) -> Federation:
+    """Return the federation that a partition in words makes of samples.
+
+    Args:
+        samples: to deal.
+        partition: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'.
+        clients: how many; with 'natural' a random choice of so many, or None for all.
+        seed: of everything drawn.
+        unseen: the fraction of clients that never take part in training.
+    """
+    kind, numbers = _parse(partition)
+    if kind == "natural":
+        return measured(natural(samples, seed, unseen=unseen, clients=clients))
+    if clients is None:
+        raise PefllError(f"the partition {partition!r} needs a number of clients")
+    if kind == "by-class":
+        return measured(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
+    other = numbers[1] if len(numbers) == 2 else None
+    return measured(dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen))
+
+
+def _parse(partition: str) -> tuple[str, list[float]]:
+    """Return the kind of a partition and its numbers."""
+    kind, _, rest = partition.strip().partition(" ")
+    try:
+        if kind == "natural" and not rest:
+            return kind, []
+        if kind == "by-class":
+            return kind, [int(rest)]
+        if kind == "dirichlet":
+            numbers = [float(number) for number in rest.split("/")]
+            if len(numbers) <= 2:
+                return kind, numbers
+    except ValueError:
+        pass
+    raise PefllError(f"unknown partition {partition!r}: write {PARTITIONS}")

@@ -1,0 +1,90 @@
+"""What a federation looks like, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pefll.data.entries import entries
+from pefll.data.federation import SPLITS, TRAIN, Array, Federation
+
+# Clients are looked at in blocks whose table of clients and classes has about this many cells.
+_CELLS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The least, the middle and the most of something that every client has."""
+
+    least: int
+    median: float
+    most: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A federation in numbers.
+
+    Attributes:
+        name: of the data set.
+        partition: in words.
+        num_clients: all clients.
+        num_seen: those that take part in training.
+        num_unseen: those that never do.
+        classes: the number of classes.
+        class_names: one per class, or empty.
+        samples: in train, validation and test, over all clients.
+        samples_per_client: the same three, for one client.
+        class_table: how many samples of each class there are in train, validation and test: classes x 3.
+        classes_per_client: how many different classes a client has among its training samples.
+    """
+
+    name: str
+    partition: str
+    num_clients: int
+    num_seen: int
+    num_unseen: int
+    classes: int
+    class_names: tuple[str, ...]
+    samples: tuple[int, ...]
+    samples_per_client: tuple[Spread, ...]
+    class_table: tuple[tuple[int, ...], ...]
+    classes_per_client: Spread
+
+
+def summarise(federation: Federation) -> Summary:
+    """Return the numbers of a federation; cheap in time and memory for a million clients."""
+    n, classes = federation.num_clients, federation.classes
+    labels = federation.y.cpu().numpy()
+    count = federation.count.cpu().numpy()
+    block = max(1, _CELLS // classes)
+    table = np.zeros((classes, len(SPLITS)), dtype=np.int64)
+    different = np.empty(n, dtype=np.int64)
+    for first in range(0, n, block):
+        last = min(first + block, n)
+        for split in range(len(SPLITS)):
+            mine = labels[entries(federation, split, first, last)]
+            table[:, split] += np.bincount(mine, minlength=classes)
+            if split == TRAIN:
+                owner = np.repeat(np.arange(last - first), count[TRAIN, first:last])
+                has_class = np.zeros((last - first, classes), dtype=bool)
+                has_class[owner, mine] = True
+                different[first:last] = has_class.sum(axis=1)
+    return Summary(
+        name=federation.name,
+        partition=federation.partition,
+        num_clients=n,
+        num_seen=federation.num_seen,
+        num_unseen=federation.num_unseen,
+        classes=classes,
+        class_names=federation.class_names,
+        samples=tuple(int(total) for total in count.sum(axis=1)),
+        samples_per_client=tuple(_spread(count[split]) for split in range(len(SPLITS))),
+        class_table=tuple(tuple(row) for row in table.tolist()),
+        classes_per_client=_spread(different),
+    )
+
+
+def _spread(values: Array) -> Spread:
+    return Spread(int(values.min()), float(np.median(values)), int(values.max()))
