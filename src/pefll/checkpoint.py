@@ -113,7 +113,9 @@ def latest(folder: Path, report: Callable[[str], None]) -> Checkpoint:
     """
     candidates = _newest_first(folder)
     if not candidates:
-        raise PefllError(f"{folder.parent} has no checkpoint yet: the run was stopped before its first one; start it anew")
+        raise PefllError(
+            f"{folder.parent} has no checkpoint yet: the run was stopped before its first one; start it anew"
+        )
     for path in candidates:
         try:
             return load(path)

@@ -14,7 +14,7 @@ from pefll.files import write_whole
 PRECISIONS = ("float32", "tf32", "float64")
 ENGINES = ("auto", "serial", "vector")
 # What may differ when a run is resumed: where things are and how fast they go, not what is computed.
-MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every"}
+MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ class Config:
         """Raise PefllError where `other`, asked for on resuming, would compute something else."""
         for each in dataclasses.fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if each.name == "data_sha256" and mine and theirs and mine != theirs:
+                raise PefllError("the data is not what the run was started on; start a new run in another folder")
             if each.name not in MAY_CHANGE and mine != theirs:
                 raise PefllError(
                     f"the run was started with {each.name} = {mine!r}, and cannot be resumed with {theirs!r}; "

@@ -19,7 +19,9 @@ def sentences_for_disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PefllError(f"cannot write {what}: {error.strerror or error}; free some space or choose another place") from error
+        raise PefllError(
+            f"cannot write {what}: {error.strerror or error}; free some space or choose another place"
+        ) from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -66,4 +66,6 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def device_name(device: torch.device) -> str:
     """Return what the device is called, for the record."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({len(os.sched_getaffinity(0))} cores)"
+    return (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({len(os.sched_getaffinity(0))} cores)"
+    )

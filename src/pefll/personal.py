@@ -50,11 +50,16 @@ class PersonalModel(nn.Module):
         return self.network(x)  # type: ignore[no-any-return]
 
     @torch.no_grad()
+    def probabilities(self, x: Array) -> Array:
+        """Return the probability of each class for samples [N, ...], float [N, classes]."""
+        x = check_input(x, self.facts)
+        parts = [self(torch.from_numpy(x[start : start + 512])).softmax(dim=1) for start in range(0, len(x), 512)]
+        return torch.cat(parts).numpy()
+
     def predict(self, x: Array) -> Array:
         """Return the most likely class of each sample [N, ...], int64 [N]."""
-        x = check_input(x, self.facts)
-        parts = [self(torch.from_numpy(x[start : start + 512])).argmax(dim=1) for start in range(0, len(x), 512)]
-        return torch.cat(parts).numpy()
+        classes: Array = self.probabilities(x).argmax(axis=1)
+        return classes
 
     def save(self, path: Path | str) -> None:
         """Write weights and facts as one safetensors file, which other programs can read too."""
@@ -83,7 +88,9 @@ class PersonalModel(nn.Module):
         facts = json.loads(metadata["facts"])
         if network is None:
             if not facts["model"]:
-                raise PefllError(f"{path} holds a model given in Python; load it there: PersonalModel.load(path, network)")
+                raise PefllError(
+                    f"{path} holds a model given in Python; load it there: PersonalModel.load(path, network)"
+                )
             network = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
         try:
             network.load_state_dict(tensors)
@@ -93,7 +100,7 @@ class PersonalModel(nn.Module):
 
 
 def check_input(x: Array, facts: dict[str, Any]) -> Array:
-    """Return samples [N, ...] in the type networks take, or raise PefllError where they are not like the training data."""
+    """Return samples [N, ...] in the type networks take; PefllError where they are not like the training data."""
     x = np.asarray(x)
     expected = tuple(facts["input_shape"])
     if x.ndim == 0 or len(x) == 0:

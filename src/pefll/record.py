@@ -1,4 +1,4 @@
-"""A run is a folder: config.toml, history.jsonl, summary.json, descriptors.npz, checkpoints/ and TensorBoard's events."""
+"""A run is a folder: config.toml, history.jsonl, summary.json, descriptors.npz, checkpoints/, TensorBoard's events."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
 from pefll.hardware import device_name, make_engine, peak_memory_bytes
-from pefll.methods import build_method
+from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Problem
 from pefll.models import Network, build_model, check_model, resolve_model
 from pefll.personal import PersonalModel, check_input
@@ -68,7 +69,10 @@ class Run:
         if data is None:
             raise PefllError("a run loaded from its folder has no data with it; pass the federation")
         number = split_number(split)
-        with opened(self.config, data, self.method) as engine, watched(console, "evaluating", data.num_clients) as watch:
+        with (
+            opened(self.config, data, self.method) as engine,
+            watched(console, "evaluating", data.num_clients) as watch,
+        ):
             return evaluate(engine, self.method, self.server, number, watch)
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
@@ -170,7 +174,9 @@ def load(path: str | Path, console: Console | None = None) -> Run:
     if not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there and pass the model")
     module = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
-    problem = Problem(Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"])
+    problem = Problem(
+        Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"]
+    )
     method = build_method(config.method, problem, config.settings)
     template = method_template(method, config)
     return Run(
@@ -194,7 +200,9 @@ def method_template(method: Any, config: Config) -> Tree:
         tokens=problem.tokens,
     )
     zeros = np.zeros(2, dtype=np.int64)
-    engine = SerialEngine(assemble(samples, zeros, zeros.astype(np.int8), 1, "one client"), method, 0, 1, _dtype(config))
+    engine = SerialEngine(
+        assemble(samples, zeros, zeros.astype(np.int8), 1, "one client"), method, 0, 1, _dtype(config)
+    )
     try:
         return engine.start()
     finally:
@@ -203,7 +211,7 @@ def method_template(method: Any, config: Config) -> Tree:
 
 def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
     """Return what there is to learn, and the facts a personal model carries with it."""
-    name = resolve_model(model, federation.input_shape) if isinstance(model, str) else ""
+    name = resolve_model(model, federation.input_shape, federation.tokens) if isinstance(model, str) else ""
     module = model if isinstance(model, nn.Module) else build_model(name, federation.input_shape, federation.classes)
     network = Network(module)
     check_model(network, federation.input_shape, federation.classes, federation.tokens)
@@ -263,7 +271,7 @@ def _config(
         model=model if isinstance(model, str) else type(model).__qualname__,
         rounds=rounds,
         seed=seed,
-        settings={key: value for key, value in settings.items() if key not in names},
+        settings=typed_settings(method, {key: value for key, value in settings.items() if key not in names}),
         **{key: value for key, value in settings.items() if key in names},
     )
 
@@ -299,7 +307,9 @@ def _summarise(
     seconds = progress.train_seconds
     return {
         "method": config.method,
-        "settings": {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != "problem"},
+        "settings": {
+            field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != "problem"
+        },
         "dataset": federation.name,
         "partition": federation.partition,
         "model": config.model,
@@ -340,6 +350,8 @@ def _write_descriptors(engine: Engine, method: Any, server: Tree, federation: Fe
 
 def commit() -> str:
     """Return the git commit the package runs from, "+changes" where files differ from it, or "" outside a checkout."""
+    if "PEFLL_COMMIT" in os.environ:  # for copies of the code that are not a checkout
+        return os.environ["PEFLL_COMMIT"]
     here = Path(__file__).parent
     try:
         name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True)

@@ -89,7 +89,9 @@ def train(
     monitor.at(progress.round)
     with _signals() as asked_to_stop:
         while progress.round < config.rounds:
-            boundary = min(config.rounds, _next(progress.round, config.eval_every), _next(progress.round, config.checkpoint_every))
+            boundary = min(
+                config.rounds, _next(progress.round, config.eval_every), _next(progress.round, config.checkpoint_every)
+            )
             chunk_done = _advance(engine, progress, min(chunk, boundary - progress.round))
             chunk = max(1, min(4 * chunk, int(CHUNK_SECONDS / max(chunk_done, 1e-9))))
             news = ""
@@ -129,13 +131,13 @@ def _advance(engine: Engine, progress: Progress, rounds: int) -> float:
     return seconds / rounds
 
 
-def _evaluate(
-    engine: Engine, method: Any, progress: Progress, folder: RunFolder | None, events: Events | None
-) -> str:
+def _evaluate(engine: Engine, method: Any, progress: Progress, folder: RunFolder | None, events: Events | None) -> str:
     """Measure validation accuracy, remember the best state, record it, and return it in words."""
     started = time.perf_counter()
     result = evaluate(engine, method, progress.server, VALIDATION)
-    value = result.seen.per_sample if result.seen else float(progress.round)  # without validation data, the last is best
+    value = (
+        result.seen.per_sample if result.seen else float(progress.round)
+    )  # without validation data, the last is best
     if value > progress.best_value:
         progress.best_value, progress.best_round = value, progress.round
         map_tree(lambda old, new: old.copy_(new), progress.best, progress.server)

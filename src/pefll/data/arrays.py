@@ -141,7 +141,10 @@ def _column(values: Any, what: str, name: str) -> Array:
         raise PefllError(f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}")
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8", "replace")
-    if array.dtype.kind == "U":
+    if array.dtype.kind == "U" and isinstance(values, list | tuple):
+        # NumPy turns the numbers of a mixed list into texts without a word.
+        array = np.asarray(values, dtype=object)
+    elif array.dtype.kind == "U":
         return array.astype(object)
     if array.dtype.kind == "O":
         if all(isinstance(value, str) for value in array):

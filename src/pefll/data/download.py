@@ -121,8 +121,8 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
         got = part.stat().st_size if part.exists() else 0
         if got == before or attempt == _ATTEMPTS - 1:
             break
-    kept = f"; {got:,} bytes are kept and the same command continues there" if got else ""
-    raise PefllError(f"{archive.url} could not be downloaded ({why}){kept}; or {by_hand}")
+    kept = f"{got:,} bytes are kept and the same command continues there, or " if got else ""
+    raise PefllError(f"{archive.url} could not be downloaded ({why}); {kept}{by_hand}")
 
 
 def _transfer(url: str, part: Path, report: Progress | None) -> bool:

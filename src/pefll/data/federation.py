@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -221,6 +222,14 @@ class Federation:
         return scale, shift
 
 
+def _tensor(array: Array) -> Tensor:
+    """Return an array as a tensor, without a copy where it can be; nobody writes to it."""
+    with warnings.catch_warnings():
+        # A user's read-only or mapped array is as good as any other here.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
 def assemble(
     samples: Samples, owner: Array, split: Array, num_seen: int, partition: str, rows: Array | None = None
 ) -> Federation:
@@ -247,8 +256,8 @@ def assemble(
     offset = np.concatenate([[0], np.cumsum(count.reshape(-1))[:-1]]).reshape(clients, 3)
     x = samples.x if samples.x.dtype != np.float64 else samples.x.astype(np.float32)
     return Federation(
-        x=torch.from_numpy(np.ascontiguousarray(x)),
-        y=torch.from_numpy(samples.y.astype(np.int64, copy=False)),
+        x=_tensor(x),
+        y=_tensor(samples.y.astype(np.int64, copy=False)),
         rows=torch.from_numpy((order if rows is None else rows[order]).astype(np.int64, copy=False)),
         offset=torch.from_numpy(np.ascontiguousarray(offset.T)),
         count=torch.from_numpy(np.ascontiguousarray(count.T).astype(np.int64)),

@@ -23,9 +23,10 @@ def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) ->
     """
     needed = tuple(needed)
     try:
+        # NumPy would also read a single array or a pickle here, whatever the file is called.
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise PefllError(f"{path} is not an .npz file with named arrays; write it with numpy.savez")
             names = set(archive.files)
             missing = [name for name in needed if name not in names]
             if missing:
@@ -34,6 +35,6 @@ def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) ->
                 )
             return {name: archive[name] for name in (*needed, *optional) if name in names}
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
-        if "allow_pickle" in str(error) and zipfile.is_zipfile(path):
+        if "allow_pickle" in str(error):
             raise PefllError(f"{path} holds Python objects; save arrays of numbers or of texts instead") from None
         raise PefllError(f"{path} cannot be read as an .npz file: it is damaged or of another kind") from None

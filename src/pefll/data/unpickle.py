@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import pickle
 from typing import Any
@@ -26,24 +25,48 @@ _BROKEN = (
 )
 
 
-def _new_array(subtype: type, shape: tuple[int, ...], kind: bytes) -> Array:
-    """Stand in for NumPy's private function of the same purpose, whose module moved between NumPy 1 and 2."""
-    if subtype is not np.ndarray:
-        raise pickle.UnpicklingError("not a plain array")
-    return np.ndarray(shape, dtype=kind.decode() if isinstance(kind, bytes) else kind)
+class _Dtype:
+    """Stands for NumPy's dtype of bytes; its state says nothing that matters for bytes, and is not believed."""
+
+    def __init__(self, kind: bytes | str, align: object = False, copy: object = True) -> None:
+        if kind not in (b"u1", "u1"):
+            raise pickle.UnpicklingError("it has arrays of something else than bytes")
+
+    def __setstate__(self, state: object) -> None:
+        """Take the state and leave it."""
 
 
-def _new_dtype(kind: bytes | str, align: object = False, copy: object = True) -> np.dtype[Any]:
-    """Make a dtype; the old files give the flags as integers, of which newer NumPy warns."""
-    return np.dtype(kind.decode() if isinstance(kind, bytes) else kind, align=bool(align), copy=bool(copy))
+class _Array:
+    """Stands for NumPy's array while a file is read.
+
+    A true array takes its type and flags from the file as they are, and NumPy trusts them. This one takes a shape and
+    bytes. It also does not care that the function which makes arrays has moved between NumPy 1 and 2.
+    """
+
+    def __init__(self, subtype: object, shape: object, kind: object) -> None:
+        self.value: Array | None = None
+
+    def __setstate__(self, state: tuple[object, tuple[int, ...], object, bool, bytes]) -> None:
+        """Take (version, shape, dtype, whether columns come first, bytes)."""
+        _, shape, dtype, columns_first, data = state
+        if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
+            raise pickle.UnpicklingError("it has an array without bytes")
+        self.value = np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if columns_first else "C")
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Stand for the function by which newer Pythons write bytes into old pickles."""
+    if encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
+    return text.encode("latin1")
 
 
 _ALLOWED: dict[tuple[str, str], object] = {
-    ("numpy.core.multiarray", "_reconstruct"): _new_array,
-    ("numpy._core.multiarray", "_reconstruct"): _new_array,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _new_dtype,
-    ("_codecs", "encode"): codecs.encode,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encode,
 }
 
 
@@ -58,7 +81,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(data: bytes, where: str) -> dict[bytes, Any]:
-    """Return the dictionary in a Python 2 pickle; its keys and texts are bytes.
+    """Return the dictionary in a Python 2 pickle; its keys and texts are bytes, its arrays uint8.
 
     Args:
         data: the whole file.
@@ -70,4 +93,4 @@ def read_pickle(data: bytes, where: str) -> dict[bytes, Any]:
         raise PefllError(f"{where} is damaged or not the official file ({error}); download it again") from None
     if not isinstance(content, dict):
         raise PefllError(f"{where} holds a {type(content).__name__} where the official file has a dictionary")
-    return content
+    return {key: value.value if isinstance(value, _Array) else value for key, value in content.items()}

@@ -133,5 +133,6 @@ def not_finite(task: str, client: int | None, round_: int) -> PefllError:
     """Return the error for a reply with NaN or infinity."""
     who = "a client" if client is None else f"client {client}"
     return PefllError(
-        f"{who} replied with NaN or infinity in {task} at round {round_}: training diverged; lower client_lr or server_lr"
+        f"{who} replied with NaN or infinity in {task} at round {round_}: "
+        "training diverged; lower client_lr or server_lr"
     )

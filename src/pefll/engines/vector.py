@@ -76,6 +76,9 @@ class VectorEngine:
         check_cohort_size(federation, clients_per_round)
         self._counts = federation.count.numpy(force=True)
         self.device = torch.device(device)
+        # On a CPU, sums of several threads would not repeat on machines with other numbers of cores.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         self.federation = federation.to(self.device)
         self.method, self.seed, self.dtype = method, seed, dtype
         self.clients_per_round = clients_per_round
@@ -117,8 +120,9 @@ class VectorEngine:
             start = stop
 
     def close(self) -> None:
-        """Free the graph."""
+        """Free the graph and give torch its threads back."""
         self._graph = None
+        torch.set_num_threads(self._threads)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
         cohort = self._cohort(self._sample(t), t, self.ledger)
@@ -147,7 +151,7 @@ class VectorEngine:
 
 
 class _RoundGraph:
-    """A round as one CUDA graph: its inputs and outputs are the same memory, and the round number is a counter there."""
+    """A round as one CUDA graph: it reads and writes the same memory, where the round number is a counter."""
 
     def __init__(self, engine: VectorEngine, server: Tree) -> None:
         device = engine.device

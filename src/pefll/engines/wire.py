@@ -14,7 +14,9 @@ from pefll.tree import Tree, leaves
 
 def pack(*trees: Tree, **header: Any) -> bytes:
     """Return trees and a JSON-able header as bytes."""
-    tensors = {str(place): leaf.contiguous() for place, leaf in enumerate(leaf for tree in trees for leaf in leaves(tree))}
+    tensors = {
+        str(place): leaf.contiguous() for place, leaf in enumerate(leaf for tree in trees for leaf in leaves(tree))
+    }
     head = json.dumps({"header": header, "trees": [_structure(tree) for tree in trees]}).encode()
     return len(head).to_bytes(4, "little") + head + safetensors.torch.save(tensors)
 

@@ -48,9 +48,7 @@ class Workers:
             self._pipes.append(mine)
             self._processes.append(process)
 
-    def run(
-        self, task: str, ids: Ids, round_: int, arguments: list[Everyone | Each], static: dict[str, int]
-    ) -> Tree:
+    def run(self, task: str, ids: Ids, round_: int, arguments: list[Everyone | Each], static: dict[str, int]) -> Tree:
         """Run a method's task on clients, shared out among the processes, and return the replies in order."""
         shares = [share for share in np.array_split(np.arange(len(ids)), len(self._pipes)) if len(share)]
         for pipe, share in zip(self._pipes, shares, strict=False):

@@ -11,7 +11,7 @@ from pefll.methods.fedavg import FedAvg
 from pefll.methods.local import Local
 from pefll.methods.pefll import PeFLL
 
-__all__ = ["METHODS", "FedAvg", "Local", "PeFLL", "Problem", "build_method", "hyperparameters"]
+__all__ = ["METHODS", "FedAvg", "Local", "PeFLL", "Problem", "build_method", "hyperparameters", "typed_settings"]
 
 METHODS: dict[str, type[Any]] = {"pefll": PeFLL, "fedavg": FedAvg, "local": Local}
 
@@ -31,13 +31,16 @@ def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Any:
         problem: what there is to learn.
         settings: values, or strings that are read as the default's type.
     """
+    return METHODS[name](problem=problem, **typed_settings(name, settings))
+
+
+def typed_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters with the types of their defaults, or raise PefllError for one that does not exist."""
     defaults = hyperparameters(name)
-    values = {}
-    for key, value in settings.items():
+    for key in settings:
         if key not in defaults:
             raise unknown(f"hyper-parameter of {name}", key, defaults)
-        values[key] = _as_type_of(defaults[key], value, f"{name}: {key}")
-    return METHODS[name](problem=problem, **values)
+    return {key: _as_type_of(defaults[key], value, f"{name}: {key}") for key, value in settings.items()}
 
 
 def _as_type_of(default: Any, value: Any, what: str) -> Any:

@@ -103,7 +103,7 @@ class PeFLL:
 
     @cached_property
     def h(self) -> Network:
-        """The hypernetwork h(v; η_h)."""
+        """The hypernetwork, h(v; η_h)."""
         return Network(Hypernetwork(self.descriptor, self.problem.model.size, self.hypernetwork))
 
     @property
@@ -178,7 +178,7 @@ class PeFLL:
     # One client.
 
     def describe(self, client: Client, eta_v: Tensor) -> Tensor:
-        """v = mean of φ over a fresh random batch, [l]."""
+        """V = mean of φ over a fresh random batch, [l]."""
         (batch,) = client.batches("descriptor", self.descriptor_batch or None, steps=1)
         return batch.mean(self.phi(eta_v, batch.x, batch.y))
 
@@ -195,7 +195,7 @@ class PeFLL:
         return theta - descend(self.problem.loss, theta, batches, sgd)
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
-        """v = mean of φ over all training samples, [l]."""
+        """V = mean of φ over all training samples, [l]."""
         total = torch.zeros(self.descriptor, dtype=eta_v.dtype, device=eta_v.device)
         samples = torch.zeros((), dtype=eta_v.dtype, device=eta_v.device)
         for batch in client.everything():

@@ -11,6 +11,7 @@ from pefll.errors import PefllError, unknown
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
 from pefll.models.hypernetwork import HIDDEN_LAYERS, Hypernetwork
+from pefll.models.lstm import CharLSTM
 from pefll.models.mlp import MLP
 from pefll.models.network import Network, check_model
 
@@ -19,6 +20,7 @@ __all__ = [
     "HIDDEN_LAYERS",
     "MLP",
     "MODELS",
+    "CharLSTM",
     "ConvNet",
     "Hypernetwork",
     "Network",
@@ -26,16 +28,24 @@ __all__ = [
     "build_model",
     "check_model",
     "lenet",
+    "resolve_model",
     "small_cnn",
 ]
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"lenet": lenet, "cnn": small_cnn, "mlp": MLP}
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "lenet": lenet,
+    "cnn": small_cnn,
+    "mlp": MLP,
+    "lstm": CharLSTM,
+}
 
 
-def resolve_model(name: str, input_shape: tuple[int, ...]) -> str:
-    """Return the model that `"auto"` stands for: lenet or cnn for pictures by their size, else mlp."""
+def resolve_model(name: str, input_shape: tuple[int, ...], tokens: bool = False) -> str:
+    """Return the model that `"auto"` stands for: lstm for text, lenet or cnn for pictures by their size, else mlp."""
     if name != "auto":
         return name
+    if tokens:
+        return "lstm"
     if len(input_shape) != 3 or min(input_shape[1:]) < 8:
         return "mlp"
     return "lenet" if min(input_shape[1:]) >= LENET_SIDE else "cnn"

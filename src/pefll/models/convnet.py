@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -61,7 +63,7 @@ class ConvNet(nn.Module):
         )
         self.conv2 = nn.Conv2d(16, 32, kernel)
         widths = (32 * sides[0] * sides[1], *hidden, outputs)
-        self.full = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.full = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Map images [b, channels, h, w], with labels [b] where the network takes them, to [b, outputs]."""

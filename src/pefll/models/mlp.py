@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ class MLP(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = (64,)) -> None:
         super().__init__()
         widths = (math.prod(input_shape), *hidden, outputs)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map samples [b, ...] to [b, outputs]."""

@@ -82,8 +82,10 @@ def principal_plane(points: Array) -> tuple[Array, Array]:
 def spearman(a: Array, b: Array) -> float:
     """Return Spearman's rank correlation of two vectors [n]; equal values share the mean of their ranks.
 
-    NaN where a vector is constant: it has no order to agree with.
+    NaN where a vector is constant or shorter than two: it has no order to agree with.
     """
+    if len(a) < 2:
+        return float("nan")
     ranks = [_ranks(np.asarray(vector)) for vector in (a, b)]
     x, y = (rank - rank.mean() for rank in ranks)
     scale = float(np.sqrt((x @ x) * (y @ y)))

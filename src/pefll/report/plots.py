@@ -139,7 +139,7 @@ def federation_picture(
     with _figure(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(3, 1))
         few = f"{len(shown)} of {n:,} clients" if len(shown) < n else f"{n} clients"
-        left.set_title(f"{title}: {few}" if title else few[0].upper() + few[1:])
+        left.set_title(f"{title}: {few}" if title else few, pad=22)
         (_draw_bubbles if classes <= 26 else _draw_heat)(figure, left, histograms[shown], shown < num_seen)
         _name_classes(left, classes, class_names)
         _divide(left, int((shown < num_seen).sum()), len(shown))
@@ -237,7 +237,8 @@ def _draw_curve(axes: Axes, group: _Curve, by: str, colour: str) -> None:
             low, high = mean - group.std[who], mean + group.std[who]
             axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
         if group.best is not None:
-            axes.plot(x[group.best], mean[group.best], "o", color=colour, markersize=6, mec="white", mew=1.2, zorder=5)
+            look: dict[str, Any] = {"color": colour, "markersize": 6, "mec": "white", "mew": 1.2}
+            axes.plot(x[group.best], mean[group.best], "o", zorder=5, clip_on=False, **look)
 
 
 def _label_ends(axes: Axes, groups: Sequence[_Curve]) -> None:
@@ -249,10 +250,11 @@ def _label_ends(axes: Axes, groups: Sequence[_Curve]) -> None:
     low, high = axes.get_ylim()
     ends = [_last(next(iter(group.mean.values()))) for group in groups]
     for place, group, colour in zip(_apart(ends, 0.065 * (high - low), low, high), groups, _cycle(LINES), strict=False):
+        inside = group.rounds[-1] < 0.95 * last_round  # a run that is not finished: below its end, off longer curves
         axes.annotate(
             group.label.replace(", ", "\n"),
             (group.rounds[-1], place),
-            xytext=(6, 0),
+            xytext=(6, -9 if inside else 0),
             textcoords="offset points",
             va="center",
             color=colour,
@@ -318,33 +320,28 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
     size = float(np.clip(9000 / len(plane), 9, 46))
     few = classes <= len(CLASSES)
     colours: Any = np.array(CLASSES)[main] if few else main
-    colour_scale: Any = {} if few else {"cmap": "viridis", "vmin": 0, "vmax": classes - 1}
-    dots = axes.scatter(plane[seen, 0], plane[seen, 1], s=size, c=colours[seen], alpha=0.75, linewidths=0, **colour_scale)
-    if not seen.all():
-        dots = axes.scatter(
-            *plane[~seen].T,
-            s=2.6 * size + 20,
-            c=colours[~seen],
-            marker="*",
-            edgecolors="black",
-            linewidths=0.7,
-            **scale,
-        )
+    shade: dict[str, Any] = {} if few else {"cmap": "viridis", "vmin": 0, "vmax": classes - 1}
+    dot: dict[str, Any] = {"s": size, "marker": "o", "alpha": 0.75, "linewidths": 0}
+    star: dict[str, Any] = {"s": 2.6 * size + 20, "marker": "*", "edgecolors": "black", "linewidths": 0.7}
+    kinds = []
+    for name, who, look in (("seen client", seen, dot), ("unseen client", ~seen, star)):
+        if who.any():
+            x, y = plane[who].T
+            drawn = axes.scatter(x, y, c=colours[who], **look, **shade)
+            edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
+            size_of_key = 6 if look is dot else 9
+            kinds.append(Line2D([], [], color=FAINT, ls="", marker=look["marker"], ms=size_of_key, label=name, **edge))
     axes.margins(0.06)
     axes.set_aspect("equal", adjustable="datalim")  # distances are what this picture is about
-    grey: dict[str, Any] = {"color": FAINT, "linestyle": "", "markersize": 6}
-    kinds = [Line2D([], [], marker="o", mew=0, label="seen client", **grey)]
-    if not seen.all():
-        star: dict[str, Any] = {**grey, "markersize": 9}
-        kinds.append(Line2D([], [], marker="*", mec="black", mew=0.7, label="unseen client", **star))
-    axes.add_artist(axes.legend(handles=kinds, loc="upper left", bbox_to_anchor=(0, -0.07), ncols=2, borderaxespad=0.2))
+    below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
+    axes.add_artist(axes.legend(handles=kinds, **below))
     if few:
         present = [k for k in range(classes) if (main == k).any()]
         entries = [Line2D([], [], marker="o", linestyle="", mew=0, color=CLASSES[k], label=str(k)) for k in present]
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
-        axes.legend(handles=entries, title="most frequent\nclass", alignment="left", **place)
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
+        axes.legend(handles=entries, title="most frequent\nclass", alignment="left", **beside)
     else:
-        bar = figure.colorbar(dots, ax=axes, label="most frequent class", pad=0.02)
+        bar = figure.colorbar(drawn, ax=axes, label="most frequent class", pad=0.02)
         bar.outline.set_visible(False)
 
 
@@ -355,7 +352,7 @@ def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array) -> None
         axes.scatter(d_pi, d_v, s=12, color=SEEN, alpha=0.35, linewidths=0)
     else:
         cells = axes.hexbin(d_pi, d_v, gridsize=34, bins="log", cmap="Blues", mincnt=1, linewidths=0.2)
-        bar = figure.colorbar(cells, ax=axes, label="pairs of clients", pad=0.02)
+        bar = figure.colorbar(cells, ax=axes, label="pairs of clients", pad=0.02, format="{x:,.0f}")
         bar.outline.set_visible(False)
     axes.set_ylim(bottom=0)
 
@@ -373,25 +370,26 @@ def _sample_clients(n: int, num_seen: int) -> Array:
 
 def _draw_bubbles(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
     client, label = np.nonzero(histograms)
-    count = histograms[client, label]
-    # The largest bubble touches its neighbours: cells are as wide as the axes divided by clients and classes.
+    # Shares, because counts of the largest client would shrink all others to specks; sizes are in the other panel.
+    share = histograms[client, label] / histograms.sum(axis=1)[client]
+    # The largest bubble fills its cell: cells are as wide as the axes divided by clients and classes.
     wide, high = figure.get_size_inches() * 72
-    cell = min(0.66 * wide / len(histograms), 0.8 * high / histograms.shape[1])
-    area = (0.95 * cell) ** 2 * count / count.max()
+    cell = min(0.62 * wide / len(histograms), 0.7 * high / histograms.shape[1])
+    area = (0.95 * cell) ** 2 * share / share.max(initial=1e-9)
     colours = np.where(seen[client], SEEN, UNSEEN)
     axes.scatter(client, label, s=area, c=colours.tolist(), alpha=0.8, linewidths=0)
-    axes.set_xlabel(f"client (area: training samples of a class, at most {count.max():,})")
+    axes.set_xlabel("client (area: a class's share of the client's samples)")
 
 
 def _draw_heat(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
     del seen
-    from matplotlib.colors import PowerNorm
+    from matplotlib.colors import LogNorm
 
     table = np.ma.masked_equal(histograms.T, 0)
-    # The square root keeps a client's few samples of a class visible beside its many of another.
-    norm = PowerNorm(0.5, vmin=0, vmax=float(histograms.max()))
-    image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
-    bar = figure.colorbar(image, ax=axes, label="training samples", pad=0.02)
+    # Logarithmic: a client's few samples of a class stay visible beside its many of another.
+    norm = LogNorm(vmin=1, vmax=max(2.0, float(histograms.max())))
+    image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap="YlGnBu", norm=norm)
+    bar = figure.colorbar(image, ax=axes, label="samples", pad=0.02, format="{x:,.0f}")
     bar.outline.set_visible(False)
     axes.set_xlabel("client")
 
@@ -420,13 +418,20 @@ def _divide(axes: Axes, seen: int, shown: int) -> None:
 
 
 def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     parts = [sizes[:num_seen], sizes[num_seen:]]
-    axes.set_title("Samples per client")
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
+    axes.set_title("Samples per client", pad=22)
     low, high = int(sizes.min()), int(sizes.max())
-    if low == high:
-        low, high = low - 1, high + 1
+    if low == high:  # one bar says less than the number
+        axes.axis("off")
+        axes.text(0.5, 0.5, f"{low:,}", transform=axes.transAxes, ha="center", va="bottom", fontsize=26, color=SEEN)
+        axes.text(0.5, 0.46, "every client", transform=axes.transAxes, ha="center", va="top")
+        return
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.set_ylabel("clients")
     bins = np.linspace(low, high, min(24, high - low) + 1)
     axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
     axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,g}, most {sizes.max():,}")

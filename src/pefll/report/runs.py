@@ -119,8 +119,10 @@ def read_run(folder: RunFolder) -> Run:
 
 def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
     """Read run folders; a folder given twice counts once."""
-    unique = {folder.path.resolve(): folder for folder in reversed(folders)}
-    return [read_run(folder) for folder in reversed(unique.values())]
+    unique: dict[Path, RunFolder] = {}
+    for folder in folders:
+        unique.setdefault(folder.path.resolve(), folder)
+    return [read_run(folder) for folder in unique.values()]
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -147,11 +149,16 @@ def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
     # A crash cuts the last line short, and that line has no newline; anything else that is unreadable is damage.
     if lines > len(rows):
         raise PefllError(f"{path} is damaged: line {len(rows) + 1} is not JSON")
+    kept: list[dict[str, Any]] = []
     for line, row in enumerate(rows, start=1):
         fine = isinstance(row, dict) and number(row.get("round")) is not None
         if not fine or not all(isinstance(row.get(group) or {}, dict) for group in GROUPS):
             raise PefllError(f"{path} is damaged: line {line} is not an evaluation")
-    return rows
+        # A run that went back (it crashed before its first checkpoint) made these evaluations again.
+        while kept and kept[-1]["round"] >= row["round"]:
+            kept.pop()
+        kept.append(row)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -194,9 +201,11 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _identity(run: Run) -> str:
-    # Method and data too: a summary may know them where a config written by hand does not.
-    what = [run.text(key) for key in ("method", "dataset")]
-    return json.dumps([what, _settings(run)], sort_keys=True, default=str)
+    facts: list[str] = []
+    if run.config.get("data", "arrays") == "arrays":
+        # Data given in Python: the config does not say which, the summary does.
+        facts = [run.text(key) for key in ("method", "dataset", "partition", "num_clients", "num_seen")]
+    return json.dumps([facts, _settings(run)], sort_keys=True, default=str)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

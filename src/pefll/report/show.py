@@ -72,7 +72,7 @@ def _draw(runs: list[Run], out: Path, console: Console) -> list[Path]:
         drawings.append((out / name, partial(descriptor_map, folder)))
     for path, draw in drawings:
         draw(path)
-        console.print(Text(f"wrote {path}"))
+        console.print(Text(f"wrote {path}"), soft_wrap=True)  # unbroken, to be copied
     return [path for path, _ in drawings]
 
 

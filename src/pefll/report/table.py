@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from pefll.record import GROUPS, RunFolder
 from pefll.report.runs import Group, Run, group_runs, mean_and_std, number, read_runs
@@ -26,7 +27,7 @@ def runs_table(folders: Sequence[RunFolder]) -> Table:
     for heading in ("best\nround", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
-        table.add_row(run.name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
+        _add_row(table, run.name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
     if not all(run.finished for run in runs):
         table.caption = "* not finished: validation accuracy at the latest evaluation"
         table.caption_justify = "left"
@@ -38,14 +39,15 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
     table = new_table("Data and cost")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("data", overflow="fold")
-    for heading in ("clients", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
+    for heading in ("seen +\nunseen", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in read_runs(folders):
         latest = run.history[-1] if run.history else {}
         sent = [number(run.fact(key)) for key in ("bytes_down", "bytes_up")]
         if not run.finished:
             sent = [number(latest.get(key)) for key in ("bytes_down", "bytes_up")]
-        table.add_row(
+        _add_row(
+            table,
             run.name,
             _data(run),
             _clients(run),
@@ -73,7 +75,7 @@ def grouped_table(folders: Sequence[RunFolder]) -> Table | None:
         shown = GROUPS if unseen else GROUPS[:1]
         cells = [[_spread(group, moment, who, measure) for who in shown] for moment, measure in _COLUMNS]
         lines = ["\n".join(cell) for cell in (list(shown), *cells)]
-        table.add_row(group.label, _data(group.runs[0]), str(len(group.runs)), *lines)
+        _add_row(table, group.label, _data(group.runs[0]), str(len(group.runs)), *lines)
     return table
 
 
@@ -104,6 +106,11 @@ def new_table(title: str) -> Table:
     return Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
     )
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    """Add cells as they are: a run's name may hold square brackets, which are markup in a plain string."""
+    table.add_row(*(Text(cell) for cell in cells))
 
 
 def _pair(seen: float | None, unseen: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
@@ -73,7 +74,7 @@ def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int
         text.append("\n")
     first, last = f"{xs.min():.0f}", f"round {xs.max():.0f}"
     text.append("      └" + "─" * width + "\n", style="dim")
-    text.append("       " + first + last.rjust(width - len(first)), style="dim")
+    text.append("       " + first + last.rjust(max(width - len(first), len(last) + 1)), style="dim")
     return text
 
 
@@ -91,15 +92,13 @@ def run_plot(folder: RunFolder, width: int = 64, height: int = 9) -> Text:
     return Text("\n").join([title, plot])
 
 
-def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Table:
+def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Lines:
     """Return one line per run and group of clients: its validation accuracy over the rounds, on one scale for all."""
     runs = read_runs(folders)
     known = np.concatenate([np.empty(0), *(run.validation(group, "per_sample") for run in runs for group in GROUPS)])
     known = known[~np.isnan(known)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.title = f"Validation accuracy in %, from {percent(low)} (▁) to {percent(high)} (█)"
-    table.title_justify = "left"
     table.add_column(overflow="fold")
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -109,8 +108,9 @@ def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Table:
             values = run.validation(group, "per_sample")
             curve = Text(sparkline(values, width, low, high), style=_COLOURS[group])
             latest = values[~np.isnan(values)][-1]
-            table.add_row("" if line else run.name, group, curve, percent(float(latest)))
-    return table
+            table.add_row(Text("" if line else run.name), group, curve, percent(float(latest)))
+    title = Text(f"Validation accuracy in %, from {percent(low)} (▁) to {percent(high)} (█)", style="italic")
+    return Lines(title, table)
 
 
 def _groups_of(run: Run) -> list[str]:

@@ -1,0 +1,5 @@
+"""`python -m pefll`."""
+
+from pefll.cli import main
+
+main()

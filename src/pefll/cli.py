@@ -1,0 +1,397 @@
+"""The command line: thin verbs over the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from pefll import __version__, files, run, training
+from pefll import data as sources
+from pefll.config import Config
+from pefll.data import Federation
+from pefll.errors import PefllError
+from pefll.methods import METHODS, hyperparameters, typed_settings
+from pefll.personal import PersonalModel
+from pefll.record import MEASURES, RunFolder
+
+out, err = Console(soft_wrap=True), Console(stderr=True)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Personalized federated learning by learning to learn: a model for every client, also for new ones.\n\n"
+    "Start with `pefll demo`, or train on data that needs no download: `pefll train --data digits --out runs/first`.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: which there are, get them, check them, look at them.")
+app.add_typer(data_app, name="data")
+
+RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pefll {__version__} (torch {torch.__version__})")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command(rich_help_panel="Runs")
+def train(
+    method: Annotated[str | None, typer.Option(help="pefll, fedavg or local; `pefll methods` explains them.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A data set (`pefll data list`) or a path: .npz, .csv, .parquet, or a folder client/class/*.png."
+        ),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie. [default: data]")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="Who gets what: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients), 'natural'."
+        ),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many clients, seen and unseen together.")] = None,
+    unseen: Annotated[
+        float | None, typer.Option(help="Share of clients kept away from training. [default: 0.1]")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="What clients run: auto, lenet, cnn, mlp, lstm, or your.module:function.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
+    clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random. [default: 0]")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, serial (CPU, processes) or vector (GPU).")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, tf32 or float64. [default: float32]")] = None,
+    processes: Annotated[int | None, typer.Option(help="Of the serial engine. [default: one per core]")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints. [default: 1000]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A hyper-parameter of the method, NAME=VALUE; may be repeated. See `pefll methods`."
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="RUN")] = None,
+) -> None:
+    """Train a method on a federation; Ctrl-C saves and stops, `--resume` goes on.
+
+    Examples:
+    `pefll train --data digits --rounds 300 --out runs/first`
+
+    `pefll train --data cifar10 --clients 100 --rounds 5000 --seed 0 --out runs/c10`
+
+    `pefll train --data cifar100 --clients 100 --rounds 5000 --set embedding=linear --out runs/c100`
+
+    `pefll train --resume runs/c10`
+    """
+    given: dict[str, Any] = {
+        "method": method,
+        "data": data,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "partition": partition,
+        "clients": clients,
+        "unseen": unseen,
+        "model": model,
+        "rounds": rounds,
+        "clients_per_round": clients_per_round,
+        "seed": seed,
+        "engine": engine,
+        "device": device,
+        "precision": precision,
+        "processes": processes,
+        "eval_every": eval_every,
+        "checkpoint_every": checkpoint_every,
+        "settings": _settings(settings) if settings else None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if resume is not None:
+        if folder is not None:
+            raise PefllError("--resume goes on in its own folder; leave --out away")
+        target = resume
+        RunFolder(target).check_is_run()
+        started = Config.load(RunFolder(target).config_file)
+        if "settings" in given:
+            given["settings"] = typed_settings(started.method, given["settings"])
+        config = dataclasses.replace(started, **given)
+        started.check_same(config)
+    else:
+        config = Config(**given)
+        config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
+        target = folder or Path("runs") / f"{Path(config.data).stem}-{config.method}-{config.seed}"
+        if RunFolder(target).config_file.exists():
+            raise PefllError(
+                f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out"
+            )
+    federation = load_federation(config)
+    config = dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients)
+    try:
+        trained = run.fit(federation, config=config, out=target, console=err)
+    except training.Stopped as stopped:
+        err.print(f"Saved after round {stopped.round}. Go on with: pefll train --resume {target}", highlight=False)
+        raise typer.Exit(128 + stopped.signal) from None
+    best = trained.summary["accuracy"]["best"]
+    out.print(f"{target}: best round {trained.summary['best_round']} of {trained.summary['rounds']}", highlight=False)
+    out.print(_accuracy_table(best, "Test accuracy at the best round"))
+    out.print(f"Next: pefll show {target}", highlight=False)
+
+
+@app.command(rich_help_panel="Runs")
+def evaluate(
+    path: RunPath,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    mask_labels: Annotated[
+        bool, typer.Option("--mask-labels", help="Rule out classes that a client's training labels do not have.")
+    ] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Score the personal models of all clients of a run, seen and unseen, at its best round."""
+    trained = run.load(path, err)
+    config = dataclasses.replace(trained.config, device=device)
+    if data_dir is not None:
+        config = dataclasses.replace(config, data_dir=str(data_dir))
+    federation = load_federation(config)
+    if config.data_sha256 and federation.fingerprint() != config.data_sha256:
+        raise PefllError(f"the data in {config.data_dir} is not what {path} was trained on")
+    result = dataclasses.replace(trained, config=config).evaluate(split, federation, err)
+    groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
+    if as_json:
+        typer.echo(json.dumps({"run": str(path), "split": split, **groups}, indent=2))
+        return
+    out.print(_accuracy_table(groups, f"{split} accuracy", ("masked",) if mask_labels else MEASURES))
+
+
+@app.command(rich_help_panel="Personal models")
+def personalize(
+    path: RunPath,
+    data: Annotated[
+        Path, typer.Option(help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png.")
+    ],
+    model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
+    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+) -> None:
+    """Make a model for a client that was never seen: one forward pass, no training."""
+    trained = run.load(path, err)
+    x, y = sources.read_client(data, label=label, class_names=trained.facts["class_names"])
+    personal = trained.personalize(x, y)
+    personal.save(model)
+    out.print(f"{model}: a personal {trained.facts['model']} from {len(x)} samples", highlight=False)
+    if y is not None:
+        out.print(
+            f"It is right on {100 * float((personal.predict(x) == y).mean()):.1f}% of these samples.", highlight=False
+        )
+    out.print(f"Next: pefll predict {model} --data more_samples.npz", highlight=False)
+
+
+@app.command(rich_help_panel="Personal models")
+def predict(
+    model: Annotated[Path, typer.Argument(help="A file made by `pefll personalize`.", metavar="MODEL")],
+    data: Annotated[Path, typer.Option(help="Samples: .npz with x (and y), .csv, .parquet, or a folder class/*.png.")],
+    target: Annotated[
+        Path | None, typer.Option("--out", help="Write a CSV with sample, class and probability.")
+    ] = None,
+    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+) -> None:
+    """Classify samples with a personal model; says how many are right where the file has labels."""
+    personal = PersonalModel.load(model)
+    x, y = sources.read_client(data, label=label, class_names=personal.facts["class_names"])
+    chances = personal.probabilities(x)
+    classes = chances.argmax(axis=1)
+    names = personal.facts["class_names"] or [str(number) for number in range(personal.facts["classes"])]
+    if target is not None:
+        rows = [f"{row},{names[c]},{chances[row, c]:.6f}" for row, c in enumerate(classes)]
+        files.write_whole(target, ("sample,class,probability\n" + "\n".join(rows) + "\n").encode())
+        out.print(f"wrote {target}", highlight=False)
+    else:
+        for row, c in enumerate(classes[:20]):
+            out.print(f"sample {row}: {escape(names[c])} ({100 * chances[row, c]:.0f}%)", highlight=False)
+        if len(classes) > 20:
+            out.print(f"... and {len(classes) - 20} more; --out predictions.csv writes all", highlight=False)
+    if y is not None:
+        out.print(f"{100 * float((classes == y).mean()):.1f}% of {len(y)} samples are right", highlight=False)
+
+
+@app.command(rich_help_panel="Runs")
+def show(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where to write pictures. [default: the first run]")
+    ] = None,
+) -> None:
+    """Show runs side by side: tables, curves, the map of client descriptors."""
+    from pefll.report import show as show_runs
+
+    show_runs(paths, folder, out)
+
+
+@app.command(rich_help_panel="Start here")
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
+) -> None:
+    """Compare Local, FedAvg and PeFLL on embedded real data, and make one personal model, in about a minute."""
+    from pefll.experiments.demo import demo as run_demo
+
+    run_demo(folder, seeds, out)
+
+
+@app.command(rich_help_panel="Start here")
+def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = None) -> None:
+    """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`."""
+    for each in [name] if name else METHODS:
+        defaults = hyperparameters(each)
+        lines = (METHODS[each].__doc__ or "").splitlines()
+        out.print(f"[bold]{each}[/bold]: {escape(lines[0])}", highlight=False)
+        notes = dict(line.strip().split(": ", 1) for line in lines[1:] if line.startswith("        ") and ": " in line)
+        table = Table("hyper-parameter", "default", "meaning", box=None, padding=(0, 2, 0, 2))
+        for key, value in defaults.items():
+            table.add_row(key, str(value), escape(notes.get(key, "")))
+        out.print(table)
+        out.print()
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = Path("data")) -> None:
+    """List the data sets, and which of them are here."""
+    table = Table("name", "what it is", "files in the data folder", "here")
+    for source in sources.DATASETS.values():
+        here = "built in" if source.embedded else "yes" if source.found(data_dir) else "no"
+        table.add_row(source.name, source.about, source.files or "none needed", here)
+    out.print(table)
+    out.print("Your own data: a path to .npz, .csv, .parquet, or a folder client/class/*.png.", highlight=False)
+
+
+@data_app.command("get")
+def data_get(name: str, data_dir: DataDir = Path("data")) -> None:
+    """Download a data set from its makers, with a check of its md5; a transfer that broke off goes on."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err) as progress:
+        bar = progress.add_task(name, total=None)
+        path = sources.get(name, data_dir, lambda done, total: progress.update(bar, completed=done, total=total))
+    out.print(f"{path} is here" if path else f"{name} comes with the package", highlight=False)
+
+
+@data_app.command("check")
+def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")] = Path("data")) -> None:
+    """Check every data set in a folder: complete, readable, right md5."""
+    if not data_dir.is_dir():
+        raise PefllError(f"there is no folder {data_dir}; `pefll data get cifar10 --data-dir {data_dir}` makes it")
+    findings = sources.check(data_dir, lambda sentence: err.print(sentence, highlight=False))
+    table = Table("data set", "state", "")
+    for finding in findings:
+        table.add_row(finding.name, finding.state, escape(finding.sentence))
+    out.print(table)
+    if any(finding.state == "damaged" for finding in findings):
+        raise typer.Exit(2)
+
+
+@data_app.command("summary")
+def data_summary(
+    data: Annotated[str, typer.Argument(help="A data set or a path.")],
+    data_dir: DataDir = Path("data"),
+    partition: Annotated[str, typer.Option(help="As in `pefll train`.")] = "",
+    clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture of who has what.")] = None,
+) -> None:
+    """Show a federation before training on it: clients, samples, classes, and a picture."""
+    from pefll.report import federation_picture, print_federation
+
+    federation = load_federation(
+        Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed)
+    )
+    print_federation(sources.summarise(federation), out)
+    if picture is not None:
+        federation_picture(
+            federation.histograms(), federation.num_seen, picture, federation.class_names, federation.name
+        )
+        out.print(f"wrote {picture}", highlight=False)
+
+
+def load_federation(config: Config) -> Federation:
+    """Read the data that a config names and deal it to clients."""
+    samples = sources.load_samples(
+        config.data, Path(config.data_dir), lambda sentence: err.print(sentence, highlight=False)
+    )
+    source = sources.DATASETS.get(config.data)
+    partition = config.partition or (source.partition if source else "")
+    if not partition:
+        if samples.client is None:
+            raise PefllError(
+                f"{config.data} does not say whose each sample is; add --partition 'by-class 2' --clients 50"
+            )
+        partition = "natural"
+    clients = config.clients or (source.clients if source else None)
+    if partition == "natural" and not config.clients:
+        clients = None
+    return sources.make_federation(
+        samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen
+    )
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise PefllError(f"--set takes NAME=VALUE, not {pair!r}")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def _accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...] = MEASURES) -> Table:
+    words = {"per_sample": "per sample", "per_client": "per client", "masked": "masked", "worst_tenth": "worst tenth"}
+    table = Table("clients", *(words[measure] for measure in measures), title=title, title_justify="left")
+    for name, values in groups.items():
+        if values is not None:
+            table.add_row(name, *(f"{100 * values[measure]:.1f}%" for measure in measures))
+    return table
+
+
+def main() -> None:
+    """Run the command line: one sentence and exit code 2 for anything the user can mend."""
+    try:
+        app()
+    except PefllError as error:
+        err.print(f"error: {escape(str(error))}", style="red", highlight=False, soft_wrap=True)
+    except torch.cuda.OutOfMemoryError:
+        err.print("error: the GPU's memory is full; use fewer clients per round, or another device", style="red")
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""LEAF's network for the next character, written with plain operations so that every engine can map it over clients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class CharLSTM(nn.Module):
+    """An embedding of characters, LSTM layers, and a linear layer on the last state.
+
+    torch's own LSTM is one opaque operation that cannot be mapped over clients; its parameters are used here with the
+    same names, shapes and meaning.
+
+    Args:
+        input_shape: (length,) of a text.
+        outputs: the number of characters, known and to be predicted.
+        embedding: width of a character's vector.
+        hidden: width of the state.
+        layers: how many LSTM layers.
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, ...], outputs: int, embedding: int = 8, hidden: int = 256, layers: int = 2
+    ) -> None:
+        super().__init__()
+        del input_shape  # texts of any length
+        self.embedding = nn.Embedding(outputs, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map texts int64 [b, length] to scores of the next character [b, outputs]."""
+        sequence = self.embedding(x).unbind(dim=1)
+        for layer in range(self.lstm.num_layers):
+            sequence = self._layer(sequence, layer)
+        output: Tensor = self.last(sequence[-1])
+        return output
+
+    def _layer(self, sequence: tuple[Tensor, ...], layer: int) -> tuple[Tensor, ...]:
+        of_input, of_state, bias_1, bias_2 = (
+            getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        state = torch.zeros_like(sequence[0] @ of_input[: self.lstm.hidden_size].T)
+        memory = state
+        states = []
+        for step in sequence:
+            gates = step @ of_input.T + state @ of_state.T + bias_1 + bias_2
+            let_in, forget, new, let_out = gates.chunk(4, dim=1)
+            memory = forget.sigmoid() * memory + let_in.sigmoid() * new.tanh()
+            state = let_out.sigmoid() * memory.tanh()
+            states.append(state)
+        return tuple(states)

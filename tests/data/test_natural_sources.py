@@ -1,0 +1,236 @@
+"""The data sets that name their clients: FEMNIST, MNIST by writer, Shakespeare; and digits."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from pefll.data import TEST, TRAIN, VALIDATION, digits, femnist, mnist_writers, natural, shakespeare
+from pefll.errors import PefllError
+
+from . import layouts
+
+
+def test_digits_are_scaled_to_bytes():
+    samples = digits.load("nowhere")
+    assert samples.x.shape == (1797, 1, 8, 8)
+    assert samples.x.dtype == np.uint8
+    assert samples.x.max() == 255
+    values = samples.x / 255
+    assert samples.normalise.mean[0] == pytest.approx(values.mean(), abs=1e-4)
+    assert samples.normalise.std[0] == pytest.approx(values.std(), abs=1e-4)
+    assert samples.split is None
+    assert samples.client is None
+
+
+def test_femnist_gives_the_values_of_the_json_on_white_paper(tmp_path):
+    layouts.femnist(tmp_path)
+    samples = femnist.load(tmp_path)
+    assert samples.x.shape == (6 * 13, 1, 32, 32)
+    assert samples.classes == 62
+    federation = natural(samples, seed=0, unseen=0)
+    seen = federation.prepare(federation.x, torch.float32).numpy()
+    shard = json.loads((tmp_path / "femnist/train/all_data_0_niid_0_keep_0_train_9.json").read_text())
+    first = np.array(shard["user_data"]["f0000"]["x"][0]).reshape(28, 28)
+    np.testing.assert_allclose(seen[0, 0, 2:30, 2:30], first, atol=6e-5)
+    border = seen.copy()
+    border[:, :, 2:30, 2:30] = 1
+    assert (border == 1).all()
+
+
+def test_femnist_joins_a_writer_over_shards_and_splits(tmp_path):
+    layouts.femnist(tmp_path)
+    samples = femnist.load(tmp_path)
+    assert len(samples.client_names) == 6
+    for writer in range(6):
+        mine = samples.client == samples.client_names.index(f"f{writer:04}")
+        assert (samples.split[mine] == TRAIN).sum() == 10
+        assert (samples.split[mine] == TEST).sum() == 3
+        assert samples.y[mine & (samples.split == TEST)].tolist() == [writer, writer + 1, writer + 2]
+    assert samples.class_names[10] == "A"
+    assert samples.class_names[36] == "a"
+
+
+PIXELS = [[0.5] * 784]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"users": None}, "no 'users'"),
+        ({"num_samples": [2]}, "num_samples says 2"),
+        ({"num_samples": [1, 1]}, "entries of num_samples"),
+        ({"user_data": {}}, "user 'a' has no lists x and y"),
+        ({"user_data": {"a": {"x": PIXELS}}}, "no lists x and y"),
+        ({"user_data": {"a": {"x": [[0.5] * 783], "y": [1]}}}, "784 numbers"),
+        ({"user_data": {"a": {"x": [["black"] * 784], "y": [1]}}}, "784 numbers"),
+        ({"user_data": {"a": {"x": [[1.5] * 784], "y": [1]}}}, "within 0..1"),
+        ({"user_data": {"a": {"x": [[float("nan")] * 784], "y": [1]}}}, "within 0..1"),
+        ({"user_data": {"a": {"x": PIXELS, "y": [62]}}}, "0..61"),
+        ({"user_data": {"a": {"x": PIXELS, "y": ["A"]}}}, "0..61"),
+    ],
+)
+def test_femnist_damaged(tmp_path, changes, sentence):
+    layouts.leaf_json(tmp_path / "femnist/train/a.json", {"a": (PIXELS, [1])}, **changes)
+    with pytest.raises(PefllError, match=sentence):
+        femnist.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"users": [', "[1, 2]", "[" * 100_000])
+def test_femnist_not_json(tmp_path, text):
+    (tmp_path / "femnist/train").mkdir(parents=True)
+    (tmp_path / "femnist/train/a.json").write_text(text)
+    with pytest.raises(PefllError, match=r"a\.json is"):
+        femnist.load(tmp_path)
+
+
+def test_femnist_absent(tmp_path):
+    with pytest.raises(PefllError, match="no LEAF shards"):
+        femnist.load(tmp_path)
+
+
+def _write_writers(folder, **changes):
+    (folder / "mnist_writers").mkdir()
+    arrays = {
+        "images": np.arange(5 * 784).reshape(5, 28, 28).astype(np.uint8),
+        "labels": np.array([1, 2, 3, 4, 9], dtype=np.uint8),
+        "writer_id": np.array([2599, 7, 2599, 30, 7], dtype=np.int32),
+        "is_test": np.array([1, 0, 1, 0, 0], dtype=np.uint8),
+    }
+    np.savez(folder / "mnist_writers/mnist_by_writer.npz", **(arrays | changes))
+
+
+def test_mnist_writers(tmp_path):
+    _write_writers(tmp_path)
+    samples = mnist_writers.load(tmp_path)
+    assert samples.x.shape == (5, 1, 28, 28)
+    assert samples.client.tolist() == [2, 0, 2, 1, 0]
+    assert samples.client_names == ("7", "30", "2599")
+    assert samples.split is None
+    assert mnist_writers.found(tmp_path) == [tmp_path / "mnist_writers/mnist_by_writer.npz"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"images": np.zeros((5, 28, 28))},
+        {"images": np.zeros((5, 32, 32), dtype=np.uint8)},
+        {"writer_id": np.array(["a"] * 5)},
+        {"writer_id": np.zeros(4, dtype=int)},
+        {"labels": np.zeros(5)},
+        {"labels": np.zeros(4, dtype=int)},
+        {"labels": np.full(5, 10)},
+    ],
+)
+def test_mnist_writers_damaged(tmp_path, changes):
+    _write_writers(tmp_path, **changes)
+    with pytest.raises(PefllError):
+        mnist_writers.load(tmp_path)
+
+
+def test_mnist_writers_absent(tmp_path):
+    with pytest.raises(PefllError, match="there is no"):
+        mnist_writers.load(tmp_path)
+
+
+def _text(length, seed):
+    letters = np.array(list(shakespeare.VOCABULARY))
+    return "".join(np.random.default_rng(seed).choice(letters, length))
+
+
+def _write_roles(folder, roles):
+    (folder / "shakespeare").mkdir(parents=True)
+    lines = [json.dumps({"user": user, "play": "P", "text": text}) for user, text in roles.items()]
+    (folder / "shakespeare/roles.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _decode(tokens):
+    return "".join(shakespeare.VOCABULARY[token] for token in tokens)
+
+
+def test_shakespeare_windows_come_from_disjoint_stretches_in_order(tmp_path):
+    assert len(set(shakespeare.VOCABULARY)) == len(shakespeare.VOCABULARY) == 80
+    roles = {"A": _text(2000, 1), "SHORT": _text(700, 2), "B": _text(850, 3)}
+    _write_roles(tmp_path, roles)
+    samples = shakespeare.load(tmp_path)
+    assert samples.client_names == ("A", "B")
+    assert samples.tokens
+    assert samples.normalise is None
+    for client, name in enumerate(samples.client_names):
+        text, ends = roles[name], []
+        for split in (TRAIN, VALIDATION, TEST):
+            mine = np.flatnonzero((samples.client == client) & (samples.split == split))
+            starts = []
+            for row in mine:
+                window = _decode(samples.x[row]) + shakespeare.VOCABULARY[samples.y[row]]
+                # Random texts of this length do not repeat, so that the place of a window is known.
+                starts.append(text.index(window))
+            if starts:
+                assert starts == list(range(starts[0], starts[0] + len(starts)))
+                ends.append((starts[0], starts[-1] + 81))
+        for (_, stop), (start, _) in pairwise(ends):
+            assert stop == start
+        assert ends[0][0] == 0
+        assert ends[-1] == (len(text) * 9 // 10, len(text))
+        # B has no room for a validation window, and is a client all the same.
+        assert len(ends) == (3 if name == "A" else 2)
+
+
+def test_shakespeare_stride(tmp_path):
+    _write_roles(tmp_path, {"A": _text(2000, 1)})
+    dense, sparse = shakespeare.load(tmp_path), shakespeare.load(tmp_path, stride=7)
+    for split in (TRAIN, VALIDATION, TEST):
+        np.testing.assert_array_equal(dense.x[dense.split == split][::7], sparse.x[sparse.split == split])
+        np.testing.assert_array_equal(dense.y[dense.split == split][::7], sparse.y[sparse.split == split])
+    with pytest.raises(PefllError, match="stride"):
+        shakespeare.load(tmp_path, stride=0)
+
+
+def test_shakespeare_unknown_characters():
+    assert _decode(shakespeare.encode("Brontë’s\tÆ—猫{\ud800")) == "Bronte's  -   "
+
+
+def test_shakespeare_leaf(tmp_path):
+    text = _text(200, 5)
+    windows = [text[i : i + 80] for i in range(100)], [text[i + 80] for i in range(100)]
+    layouts.leaf_json(tmp_path / "shakespeare/train/a.json", {"A": windows})
+    layouts.leaf_json(tmp_path / "shakespeare/test/a.json", {"A": (windows[0][:5], windows[1][:5])})
+    # LEAF's own files go before roles.
+    (tmp_path / "shakespeare/roles.jsonl").write_text("nonsense")
+    samples = shakespeare.load(tmp_path)
+    assert len(shakespeare.found(tmp_path)) == 2
+    assert _decode(samples.x[3]) == text[3:83]
+    assert samples.y[3] == shakespeare.VOCABULARY.index(text[83])
+    assert samples.split.tolist() == [TRAIN] * 90 + [VALIDATION] * 10 + [TEST] * 5
+
+
+@pytest.mark.parametrize("users", [{"A": (["short"], ["a"])}, {"A": (["a" * 80], ["ab"])}, {"A": ([3], ["a"])}, {}])
+def test_shakespeare_leaf_damaged(tmp_path, users):
+    layouts.leaf_json(tmp_path / "shakespeare/train/a.json", users)
+    with pytest.raises(PefllError):
+        shakespeare.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b'{"user": "A"', "line 1 is not JSON"),
+        (b'\n{"user": "A"}', "line 2 has no texts"),
+        (b"[]", "line 1 has no texts"),
+        (b"\xff\xfe", "cannot be read as text"),
+        (b'{"user": "A", "text": "few words"}', "no role with enough text"),
+    ],
+)
+def test_shakespeare_damaged(tmp_path, content, sentence):
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare/roles.jsonl").write_bytes(content)
+    with pytest.raises(PefllError, match=sentence):
+        shakespeare.load(tmp_path)
+
+
+def test_shakespeare_absent(tmp_path):
+    assert shakespeare.found(tmp_path) == []
+    with pytest.raises(PefllError, match="there is no"):
+        shakespeare.load(tmp_path)

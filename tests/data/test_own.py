@@ -1,0 +1,386 @@
+import sys
+import warnings
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+
+from pefll.data import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    federation_from_arrays,
+    federation_from_frame,
+    from_frame,
+    make_federation,
+    read_client,
+    read_samples,
+    samples_from_arrays,
+)
+from pefll.errors import PefllError
+
+X = np.linspace(0, 1, 24).reshape(12, 2)
+Y = np.arange(12) % 3
+CLIENT = np.arange(12) // 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "stored"),
+    [
+        ((12, 8, 8), (12, 1, 8, 8)),
+        ((12, 8, 9, 3), (12, 3, 8, 9)),
+        ((12, 8, 9, 1), (12, 1, 8, 9)),
+        ((12, 3, 8, 9), (12, 3, 8, 9)),
+        ((12, 1, 8, 3), (12, 1, 8, 3)),
+        ((12, 5), (12, 5)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_images_become_channels_first(shape, stored, dtype):
+    x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    samples = samples_from_arrays(x, Y)
+    assert samples.x.shape == stored
+    assert samples.x.dtype == (np.uint8 if dtype is np.uint8 else np.float32)
+    if shape == (12, 8, 9, 3):
+        np.testing.assert_array_equal(samples.x[4, 2], x[4, :, :, 2].astype(samples.x.dtype))
+
+
+def test_lists_tensors_and_whole_floats():
+    samples = samples_from_arrays(X.tolist(), Y.astype(float).tolist(), CLIENT.tolist())
+    assert samples.x.dtype == np.float32
+    assert samples.y.dtype == np.int64
+    assert samples.classes == 3
+    assert samples_from_arrays(torch.tensor(X), torch.tensor(Y)).y.tolist() == Y.tolist()
+    assert samples_from_arrays(X, Y, classes=7).classes == 7
+
+
+def test_tokens():
+    assert samples_from_arrays(np.ones((12, 4), int), Y, tokens=True).x.dtype == np.int64
+    assert samples_from_arrays(np.ones((12, 4, 2), np.uint8), Y, tokens=True).x.shape == (12, 4, 2)
+    for bad in (np.ones((12, 4)), -np.ones((12, 4), int)):
+        with pytest.raises(PefllError, match="token"):
+            samples_from_arrays(bad, Y, tokens=True)
+
+
+def test_texts_are_sorted_and_numbered():
+    labels = np.array(["dog", "cat", "emu"] * 4)
+    samples = samples_from_arrays(X, labels, ["zoe", "bob"] * 6)
+    assert samples.class_names == ("cat", "dog", "emu")
+    assert samples.y[:3].tolist() == [1, 0, 2]
+    assert samples.client_names == ("bob", "zoe")
+    assert samples.client[:2].tolist() == [1, 0]
+    assert samples_from_arrays(X, labels.astype("S")).class_names == ("cat", "dog", "emu")
+    # Numbers in texts keep the order of numbers.
+    assert samples_from_arrays(X, ["10", "9", "8"] * 4).class_names == ("8", "9", "10")
+
+
+@pytest.mark.parametrize("keys", [[0, 1, 2], [5, 900, 7], [-3, 10**12, 0], [2.0, 8.0, 4.0]])
+def test_client_keys_are_numbered_without_gaps(keys):
+    samples = samples_from_arrays(X, Y, client=keys * 4)
+    assert samples.client[:3].tolist() == np.argsort(np.argsort(keys)).tolist()
+    assert federation_from_arrays(X, Y, keys * 4).num_clients == 3
+
+
+@pytest.mark.parametrize(
+    "split", [[0, 0, 1, 2] * 3, ["train", "training", "val", "test"] * 3, ["Train", "TRAIN", "valid", "Test"] * 3]
+)
+def test_splits_in_words_and_numbers(split):
+    assert samples_from_arrays(X, Y, split=split).split.tolist() == [TRAIN, TRAIN, VALIDATION, TEST] * 3
+
+
+NAN = X.copy()
+NAN[7, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"x": X[:5]}, "x has 5 samples but y has 12"),
+        ({"x": X[:0], "y": Y[:0]}, "no samples"),
+        ({"x": [[1, 2], [3]]}, "one array"),
+        ({"x": X > 0}, "x is bool"),
+        ({"x": X.astype(str)}, "texts"),
+        ({"x": X.astype(complex)}, "complex"),
+        ({"x": X[:, 0]}, "one row per sample"),
+        ({"x": X[:, :0]}, "no values"),
+        ({"x": NAN}, "sample 7 of x"),
+        ({"x": X * 1e300}, "infinite"),
+        ({"y": Y + 0.5}, "0.5 of sample 0 is not a whole number"),
+        ({"y": np.where(Y == 1, np.nan, Y)}, "nan of sample 1"),
+        ({"y": Y - 1}, "label -1"),
+        ({"y": Y * 10**9}, "2,000,000,000 among 12 samples"),
+        ({"y": Y > 0}, "label is bool"),
+        ({"y": X}, "one entry per sample"),
+        ({"y": ["a", None, "b"] * 4}, "empty entries"),
+        ({"y": [1, "b", 2] * 4}, "whole numbers"),
+        ({"classes": 2}, "with 2 classes"),
+        ({"classes": 0}, "classes is 0"),
+        ({"classes": 2, "y": ["a", "b", "c"] * 4}, "classes is 2, but there are 3"),
+        ({"client": CLIENT[:5]}, "client has 5"),
+        ({"client": [None] * 12}, "client"),
+        ({"client": CLIENT + 0.5}, "not a whole number"),
+        ({"split": [3] * 12}, "0 .train., 1"),
+        ({"split": [-1] * 12}, "0 .train., 1"),
+        ({"split": ["trian"] * 12}, "'trian'"),
+        ({"split": [0] * 3}, "split has 3"),
+    ],
+)
+def test_bad_arrays_get_one_sentence(arguments, sentence):
+    with pytest.raises(PefllError, match=sentence) as caught:
+        samples_from_arrays(**({"x": X, "y": [*Y] if "y" not in arguments else None} | arguments))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_federation_needs_clients():
+    with pytest.raises(PefllError, match="no client"):
+        federation_from_arrays(X, Y, None)
+
+
+def _images(seed=0):
+    random = np.random.default_rng(seed)
+    return random.integers(0, 256, (400, 5, 5, 3), dtype=np.uint8), random.integers(0, 4, 400), np.arange(400) // 10
+
+
+def test_normalise_is_that_of_seen_training_samples():
+    x, y, client = _images()
+    federation = federation_from_arrays(x, y, client, seed=3)
+    rows = torch.cat([federation.indices(client) for client in range(federation.num_seen)])
+    pixels = federation.x[rows].double() / 255
+    np.testing.assert_allclose(federation.normalise.mean, pixels.mean(dim=(0, 2, 3)))
+    np.testing.assert_allclose(federation.normalise.std, pixels.std(dim=(0, 2, 3), correction=0))
+    ready = federation.prepare(federation.x[rows], torch.float64)
+    assert ready.mean().item() == pytest.approx(0, abs=1e-9)
+
+
+def test_poisoned_unseen_and_held_out_samples_change_nothing_in_training():
+    x, y, client = _images()
+    clean = federation_from_arrays(x, y, client, seed=3, classes=4)
+    trained = torch.cat([clean.indices(client) for client in range(clean.num_seen)])
+    poisoned_x, poisoned_y = np.full_like(x, 255), 3 - y
+    poisoned_x[trained], poisoned_y[trained] = x[trained], y[trained]
+    poisoned = federation_from_arrays(poisoned_x, poisoned_y, client, seed=3, classes=4)
+    assert poisoned.normalise == clean.normalise
+    assert torch.equal(poisoned.rows, clean.rows)
+    assert not torch.equal(poisoned.x, clean.x)
+    moved = poisoned_x.copy()
+    moved[trained[0]] = 255 - x[trained[0]]
+    assert federation_from_arrays(moved, y, client, seed=3).normalise != clean.normalise
+
+
+def test_normalise_of_images_dealt_by_class_and_of_one_value():
+    x, y, _ = _images()
+    federation = make_federation(samples_from_arrays(x, y), partition="by-class 2", clients=8, seed=0)
+    assert len(federation.normalise.mean) == 3
+    flat = federation_from_arrays(np.full((12, 4, 4), 51, np.uint8), Y, CLIENT)
+    assert flat.normalise.mean == pytest.approx((0.2,))
+    assert flat.normalise.std == (1.0,)
+    assert federation_from_arrays(X, Y, CLIENT).normalise is None
+
+
+def test_npz(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=X, y=Y, client=CLIENT, split=np.array([0, 0, 2] * 4), other=3)
+    samples = read_samples(path)
+    assert samples.name == "mine"
+    assert samples.client.tolist() == CLIENT.tolist()
+    assert samples.split.tolist() == [0, 0, 2] * 4
+    np.savez_compressed(path, x=X, y=Y)
+    assert read_samples(path).client is None
+    x, y = read_client(path)
+    np.testing.assert_allclose(x, X.astype(np.float32))
+    assert y.tolist() == Y.tolist()
+    np.savez(path, x=X)
+    assert read_client(path)[1] is None
+
+
+def test_npz_damaged(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=X)
+    with pytest.raises(PefllError, match="has no array y; it has x"):
+        read_samples(path)
+    np.savez(path, x=X, y=Y)
+    whole = path.read_bytes()
+    for content in (b"", whole[:10], whole[:-30], b"not a zip", whole[:100] + bytes(60) + whole[160:]):
+        path.write_bytes(content)
+        with pytest.raises(PefllError, match="damaged or of another kind"):
+            read_samples(path)
+    np.savez(path, x=np.array([{}] * 12), y=Y)
+    with pytest.raises(PefllError, match="Python objects"):
+        read_samples(path)
+    with path.open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(PefllError, match=r"not an \.npz file|of another kind"):
+        read_samples(path)
+
+
+def _frame():
+    return pandas.DataFrame({"a": X[:, 0], "client": [f"c{i}" for i in CLIENT], "b": X[:, 1], "label": Y})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_tables(tmp_path, suffix):
+    path = tmp_path / f"table{suffix}"
+    frame = _frame()
+    if suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    samples = read_samples(path)
+    np.testing.assert_allclose(samples.x, X, atol=1e-7)
+    assert samples.y.tolist() == Y.tolist()
+    assert samples.client_names == ("c0", "c1", "c2", "c3")
+    assert read_samples(path, client="nobody's", label="client").class_names == ("c0", "c1", "c2", "c3")
+
+
+def test_frames_of_many_kinds():
+    import pyarrow
+
+    frame = _frame()
+    for each in (frame, pyarrow.Table.from_pandas(frame), {name: list(frame[name]) for name in frame}):
+        samples = from_frame(each, label="label", client="client", features=["b"])
+        np.testing.assert_allclose(samples.x[:, 0], X[:, 1], atol=1e-7)
+    federation = federation_from_frame(frame, label="label", client="client", unseen=0.25)
+    assert (federation.num_clients, federation.num_unseen, federation.input_shape) == (4, 1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"label": "lable"}, "no column 'lable'; there are a, client, b, label"),
+        ({"client": None}, "column 'client' does not hold numbers"),
+        ({"features": ["c"]}, "no column 'c'"),
+        ({"features": []}, "no feature columns"),
+        ({"frame": X}, "ndarray is not a table"),
+    ],
+)
+def test_bad_frames(arguments, sentence):
+    with pytest.raises(PefllError, match=sentence):
+        from_frame(**({"frame": _frame(), "label": "label", "client": "client"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"), [(".csv", b""), (".parquet", b"PAR1"), (".csv", b'a,b\n"1'), (".csv", b"\xff\xfe\x00")]
+)
+def test_damaged_tables(tmp_path, suffix, content):
+    path = tmp_path / f"table{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(PefllError) as caught:
+        read_samples(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "file", "sentence"),
+    [
+        ("pandas", "t.csv", "reading CSV needs pandas: pip install 'pefll.files.'"),
+        ("pandas", "t.parquet", "reading Parquet needs pandas and pyarrow: pip install 'pefll.files.'"),
+        ("pyarrow", "t.parquet", "reading Parquet needs pandas and pyarrow: pip install 'pefll.files.'"),
+    ],
+)
+def test_missing_extras(tmp_path, monkeypatch, module, file, sentence):
+    (tmp_path / file).write_bytes(b"a,label\n1,2\n")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(PefllError, match=sentence):
+        read_samples(tmp_path / file)
+
+
+def _save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def test_folder_of_images(tmp_path):
+    random = np.random.default_rng(0)
+    pixels = {}
+    for client in ("ann", "bob"):
+        for kind in ("cat", "dog"):
+            for number in range(3):
+                pixels[client, kind, number] = random.integers(0, 256, (6, 5, 3), dtype=np.uint8)
+                _save(tmp_path / "set" / client / kind / f"{number}.png", pixels[client, kind, number])
+    (tmp_path / "set" / "README.txt").write_text("not an image")
+    (tmp_path / "set" / "ann" / "cat" / "notes.txt").write_text("not an image")
+    samples = read_samples(tmp_path / "set")
+    assert samples.x.shape == (12, 3, 6, 5)
+    assert samples.class_names == ("cat", "dog")
+    assert samples.client_names == ("ann", "bob")
+    row = np.flatnonzero((samples.client == 1) & (samples.y == 0))[2]
+    np.testing.assert_array_equal(samples.x[row], pixels["bob", "cat", 2].transpose(2, 0, 1))
+    assert samples.split is None
+    x, y = read_client(tmp_path / "set" / "ann", class_names=("dog", "cat"))
+    assert y.tolist() == [1, 1, 1, 0, 0, 0]
+    np.testing.assert_array_equal(x[4], pixels["ann", "dog", 1].transpose(2, 0, 1))
+    with pytest.raises(PefllError, match="class 'dog', but the model's classes are cat, emu"):
+        read_client(tmp_path / "set" / "ann", class_names=("cat", "emu"))
+    with pytest.raises(PefllError, match="have no names"):
+        read_client(tmp_path / "set" / "ann")
+
+
+def test_folder_by_split_and_of_grey_and_coloured_images(tmp_path):
+    for split in ("train", "test"):
+        for client in ("1", "2"):
+            _save(tmp_path / split / client / "7" / "a.png", np.full((4, 4), 9, np.uint8))
+    samples = read_samples(tmp_path)
+    assert samples.x.shape == (4, 1, 4, 4)
+    assert sorted(samples.split) == [0, 0, 2, 2]
+    _save(tmp_path / "test" / "2" / "7" / "b.png", np.full((4, 4, 3), 9, np.uint8))
+    samples = read_samples(tmp_path)
+    assert samples.x.shape == (5, 3, 4, 4)
+    assert (samples.x == 9).all()
+    assert read_client(tmp_path / "train" / "1")[1].tolist() == [7]
+
+
+def test_bad_images(tmp_path, monkeypatch):
+    with pytest.raises(PefllError, match="no images in folders client/class"):
+        read_samples(tmp_path)
+    with pytest.raises(PefllError, match="no images in folders class"):
+        read_client(tmp_path)
+    one, two = tmp_path / "a" / "b" / "1.png", tmp_path / "a" / "b" / "2.png"
+    _save(one, np.zeros((4, 4, 3), np.uint8))
+    _save(two, np.zeros((4, 5, 3), np.uint8))
+    with pytest.raises(PefllError, match=r"5x4 pixels but .* 4x4"):
+        read_samples(tmp_path)
+    two.write_bytes(one.read_bytes()[:40])
+    with pytest.raises(PefllError, match=r"2\.png cannot be read as an image"):
+        read_samples(tmp_path)
+    _save(two, np.zeros((4, 4), np.uint16))
+    with pytest.raises(PefllError, match="more than 8 bits"):
+        read_samples(tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(PefllError, match="reading images needs Pillow"):
+        read_samples(tmp_path)
+
+
+def test_client_tables(tmp_path):
+    path = tmp_path / "client.csv"
+    path.write_text("a,label,b\n1,dog,2\n3,cat,4\n")
+    x, y = read_client(path, class_names=("cat", "dog"))
+    assert x.tolist() == [[1, 2], [3, 4]]
+    assert y.tolist() == [1, 0]
+    path.write_text("a,b\n1,2\n")
+    assert read_client(path)[1] is None
+    path.write_text("a,b,label\n1,2,-1\n")
+    with pytest.raises(PefllError, match="label -1"):
+        read_client(path)
+    path.write_text("a,b\n1,\n")
+    with pytest.raises(PefllError, match="NaN"):
+        read_client(path)
+
+
+def test_unknown_files(tmp_path):
+    with pytest.raises(PefllError, match="no file or folder"):
+        read_samples(tmp_path / "absent.npz")
+    (tmp_path / "a.xyz").write_text("")
+    with pytest.raises(PefllError, match="no known kind"):
+        read_client(tmp_path / "a.xyz")
+
+
+def test_read_only_arrays_are_used_as_they_are():
+    x = np.random.default_rng(0).random((12, 2), dtype=np.float32)
+    y = Y.astype(np.int64)
+    x.flags.writeable = y.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federation = federation_from_arrays(x, y, CLIENT)
+    assert federation.x.data_ptr() == x.ctypes.data

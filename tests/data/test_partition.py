@@ -1,0 +1,330 @@
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from pefll.data import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Samples,
+    by_class,
+    digits,
+    dirichlet,
+    make_federation,
+    natural,
+    samples_from_arrays,
+    summarise,
+)
+from pefll.data.partition import _draw_classes
+from pefll.errors import PefllError
+
+from . import layouts
+
+
+def rows_of(federation, split):
+    return [federation.indices(client, split).tolist() for client in range(federation.num_clients)]
+
+
+@pytest.mark.parametrize(("classes", "each"), [(10, 2), (100, 10)])
+@pytest.mark.parametrize(("clients", "sizes"), [(100, (400, 100, 100)), (500, (80, 20, 20)), (1000, (40, 10, 10))])
+def test_by_class_gives_the_shares_of_the_paper(classes, each, clients, sizes):
+    samples = layouts.cifar_sized(classes)
+    federation = by_class(samples, clients, each, seed=3)
+    assert federation.num_unseen == clients // 10
+    for split, size in enumerate(sizes):
+        assert (federation.count[split] == size).all()
+        table = federation.histograms(split)
+        assert ((table > 0).sum(axis=1) == each).all()
+        assert set(np.unique(table)) == {0, size // each}
+    assert ((federation.histograms(TRAIN) > 0) == (federation.histograms(TEST) > 0)).all()
+    # Everything is dealt once, and the makers' test samples are the test samples.
+    assert sorted(federation.rows.tolist()) == list(range(60000))
+    assert min(min(rows) for rows in rows_of(federation, TEST)) == 50000
+    assert federation.partition == f"by-class {each}"
+
+
+def test_by_class_depends_on_the_seed_and_only_on_it():
+    samples = layouts.cifar_sized(10)
+    first, again, other = (by_class(samples, 100, 2, seed=seed) for seed in (1, 1, 2))
+    assert first.fingerprint() == again.fingerprint()
+    assert first.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize(("clients", "each", "classes"), [(100, 2, 10), (7, 3, 5), (50, 4, 4), (33, 7, 10)])
+def test_classes_are_drawn_among_those_with_most_slots_left(clients, each, classes):
+    table = _draw_classes(clients, each, classes, np.random.default_rng(0))
+    assert (table.sum(axis=1) == each).all()
+    totals = table.sum(axis=0)
+    assert totals.max() - totals.min() <= 1
+    left = totals.copy()
+    for row in table:
+        # No class that was not drawn had more slots left than one that was.
+        assert left[row].min() >= left[~row].max(initial=0)
+        left -= row
+    assert (left == 0).all()
+
+
+def test_drawn_classes_are_uniform():
+    """The first client's pair of classes is any of the 10 pairs of 5 classes equally often."""
+    draws = [_draw_classes(10, 2, 5, np.random.default_rng(seed))[0] for seed in range(2000)]
+    counts = np.unique([np.flatnonzero(row).tolist() for row in draws], axis=0, return_counts=True)[1]
+    assert len(counts) == 10
+    assert (abs(counts - 200) < 5 * np.sqrt(200)).all()
+
+
+def test_by_class_cuts_every_class_alike_where_nobody_split():
+    federation = by_class(digits.load("."), 50, 3, seed=0)
+    summary = summarise(federation)
+    for label, (train, validation, test) in enumerate(summary.class_table):
+        total = (digits.load(".").y == label).sum()
+        assert train + validation + test == total
+        assert abs(test - 0.2 * total) <= 0.5
+        assert abs(validation - 0.2 * (total - test)) <= 0.5
+    for split in (TRAIN, VALIDATION, TEST):
+        table = federation.histograms(split)
+        for label in range(10):
+            # Shares that do not divide differ by one.
+            shares = table[:, label][federation.histograms(TRAIN)[:, label] > 0]
+            assert shares.max() - shares.min() <= 1
+    assert federation.normalise == digits.NORMALISE
+
+
+def test_by_class_keeps_a_validation_split_that_is_there():
+    split = np.tile(np.repeat(np.array([0, 1, 2], dtype=np.int8), [5, 3, 2]), 10)
+    samples = Samples(np.zeros((100, 1), np.float32), np.arange(100) % 2, 2, split=split)
+    assert by_class(samples, 2, 1, seed=0, unseen=0).count.sum(dim=1).tolist() == [50, 30, 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"clients": 2000}, "class 0 has .* samples for 600 clients; make fewer clients"),
+        ({"classes_per_client": 11}, "1..10 of the 10 classes"),
+        ({"classes_per_client": 0}, "1..10 of the 10 classes"),
+        ({"clients": 0}, "at least 1"),
+        ({"unseen": 1.0}, "unseen is 1.0"),
+        ({"unseen": -0.1}, "unseen is -0.1"),
+        ({"unseen": float("nan")}, "unseen is nan"),
+        ({"unseen": 0.99, "clients": 10}, "leaves none"),
+        ({"validation": 1.5}, "validation is 1.5"),
+        ({"test": 1.5}, "test is 1.5"),
+    ],
+)
+def test_by_class_refuses(arguments, sentence):
+    defaults = {"clients": 20, "classes_per_client": 3, "seed": 0}
+    with pytest.raises(PefllError, match=sentence):
+        by_class(digits.load("."), **(defaults | arguments))
+
+
+def test_dirichlet_moments():
+    """Counts are Dirichlet-multinomial: their mean and variance are known."""
+    classes, clients = 10, 4000
+    y = np.arange(240_000) % classes
+    samples = Samples(np.zeros((len(y), 1), np.uint8), y, classes)
+    for alpha in (0.1, 1.0, 10.0):
+        federation = dirichlet(samples, clients, alpha, seed=5, unseen=0)
+        for split in (TRAIN, TEST):
+            size = int(federation.count[split, 0])
+            assert (federation.count[split] == size).all()
+            shares = federation.histograms(split) / size
+            mean = 1 / classes
+            spread = mean * (1 - mean) / (classes * alpha + 1)
+            # Var(count/m) = E[p(1-p)]/m + Var(p).
+            variance = (mean - mean**2 - spread) / size + spread
+            assert shares.mean() == pytest.approx(mean)
+            np.testing.assert_allclose(shares.mean(axis=0), mean, atol=5 * np.sqrt(variance / clients))
+            assert shares.var() == pytest.approx(variance, rel=0.06)
+
+
+def test_dirichlet_uses_the_same_proportions_in_all_splits_and_never_mixes_splits():
+    samples = layouts.cifar_sized(10)
+    federation = dirichlet(samples, 50, 0.1, seed=0)
+    assert federation.count[:, 0].tolist() == [800, 200, 200]
+    train, test = (federation.histograms(split) / federation.count[split, 0].item() for split in (TRAIN, TEST))
+    assert abs(train - test).max() < 0.15
+    assert np.corrcoef(train.ravel(), test.ravel())[0, 1] > 0.98
+    owned = [set(chain.from_iterable(rows_of(federation, split))) for split in (TRAIN, VALIDATION, TEST)]
+    assert not owned[0] & owned[1]
+    assert not owned[0] & owned[2]
+    assert not owned[1] & owned[2]
+    assert min(owned[2]) >= 50000
+    for client in range(50):
+        labels = samples.y[federation.indices(client, TRAIN)]
+        np.testing.assert_array_equal(np.bincount(labels, minlength=10), federation.histograms(TRAIN)[client])
+
+
+def test_dirichlet_deals_a_deck_to_its_end_before_it_repeats():
+    samples = layouts.cifar_sized(10)
+    federation = dirichlet(samples, 100, 0.1, seed=0, unseen=0)
+    times = np.bincount(federation.rows.numpy(), minlength=60000)
+    for label in range(10):
+        test = (samples.y == label) & (samples.split == 2)
+        assert times[test].max() - times[test].min() <= 1
+
+
+def test_dirichlet_has_its_own_concentration_for_unseen_clients():
+    federation = dirichlet(layouts.cifar_sized(10), 200, 0.05, seed=0, alpha_unseen=100, unseen=0.5)
+    different = (federation.histograms(TRAIN) >= 5).sum(axis=1)
+    assert different[:100].mean() < 4
+    assert (different[100:] == 10).all()
+    assert federation.partition == "dirichlet 0.05/100"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"alpha": 0.0}, "above 0"),
+        ({"alpha": float("inf")}, "above 0"),
+        ({"alpha_unseen": -1.0}, "above 0"),
+        ({"clients": 1000}, "too few for 1,000 clients"),
+        ({"clients": 0}, "at least 1"),
+    ],
+)
+def test_dirichlet_refuses(arguments, sentence):
+    with pytest.raises(PefllError, match=sentence):
+        dirichlet(digits.load("."), **({"clients": 10, "alpha": 1.0, "seed": 0} | arguments))
+
+
+def test_dirichlet_refuses_a_class_without_samples():
+    samples = samples_from_arrays(np.zeros((100, 2)), np.zeros(100, dtype=int), classes=2)
+    with pytest.raises(PefllError, match="class 1 has no train samples"):
+        dirichlet(samples, 5, 10.0, seed=0)
+
+
+def _natural_samples(with_split, seed=0):
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 12, 2000)
+    client = random.permutation(np.repeat(np.arange(2000), sizes))
+    split = None
+    if with_split:
+        split = np.where(random.random(len(client)) < 0.3, 2, 0).astype(np.int8)
+        first = np.unique(client, return_index=True)[1]
+        split[first] = 0
+    x = np.arange(len(client), dtype=np.float32)[:, None]
+    return Samples(x, random.integers(0, 5, len(client)), 5, split=split, client=client)
+
+
+@pytest.mark.parametrize("with_split", [False, True])
+def test_natural_agrees_with_a_slow_reference(with_split):
+    samples = _natural_samples(with_split)
+    federation = natural(samples, seed=4)
+    assert federation.num_clients == 2000
+    assert federation.num_unseen == 200
+    assert sorted(federation.rows.tolist()) == list(range(len(samples.y)))
+    found = set()
+    for new in range(2000):
+        mine = {split: federation.indices(new, split).tolist() for split in (TRAIN, VALIDATION, TEST)}
+        (old,) = {samples.client[row] for rows in mine.values() for row in rows}
+        found.add(old)
+        all_of_it = np.flatnonzero(samples.client == old)
+        if with_split:
+            assert sorted(mine[TEST]) == [row for row in all_of_it if samples.split[row] == 2]
+            left = len(all_of_it) - len(mine[TEST])
+        else:
+            assert len(mine[TEST]) == min(int(0.2 * len(all_of_it) + 0.5), len(all_of_it) - 1)
+            left = len(all_of_it) - len(mine[TEST])
+        assert len(mine[VALIDATION]) == min(int(0.1 * left + 0.5), left - 1)
+        assert len(mine[TRAIN]) == left - len(mine[VALIDATION]) >= 1
+        assert sorted(chain.from_iterable(mine.values())) == all_of_it.tolist()
+    assert len(found) == 2000
+
+
+def test_natural_chooses_unseen_clients_and_held_out_samples_at_random():
+    samples = _natural_samples(False)
+    by_seed = [natural(samples, seed=seed) for seed in (0, 0, 1)]
+    assert by_seed[0].fingerprint() == by_seed[1].fingerprint()
+    unseen = [{int(samples.client[f.indices(c)[0]]) for c in range(f.num_seen, 2000)} for f in by_seed]
+    assert unseen[0] == unseen[1]
+    # 200 of 2,000 twice have about 20 in common.
+    assert len(unseen[0] & unseen[2]) < 50
+    # Place among the client's own samples: a test sample is as often an early as a late one.
+    test = np.concatenate([by_seed[0].indices(client, TEST).numpy() for client in range(2000)])
+    assert np.mean(test) / len(samples.y) == pytest.approx(0.5, abs=0.03)
+
+
+def test_natural_gaps_between_keys_are_no_clients():
+    samples = Samples(np.zeros((6, 1), np.float32), np.zeros(6, np.int64), 1, client=np.array([0, 0, 5, 5, 9, 9]))
+    assert natural(samples, seed=0, unseen=0).num_clients == 3
+
+
+def test_natural_small_clients():
+    client = np.repeat(np.arange(4), [1, 2, 3, 10])
+    samples = Samples(np.zeros((16, 1), np.float32), np.zeros(16, np.int64), 1, client=client)
+    federation = natural(samples, seed=0, unseen=0, test=0.9, validation=0.9)
+    assert (federation.count[TRAIN] >= 1).all()
+    assert natural(samples, seed=0, unseen=0, min_samples=3).num_clients == 2
+    kept = natural(samples, seed=0, unseen=0, min_samples=3).rows
+    assert sorted(kept.tolist()) == list(range(3, 16))
+    with pytest.raises(PefllError, match="no client has 11 samples"):
+        natural(samples, seed=0, min_samples=11)
+
+
+def test_natural_some_clients():
+    samples = _natural_samples(True)
+    federation = natural(samples, seed=0, clients=50)
+    assert federation.num_clients == 50
+    assert federation.num_unseen == 5
+    for client in range(50):
+        assert len(np.unique(samples.client[federation.indices(client).numpy()])) == 1
+    with pytest.raises(PefllError, match="has 2,000 natural clients; 2,001 were asked for"):
+        natural(samples, seed=0, clients=2001)
+    with pytest.raises(PefllError, match="at least 1"):
+        natural(samples, seed=0, clients=0)
+
+
+def test_natural_refuses():
+    with pytest.raises(PefllError, match="digits has no natural clients"):
+        natural(digits.load("."), seed=0)
+    two = np.array([0, 1])
+    samples = Samples(np.zeros((2, 1), np.float32), two, 2, client=two, split=np.array([0, 2], np.int8))
+    with pytest.raises(PefllError, match="1 clients have no training samples"):
+        natural(samples, seed=0)
+    with pytest.raises(PefllError, match="client -1"):
+        natural(Samples(np.zeros((2, 1), np.float32), two, 2, client=two - 1), seed=0)
+
+
+def test_make_federation_reads_partitions_in_words():
+    samples = layouts.cifar_sized(10)
+    for words in ("by-class 2", "dirichlet 0.1", "dirichlet 0.1/10"):
+        federation = make_federation(samples, partition=words, clients=20, seed=0, unseen=0.25)
+        assert federation.partition == words
+        assert (federation.num_clients, federation.num_unseen) == (20, 5)
+    own = _natural_samples(False)
+    assert make_federation(own, partition="natural", clients=None, seed=0).num_clients == 2000
+    assert make_federation(own, partition="natural", clients=30, seed=0).num_clients == 30
+    with pytest.raises(PefllError, match="needs a number of clients"):
+        make_federation(samples, partition="by-class 2", clients=None, seed=0)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "by-class", "by-class two", "by-class 1.5", "dirichlet", "dirichlet 1/2/3", "natural 3", "iid"]
+)
+def test_make_federation_lists_the_forms(words):
+    with pytest.raises(PefllError, match="'by-class K', 'dirichlet A', 'dirichlet A/B'"):
+        make_federation(digits.load("."), partition=words, clients=5, seed=0)
+
+
+def test_summary():
+    samples = _natural_samples(False)
+    federation = natural(samples, seed=0)
+    summary = summarise(federation)
+    assert sum(summary.samples) == len(samples.y)
+    assert summary.num_seen + summary.num_unseen == summary.num_clients == 2000
+    for split in (TRAIN, VALIDATION, TEST):
+        table = federation.histograms(split)
+        assert [row[split] for row in summary.class_table] == table.sum(axis=0).tolist()
+        sizes = table.sum(axis=1)
+        spread = summary.samples_per_client[split]
+        assert (spread.least, spread.median, spread.most) == (sizes.min(), np.median(sizes), sizes.max())
+    different = (federation.histograms(TRAIN) > 0).sum(axis=1)
+    assert summary.classes_per_client.least == different.min()
+    assert summary.classes_per_client.most == different.max()
+    assert summary.classes_per_client.median == np.median(different)
+
+
+def test_summary_in_blocks(monkeypatch):
+    federation = natural(_natural_samples(True), seed=0)
+    whole = summarise(federation)
+    monkeypatch.setattr("pefll.data.summary._CELLS", 700)
+    assert summarise(federation) == whole

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+from pefll.errors import PefllError
+from pefll.record import RunFolder
+from pefll.report.plots import (
+    CLASSES,
+    LINES,
+    SEEN,
+    UNSEEN,
+    _apart,
+    _sample_clients,
+    curves,
+    descriptor_map,
+    federation_picture,
+)
+from pefll.report.runs import group_runs, read_runs
+
+from .conftest import MakeRun, row, write_descriptors
+
+
+def pixels(path: Path, colour: str, alpha: float = 1.0) -> int:
+    """Count pixels of a colour drawn on white."""
+    wanted = alpha * np.array(to_rgb(colour)) + (1 - alpha)
+    return int((np.abs(imread(path)[..., :3] - wanted).max(axis=-1) < 0.012).sum())
+
+
+def share_of_ink(path: Path) -> float:
+    return float((imread(path)[..., :3].min(axis=-1) < 0.98).mean())
+
+
+def test_curves_have_a_colour_per_group_and_a_band_over_seeds(make_run: MakeRun, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "curves.png"
+    one = [make_run("a0", seed=0), make_run("b", method="fedavg", seen=0.5, unseen=None)]
+    curves(one, out)
+    image = imread(out)
+    assert image.shape[1] == 10.5 * 160
+    assert 0.01 < share_of_ink(out) < 0.3
+    assert pixels(out, LINES[0]) > 1500
+    assert pixels(out, LINES[1]) > 1000
+    assert pixels(out, LINES[2]) == 0
+    assert pixels(out, LINES[0], alpha=0.14) < 300, "no more than the soft edges of the lines"
+    curves([*one, make_run("a1", seed=1, seen=0.7, unseen=0.5)], out)
+    assert pixels(out, LINES[0], alpha=0.14) > 3000, "the band"
+    assert pixels(out, LINES[2]) == 0, "a second seed is no second line"
+
+
+def test_mean_curve_and_band_are_right(make_run: MakeRun) -> None:
+    from pefll.report.plots import _curve
+
+    folders = [make_run(f"a{seed}", seed=seed, seen=seen) for seed, seen in enumerate((0.8, 0.6, 0.73))]
+    folders[1].append_history(row(110, 0.9, 0.9, 500.0))  # a round that the others do not have
+    folders.append(make_run("a9", seed=9, evaluations=1, finished=False))
+    (group,) = group_runs(read_runs(folders))
+    curve = _curve(group)
+    assert curve.label == "pefll (n=3)", "a seed that has just begun does not cut the others short"
+    assert curve.rounds.tolist() == list(range(10, 101, 10))
+    assert curve.mean["seen"][-1] == pytest.approx(100 * np.mean([0.8, 0.6, 0.73]))
+    assert curve.std is not None
+    assert curve.std["seen"][-1] == pytest.approx(100 * np.std([0.8, 0.6, 0.73], ddof=1))
+    assert curve.megabytes[-1] == pytest.approx(400.0)
+    assert curve.best == 9
+    (alone,) = group_runs(read_runs(folders[:1]))
+    assert _curve(alone).best == 8, "one run's best round is its summary's"
+
+
+def test_curves_of_one_evaluation_of_silent_runs_and_of_many_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    out = tmp_path / "out.png"
+    curves([make_run("new", finished=False, evaluations=1)], out)
+    assert pixels(out, LINES[0]) > 50
+    quiet = make_run("quiet")
+    rows = [old | {"bytes_down": 0, "bytes_up": 0} for old in quiet.history()]
+    quiet.history_file.unlink()
+    for each in rows:
+        quiet.append_history(each)
+    curves([quiet], out)
+    assert pixels(out, LINES[0]) > 1000
+    curves([make_run(f"m{k}", settings={"lr": 0.1 * k}, seen=0.5 + 0.02 * k) for k in range(12)], out)
+    assert all(pixels(out, colour) > 500 for colour in LINES)
+
+
+def test_nothing_to_draw_is_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:
+    empty = make_run("empty", evaluations=0)
+    unmeasured = make_run("unmeasured", evaluations=0)
+    unmeasured.append_history({"round": 10, "seen": None, "unseen": None})
+    for folders in ([empty], [empty, unmeasured]):
+        with pytest.raises(PefllError, match="nothing to draw yet"):
+            curves(folders, tmp_path / "out.png")
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_places_are_moved_apart_as_little_as_needed() -> None:
+    assert _apart([10, 20, 30], 5, 0, 100) == [10, 20, 30]
+    np.testing.assert_allclose(_apart([20, 10, 21], 5, 0, 100), [18, 10, 23])
+    for places, low, high in (([50, 50, 50, 51], 0, 100), ([99, 100], 0, 100), ([0, 0.5], 0, 100)):
+        moved = _apart(places, 5, low, high)
+        assert np.diff(np.sort(moved)).min() >= 5 - 1e-9
+        assert min(moved) >= low - 1e-9
+        assert max(moved) <= high + 1e-9
+
+
+def test_descriptor_map_shows_classes_seen_and_unseen(make_run: MakeRun, tmp_path: Path) -> None:
+    folder, out = make_run(descriptors=True), tmp_path / "map.png"
+    descriptor_map(folder, out)
+    main = np.load(folder.descriptors_file)["histograms"].argmax(axis=1)
+    for k in range(5):
+        drawn = pixels(out, CLASSES[k]) + pixels(out, CLASSES[k], alpha=0.75)
+        assert (drawn > 60) == bool((main == k).any())
+    with_stars = pixels(out, "#000000")
+    write_descriptors(folder, unseen=0)
+    descriptor_map(folder, out)
+    assert pixels(out, "#000000") < with_stars / 2, "stars of unseen clients have black edges"
+
+
+@pytest.mark.parametrize(("n", "classes", "unseen"), [(400, 40, 40), (1, 3, 1), (2, 3, 0), (30, 12, 30), (5, 13, 5)])
+def test_descriptor_map_of_any_size(make_run: MakeRun, tmp_path: Path, n: int, classes: int, unseen: int) -> None:
+    folder, out = make_run(), tmp_path / "map.png"
+    write_descriptors(folder, n, classes, unseen)
+    descriptor_map(folder, out)
+    assert 0.005 < share_of_ink(out) < 0.5
+
+
+@pytest.mark.parametrize("classes", [10, 62])
+def test_federation_picture(tmp_path: Path, classes: int) -> None:
+    random, out = np.random.default_rng(0), tmp_path / "who.png"
+    histograms = np.array([random.multinomial(random.integers(20, 200), [1 / classes] * classes) for _ in range(300)])
+    federation_picture(histograms, 270, out, title="digits")
+    assert pixels(out, SEEN, alpha=0.8) > 5000
+    assert pixels(out, UNSEEN, alpha=0.8) > 500
+    unseen = pixels(out, UNSEEN, alpha=0.8)
+    federation_picture(histograms, 300, out)
+    assert pixels(out, UNSEEN, alpha=0.8) == 0 < unseen
+
+
+def test_federation_picture_of_equal_clients_and_of_one(tmp_path: Path) -> None:
+    out = tmp_path / "who.svg"
+    federation_picture(np.full((4, 2), 50), 3, out, class_names=("cat", "dog"))
+    text = out.read_text()
+    assert "<!-- 100 -->" in text, "one number instead of one bar"
+    assert "<!-- cat -->" in text
+    federation_picture(np.array([[3, 0, 1]]), 1, tmp_path / "one.png")
+    assert share_of_ink(tmp_path / "one.png") > 0.005
+
+
+def test_federation_picture_of_nobody_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(PefllError, match="nobody to draw"):
+        federation_picture(np.zeros((0, 10)), 0, tmp_path / "who.png")
+
+
+@pytest.mark.parametrize(
+    ("n", "seen"), [(10, 9), (60, 60), (1000, 900), (1000, 999), (1000, 1), (100, 0), (10**6, 10**6)]
+)
+def test_shown_clients(n: int, seen: int) -> None:
+    shown = _sample_clients(n, seen)
+    assert len(shown) == min(n, 60) == len(set(shown.tolist()))
+    assert (np.diff(shown) > 0).all()
+    assert shown.min() >= 0
+    assert shown.max() < n
+    assert (shown < seen).any() == (seen > 0)
+    assert (shown >= seen).any() == (seen < n)
+
+
+def test_the_ending_of_the_name_decides_the_format(make_run: MakeRun, tmp_path: Path) -> None:
+    folder = make_run()
+    curves([folder], tmp_path / "a.pdf")
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    curves([folder], tmp_path / "plain")
+    assert (tmp_path / "plain").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(PefllError, match=r"cannot draw a\.xyz"):
+        curves([folder], tmp_path / "a.xyz")
+
+
+def test_no_global_state_is_left(make_run: MakeRun, tmp_path: Path) -> None:
+    folder = make_run()
+    script = f"""
+import sys, matplotlib
+from pathlib import Path
+from pefll.record import RunFolder
+from pefll.report.plots import curves
+def settings():  # without "backend": reading it imports pyplot
+    return {{key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}}
+before = settings()
+curves([RunFolder(Path({str(folder.path)!r}))], Path({str(tmp_path / "a.png")!r}))
+assert settings() == before
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").exists()
+
+
+def test_disk_errors_are_sentences(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PefllError, match="cannot write"):
+        curves([make_run()], tmp_path / "file" / "a.png")
+
+
+def test_without_matplotlib_there_is_one_sentence(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    folder: RunFolder = make_run(descriptors=True)
+    for draw in (
+        lambda: curves([folder], tmp_path / "a.png"),
+        lambda: descriptor_map(folder, tmp_path / "a.png"),
+        lambda: federation_picture(np.ones((2, 2)), 1, tmp_path / "a.png"),
+    ):
+        with pytest.raises(PefllError, match=r"^drawing needs matplotlib: pip install 'pefll\[plot\]'$"):
+            draw()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pefll.errors import PefllError
+from pefll.report import show
+
+from .conftest import MakeRun
+
+
+def test_one_run(make_run: MakeRun, console: Console) -> None:
+    folder = make_run("mine", descriptors=True)
+    written = show([folder.path], None, console)
+    assert written == [folder.path / "curves.png", folder.path / "descriptors.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    text = console.export_text()
+    for expected in ("Test accuracy", "80.0 / 70.0", "Data and cost", "Validation accuracy", "└───"):
+        assert expected in text
+    assert "standard deviation" not in text
+    for path in written:
+        assert f"wrote {path}" in text, "unbroken, however long"
+
+
+def test_several_runs_into_another_folder(make_run: MakeRun, console: Console, tmp_path: Path) -> None:
+    folders = [
+        make_run("x/run", seed=0, descriptors=True),
+        make_run("y/run", seed=1, descriptors=True),
+        make_run("other", method="fedavg"),
+        make_run("last", seed=2, descriptors=True),
+    ]
+    out = tmp_path / "out"
+    written = show([folder.path for folder in folders], out, console)
+    names = ["curves.png", "descriptors-run-1.png", "descriptors-run-2.png", "descriptors-last.png"]
+    assert written == [out / name for name in names]
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
+    text = console.export_text()
+    assert "standard deviation over n seeds" in text
+    assert "▁" in text
+    assert not (folders[0].path / "curves.png").exists()
+
+
+def test_a_run_that_has_just_begun(make_run: MakeRun, console: Console) -> None:
+    assert show([make_run(finished=False, evaluations=0).path], None, console) == []
+    assert "—" in console.export_text()
+
+
+def test_without_matplotlib_the_tables_are_still_there(
+    make_run: MakeRun, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert show([make_run(descriptors=True).path], None, console) == []
+    text = console.export_text()
+    assert "80.0 / 70.0" in text
+    assert text.count("drawing needs matplotlib: pip install 'pefll[plot]'") == 1
+
+
+def test_what_is_no_run_is_refused_before_anything_is_printed(
+    make_run: MakeRun, console: Console, tmp_path: Path
+) -> None:
+    for wrong in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(PefllError, match="is not a run folder"):
+            show([make_run(f"good{len(str(wrong))}").path, wrong], None, console)
+    assert console.export_text() == ""
+    assert show([], None, console) == []
+
+
+def test_damage_is_a_sentence(make_run: MakeRun, console: Console) -> None:
+    folder = make_run(descriptors=True)
+    folder.descriptors_file.write_bytes(b"PK\x03\x04 no")
+    with pytest.raises(PefllError, match=r"descriptors\.npz is damaged"):
+        show([folder.path], None, console)

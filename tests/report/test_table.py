@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import re
+import statistics
+
+import pytest
+from rich.console import Console
+
+from pefll.report.table import costs_table, duration, grouped_table, percent, runs_table
+
+from .conftest import MakeRun, printed
+
+
+def line_of(text: str, start: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith(start)]
+    return line
+
+
+def test_a_finished_run_shows_its_test_accuracies(make_run: MakeRun, console: Console) -> None:
+    text = printed(console, runs_table([make_run("mine", seen=0.8123, unseen=0.7)]))
+    cells = re.split(r"\s{2,}", line_of(text, "mine").strip())
+    assert cells == ["mine", "pefll", "90", "81.2 / 70.0", "76.2 / 65.0", "83.2 / 72.0", "51.2 / 40.0"]
+    assert "not finished" not in text
+
+
+def test_an_unfinished_run_shows_marked_validation_accuracy(make_run: MakeRun, console: Console) -> None:
+    folders = [make_run("going", finished=False, evaluations=5, seen=0.8, unseen=0.7), make_run("done")]
+    text = printed(console, runs_table(folders))
+    cells = re.split(r"\s{2,}", line_of(text, "going").strip())
+    assert cells == ["going", "pefll", "—", "—", "40.0 / 35.0*", "42.0 / 37.0*", "10.0 /", "5.0*"]
+    assert "*" not in line_of(text, "done")
+    assert "* not finished: validation accuracy" in text
+
+
+def test_missing_values_are_em_dashes(make_run: MakeRun, console: Console) -> None:
+    nothing = make_run("nothing", finished=False, evaluations=0)
+    alone = make_run("alone", unseen=None, client_steps_per_second=None)
+    text = printed(console, runs_table([nothing, alone]))
+    assert line_of(text, "nothing").split()[2:] == ["—"] * 5
+    assert "80.0 /    —" in line_of(text, "alone")
+    text = printed(console, costs_table([nothing, alone]))
+    assert line_of(text, "nothing").split() == ["nothing", "cifar10", "—", "0", "of", "0", "—", "—", "—", "—"]
+
+
+def test_costs(make_run: MakeRun, console: Console) -> None:
+    folders = [make_run("mine", seed=3), make_run("going", finished=False, evaluations=5)]
+    text = printed(console, costs_table(folders))
+    assert re.split(r"\s{2,}", line_of(text, "mine").strip()) == [
+        *("mine", "CIFAR-10", "90+10", "100", "3", "1 h 02 m", "8,612", "300", "100")
+    ]
+    going = re.split(r"\s{2,}", line_of(text, "going").strip())
+    assert going == ["going", "cifar10", "—", "50 of", "0", "25.0 s", "—", "150", "50"]
+
+
+@pytest.mark.parametrize("make_table", [runs_table, costs_table, grouped_table])
+def test_readable_at_80_columns(make_run: MakeRun, console: Console, make_table: object) -> None:
+    folders = [
+        make_run(f"cifar10-by-class-2-pefll-seed-{seed}[{seed}]", seed=seed, seen=1.0, bytes_down=12_345_678_901)
+        for seed in range(2)
+    ]
+    folders += [make_run("not-finished-yet", method="fedavg", finished=False, seen=1.0)]
+    text = printed(console, make_table(folders))  # type: ignore[operator]
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert "…" not in text, "a cut number"
+    if make_table is not grouped_table:
+        flat = re.sub(r"\s", "", text)
+        assert "[1]" in flat, "square brackets are not markup"
+
+
+def test_mean_and_sample_std_over_seeds(make_run: MakeRun, console: Console) -> None:
+    seen, unseen = [0.801, 0.823, 0.87], [0.7, 0.75, 0.61]
+    folders = [
+        make_run(f"a{seed}", seed=seed, seen=s, unseen=u) for seed, (s, u) in enumerate(zip(seen, unseen, strict=True))
+    ]
+    folders += [make_run("other", method="fedavg", unseen=None), make_run("a9", seed=9, finished=False)]
+    table = grouped_table(folders)
+    assert table is not None
+    lines = [re.split(r"\s{2,}", line.strip()) for line in printed(console, table).splitlines()]
+
+    def spread(values: list[float], shift: float) -> str:
+        percents = [100 * (value + shift) for value in values]
+        return f"{statistics.mean(percents):.1f} ± {statistics.stdev(percents):.1f}"
+
+    shifts = (0.0, -0.05, 0.02, -0.3)
+    assert ["pefll", "CIFAR-10", "3", "seen", *(spread(seen, shift) for shift in shifts)] in lines
+    assert ["by-class 2", "unseen", *(spread(unseen, shift) for shift in shifts)] in lines
+    assert ["fedavg", "CIFAR-10", "1", "seen", "80.0", "75.0", "82.0", "50.0"] in lines
+
+
+def test_no_groups_no_table(make_run: MakeRun) -> None:
+    assert grouped_table([make_run("a", seed=0), make_run("b", seed=1, settings={"lr": 1.0})]) is None
+
+
+def test_fewer_values_than_seeds_is_said(make_run: MakeRun, console: Console) -> None:
+    folders = [make_run("a", seed=0), make_run("b", seed=1), make_run("c", seed=2, accuracy={})]
+    assert "80.0 ± 0.0 (2)" in printed(console, grouped_table(folders))
+
+
+def test_durations_and_percents() -> None:
+    spans = [0.04, 12.34, 59.94, 59.96, 61, 3599.6, 3600, 7 * 3600 + 59.6 * 60, None]
+    assert [duration(span) for span in spans] == [
+        *("0.0 s", "12.3 s", "59.9 s", "1 m 00 s", "1 m 01 s", "1 h 00 m", "1 h 00 m", "8 h 00 m", "—")
+    ]
+    assert [percent(value) for value in (0.12345, 1.0, None)] == ["12.3", "100.0", "—"]
