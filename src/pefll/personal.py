@@ -63,7 +63,8 @@ class PersonalModel(nn.Module):
 
     def save(self, path: Path | str) -> None:
         """Write weights and facts as one safetensors file, which other programs can read too."""
-        tensors = {name: value.contiguous() for name, value in self.network.state_dict().items()}
+        # Cloned, because a weight that is used twice is written under both of its names.
+        tensors = {name: value.contiguous().clone() for name, value in self.network.state_dict().items()}
         metadata = {"format": FORMAT, "facts": json.dumps(self.facts)}
         write_whole(Path(path), safetensors.torch.save(tensors, metadata))
 

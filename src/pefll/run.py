@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 import subprocess
@@ -98,9 +97,7 @@ class Run:
         finally:
             engine.close()
         network: Network = self.method.problem.model
-        module = copy.deepcopy(network.module)
-        module.load_state_dict(network.with_parameters(theta))
-        return PersonalModel(module.eval(), self.facts)
+        return PersonalModel(network.with_parameters(theta).eval(), self.facts)
 
     def _alone(self, x: Array, y: Array) -> Federation:
         """Return a federation of one client that holds these samples for training."""

@@ -67,12 +67,14 @@ def test_a_changed_source_file_is_noticed(folder):
     assert said
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "header", "labels"])
+@pytest.mark.parametrize("damage", ["truncate", "append", "remove", "manifest", "header", "labels"])
 def test_a_damaged_entry_is_made_again(folder, damage):
     clean = load_samples("femnist", folder)
     entry = folder / ".pefll-cache/femnist"
     if damage == "truncate":
         (entry / "x.npy").write_bytes((entry / "x.npy").read_bytes()[:-1])
+    elif damage == "append":
+        (entry / "x.npy").write_bytes((entry / "x.npy").read_bytes() + b"more")
     elif damage == "remove":
         (entry / "y.npy").unlink()
     elif damage == "manifest":

@@ -20,6 +20,7 @@ from pefll.report.plots import (
     SEEN,
     UNSEEN,
     _apart,
+    _draw_sizes,
     _sample_clients,
     curves,
     descriptor_map,
@@ -151,6 +152,15 @@ def test_federation_picture_of_equal_clients_and_of_one(tmp_path: Path) -> None:
     assert "<!-- cat -->" in text
     federation_picture(np.array([[3, 0, 1]]), 1, tmp_path / "one.png")
     assert share_of_ink(tmp_path / "one.png") > 0.005
+
+
+def test_sizes_have_a_bar_per_number_where_they_are_few() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    _draw_sizes(axes, np.array([37, 38, 38, 39, 39, 39, 40]), num_seen=5)
+    heights = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 4)
+    assert heights.tolist() == [[1, 2, 2, 0], [0, 0, 1, 1]]
 
 
 def test_federation_picture_of_nobody_is_a_sentence(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ DATASETS: dict[str, Source] = {
         Source(
             name="cifar10",
             about="60,000 colour images of 32x32 pixels, 10 classes",
-            origin="Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html; free for research, no licence stated",
+            origin="Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html; its makers state no licence",
             files="cifar-10-batches-py/ or cifar-10-python.tar.gz",
             partition="by-class 2",
             clients=100,
@@ -76,7 +76,7 @@ DATASETS: dict[str, Source] = {
         Source(
             name="cifar100",
             about="60,000 colour images of 32x32 pixels, 100 classes",
-            origin="Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html; free for research, no licence stated",
+            origin="Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html; its makers state no licence",
             files="cifar-100-python/ or cifar-100-python.tar.gz",
             partition="by-class 10",
             clients=100,
@@ -87,7 +87,7 @@ DATASETS: dict[str, Source] = {
         Source(
             name="femnist",
             about="handwritten characters by writer, 62 classes",
-            origin="NIST Special Database 19 as LEAF prepares it, https://leaf.cmu.edu; public domain, LEAF is BSD-2",
+            origin="NIST Special Database 19 by https://github.com/TalwalkarLab/leaf, which is BSD-2-Clause",
             files="femnist/train/*.json and femnist/test/*.json",
             partition="natural",
             clients=None,
@@ -98,7 +98,7 @@ DATASETS: dict[str, Source] = {
         Source(
             name="mnist_writers",
             about="MNIST's 70,000 digits by writer, 10 classes",
-            origin="MNIST joined with the writers of QMNIST, https://github.com/facebookresearch/qmnist; BSD-3",
+            origin="MNIST joined with the writers of QMNIST, https://github.com/facebookresearch/qmnist; BSD-style",
             files=str(mnist_writers.FILE),
             partition="natural",
             clients=None,

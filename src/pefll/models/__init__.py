@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from pefll.errors import PefllError, unknown
@@ -72,9 +73,14 @@ def _import_model(reference: str, input_shape: tuple[int, ...], classes: int) ->
     module_name, _, attribute = reference.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise PefllError(f"cannot import the model {reference!r}: {error}") from error
-    model = function(input_shape, classes)
+    if not callable(function):
+        raise PefllError(f"{reference} is not a function of (input_shape, classes)")
+    # Weights that no layer can draw anew are drawn here; a run must not depend on what was drawn before it.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = function(input_shape, classes)
     if not isinstance(model, nn.Module):
         raise PefllError(f"{reference} returned a {type(model).__name__}, not a torch.nn.Module")
     return model

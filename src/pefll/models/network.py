@@ -6,6 +6,7 @@ layers a model has.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -64,16 +65,19 @@ class Network:
         """
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(randomness.torch_seed(seed, f"init/{purpose}"))
-            for layer in self.module.modules():
+            module = copy.deepcopy(self.module)  # a user's own module keeps its weights
+            for layer in module.modules():
                 reset = getattr(layer, "reset_parameters", None)
                 if callable(reset):
                     reset()
-            return self.flatten([value.detach().float().cpu() for value in self.module.parameters()]).clone()
+            return self.flatten([value.detach().float().cpu() for value in module.parameters()]).clone()
 
-    def with_parameters(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Return a state dict, on the CPU, of the module with the weights in `parameters` [size]."""
-        values = {name: part.detach().cpu().clone() for name, part in self.unflatten(parameters).items()}
-        return values | {name: buffer.detach().cpu().clone() for name, buffer in self.module.named_buffers()}
+    def with_parameters(self, parameters: Tensor) -> nn.Module:
+        """Return a copy of the module, on the CPU, with the weights in `parameters` [size]."""
+        module = copy.deepcopy(self.module).cpu()
+        # Not strict: constants are in the copy already, and a weight that is used twice has one name here.
+        module.load_state_dict(self.unflatten(parameters.detach().cpu()), strict=False)
+        return module
 
     def _constants(self, like: Tensor) -> dict[str, Tensor]:
         place = (like.device, like.dtype)
@@ -113,6 +117,8 @@ def check_model(network: Network, input_shape: tuple[int, ...], classes: int, to
     for buffer_name, buffer in network.module.named_buffers():
         if not torch.equal(buffer, before[buffer_name]):
             raise PefllError(f"the model {name} changes its buffer {buffer_name!r} when it is evaluated; remove it")
+    if not isinstance(output, Tensor):
+        raise PefllError(f"the model {name} returns a {type(output).__name__}; it must return one tensor of scores")
     if tuple(output.shape) != (2, classes):
         raise PefllError(
             f"the model {name} gives {tuple(output.shape)[1:]} scores per sample but there are {classes} classes; "

@@ -114,7 +114,7 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
             axis.set_ticks([])
         correlation = mean_correlation(d_v, d_pi)
         who = "all" if found.seen.all() else "unseen"
-        value = f"{correlation:.2f}" if np.isfinite(correlation) else "undefined"
+        value = f"{correlation:.2f}".replace("-", "−") if np.isfinite(correlation) else "undefined"
         right.set_title(f"Spearman's rank correlation {value} ({who})")
         _draw_distances(figure, right, d_v.ravel(), d_pi.ravel())
 
@@ -234,7 +234,7 @@ def _draw_curve(axes: Axes, group: _Curve, by: str, colour: str) -> None:
     for who, mean in group.mean.items():
         axes.plot(x, mean, color=colour, linewidth=1.8, linestyle="-" if who == "seen" else (0, (3.2, 1.8)))
         if group.std is not None:
-            low, high = mean - group.std[who], mean + group.std[who]
+            low, high = np.clip(mean - group.std[who], 0, None), np.clip(mean + group.std[who], None, 100)
             axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
         if group.best is not None:
             look: dict[str, Any] = {"color": colour, "markersize": 6, "mec": "white", "mew": 1.2}
@@ -432,7 +432,8 @@ def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_ylabel("clients")
-    bins = np.linspace(low, high, min(24, high - low) + 1)
+    # Edges between whole numbers: a bar per number where they are few.
+    bins = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
     axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
     axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,g}, most {sizes.max():,}")
 

@@ -68,7 +68,7 @@ def grouped_table(folders: Sequence[RunFolder]) -> Table | None:
     table = new_table("Test accuracy in %, mean ± standard deviation over n seeds")
     table.add_column("method", overflow="fold", min_width=6)
     table.add_column("data", overflow="fold")
-    for heading in ("n", "clients", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
+    for heading in ("n", "", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
         unseen = any(run.accuracy("best", "unseen", "per_sample") is not None for run in group.runs)

@@ -1,0 +1,51 @@
+# `make demo` and `make test` need Python 3.11 or newer, git and make; everything else goes into .venv.
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := -m pip --disable-pip-version-check --quiet
+FIND_PYTHON = for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  $$name -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done
+
+.PHONY: help demo test lint format bench-million lock clean
+
+help: ## Show what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## Compare Local, FedAvg and PeFLL on embedded data, in about a minute
+	@$(BIN)/pefll demo
+
+test: $(READY) ## Run all tests with coverage
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
+
+lint: $(READY) ## Check style, format, types and the direction of imports
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(READY) ## Format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench-million: $(READY) ## Time rounds among a million clients and among a thousand
+	@$(BIN)/python benchmarks/million_clients.py
+
+# Build tools are in the lock, so that installing the package itself downloads nothing more.
+$(READY): requirements.lock pyproject.toml
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { python=$$($(FIND_PYTHON)); test -n "$$python" || { \
+	  echo "Python 3.11 or newer with its venv module is needed: install it, or name one with make PYTHON=/path/to/python3"; \
+	  exit 1; }; $$python -m venv .venv; }
+	@echo "installing into .venv, a few minutes the first time"
+	@$(BIN)/python $(PIP) install -r requirements.lock
+	@$(BIN)/python $(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+lock: ## Make requirements.lock again, with the newest versions that pyproject.toml allows
+	@echo "installing into build/lock, a few minutes"
+	@rm -rf build/lock && $$($(FIND_PYTHON)) -m venv build/lock
+	@build/lock/bin/python $(PIP) install '.[plot,files,dev]' hatchling editables
+	@{ grep '^#' requirements.lock; build/lock/bin/python $(PIP) freeze --all --exclude pip --exclude pefll \
+	  | sed 's/+[a-z0-9.]*$$//' | grep -viE '^(nvidia|cuda|triton)'; } > build/lock.txt && mv build/lock.txt requirements.lock
+
+clean: ## Remove .venv, builds and caches; data/, runs/ and demo/ stay
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,172 @@
+"""A module as a function of one flat vector, also a module that a user brings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pefll.errors import PefllError
+from pefll.models import Network, build_model, check_model
+from pefll.personal import PersonalModel
+from pefll.run import fit
+from tests.federations import ragged
+from tests.models import zoo
+
+
+def test_flat_and_back():
+    network = Network(build_model("lenet", (3, 16, 16), 4))
+    flat = torch.randn(network.size)
+    parts = network.unflatten(flat)
+    assert list(parts) == [name for name, _ in network.module.named_parameters()]
+    assert [part.shape for part in parts.values()] == network.shapes
+    assert torch.equal(network.flatten(list(parts.values())), flat)
+    assert all(part.data_ptr() >= flat.data_ptr() for part in parts.values())  # views, no copies
+
+
+def test_the_function_is_the_module():
+    network = Network(build_model("cnn", (2, 8, 8), 4))
+    flat = network.init(5, "x")
+    x = torch.randn(3, 2, 8, 8)
+    network.module.load_state_dict(network.unflatten(flat))
+    assert torch.equal(network(flat, x), network.module(x))
+    other = network.init(6, "x")
+    assert not torch.equal(network(other, x), network.module(x))
+
+
+def test_initial_weights_depend_on_seed_and_purpose_and_on_nothing_else():
+    network = Network(build_model("mlp", (6,), 3))
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = network.init(0, "model")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    torch.rand(7)
+    assert torch.equal(network.init(0, "model"), first)
+    assert torch.equal(Network(build_model("mlp", (6,), 3)).init(0, "model"), first)
+    assert not torch.equal(network.init(1, "model"), first)
+    assert not torch.equal(network.init(0, "embedder"), first)
+    assert first.dtype == torch.float32
+    network.init(3, "model")
+    assert torch.equal(network.init(0, "model"), first)
+
+
+def test_initial_weights_are_what_torch_would_draw():
+    layer = nn.Linear(400, 300)
+    flat = Network(layer).init(0, "x")
+    bound = 1 / 20
+    assert float(flat.abs().max()) <= bound
+    assert float(flat.std()) == pytest.approx(bound / 3**0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
+def test_running_statistics_are_refused(layer):
+    with pytest.raises(PefllError, match=r"layer '1' .* keeps running statistics.*use GroupNorm"):
+        Network(nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.1), nn.AlphaDropout(0.1)])
+def test_dropout_is_refused(layer):
+    with pytest.raises(PefllError, match="draws its own random numbers"):
+        Network(nn.Sequential(nn.Linear(6, 4), layer))
+
+
+def test_dropout_of_nothing_and_batchnorm_without_memory_are_fine():
+    network = Network(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0), nn.BatchNorm1d(4, track_running_stats=False)))
+    check_model(network, (6,), 4, tokens=False)
+    x = torch.randn(5, 6)
+    z = network(network.init(0, "x"), x)
+    torch.testing.assert_close(z.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
+
+
+def test_a_model_without_parameters_is_refused():
+    with pytest.raises(PefllError, match="nothing to learn"):
+        Network(nn.Flatten())
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused():
+    with pytest.raises(PefllError, match=r"the model Linear does not accept samples of shape \(5,\)"):
+        check_model(Network(nn.Linear(6, 3)), (5,), 3, tokens=False)
+    with pytest.raises(PefllError, match=r"gives \(4,\) scores per sample but there are 3 classes"):
+        check_model(Network(nn.Linear(6, 4)), (6,), 3, tokens=False)
+    with pytest.raises(PefllError, match="tuple"):
+        check_model(Network(zoo.a_pair((6,), 3)), (6,), 3, tokens=False)
+
+
+def test_a_model_that_changes_its_own_buffers_is_refused():
+    class Counter(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)
+
+    with pytest.raises(PefllError, match="changes its buffer 'calls'"):
+        check_model(Network(Counter()), (6,), 3, tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("reference", "sentence"),
+    [
+        ("tests.models.nowhere:f", "cannot import the model 'tests.models.nowhere:f'"),
+        ("tests.models.zoo:nothing", "cannot import the model .*nothing"),
+        ("tests.models.zoo:no_module", "returned a str, not a torch.nn.Module"),
+        (":f", "cannot import the model"),
+        ("tests.models.zoo:__name__", "tests.models.zoo:__name__"),
+    ],
+)
+def test_import_paths_that_do_not_lead_to_a_model(reference, sentence):
+    with pytest.raises(PefllError, match=sentence):
+        build_model(reference, (6,), 3)
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize("method", ["pefll", "fedavg"])
+@pytest.mark.parametrize("make", [zoo.tied, zoo.normalised])
+def test_a_users_module_trains_personalises_and_travels(tmp_path, engine, method, make):
+    federation = ragged(clients=6, sizes=(9, 20))
+    module = make((6,), 3)
+    settings = {"local_steps": 2, "rounds": 2, "clients_per_round": 3, "engine": engine, "processes": 1}
+    run = fit(federation, method, model=module, out=tmp_path / "run", **settings)
+    x, y = federation.x[:7].numpy(), federation.y[:7].numpy()
+    model = run.personalize(x, y)
+    scores = model.probabilities(x)
+    assert scores.shape == (7, 3)
+    np.testing.assert_allclose(scores.sum(1), 1, atol=1e-5)
+    # The personal module computes what the method's flat vector does.
+    theta = torch.cat([part.detach().reshape(-1) for part in model.network.parameters()])
+    with torch.no_grad():
+        wanted = run.method.problem.model(theta, federation.x[:7]).softmax(1)
+    np.testing.assert_allclose(scores, wanted.numpy(), atol=1e-6)
+    if method == "fedavg":
+        torch.testing.assert_close(theta, run.server.theta, rtol=0, atol=0)
+    model.save(tmp_path / "me.safetensors")
+    with pytest.raises(PefllError, match="given in Python"):
+        PersonalModel.load(tmp_path / "me.safetensors")
+    again = PersonalModel.load(tmp_path / "me.safetensors", make((6,), 3))
+    np.testing.assert_array_equal(again.probabilities(x), scores)
+    with pytest.raises(PefllError, match="does not fit the architecture"):
+        PersonalModel.load(tmp_path / "me.safetensors", nn.Linear(6, 3))
+
+
+def test_fitting_leaves_the_users_module_as_it_was():
+    federation = ragged(clients=4, sizes=(9,))
+    module = zoo.tied((6,), 3)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    fit(federation, "fedavg", model=module, rounds=1, local_steps=1, processes=1)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_model_by_import_path_gives_the_same_run_whatever_was_drawn_before(tmp_path):
+    federation = ragged(clients=4, sizes=(9,))
+    runs = []
+    for draws in (0, 5):
+        torch.rand(draws)
+        settings = {"rounds": 1, "local_steps": 1, "processes": 1}
+        runs.append(fit(federation, "fedavg", model="tests.models.zoo:tied", out=tmp_path / str(draws), **settings))
+    assert torch.equal(runs[0].final.theta, runs[1].final.theta)
+    assert runs[0].summary["model"] == "tests.models.zoo:tied"

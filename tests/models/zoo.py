@@ -1,0 +1,52 @@
+"""Models of a user, for `--model tests.models.zoo:function`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Tied(nn.Module):
+    """One weight used twice, a constant that is saved and one that is not, and a bare parameter."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(features, features)
+        self.again = nn.Linear(features, features)
+        self.again.weight = self.first.weight
+        self.last = nn.Linear(features, classes)
+        self.scale = nn.Parameter(1 + torch.rand(features))
+        self.register_buffer("kept", torch.full((features,), 0.5))
+        self.register_buffer("derived", torch.full((features,), 0.25), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.first(x.flatten(1) * self.scale) + self.kept)
+        output: Tensor = self.last(torch.tanh(self.again(z) * self.derived))
+        return output
+
+
+def tied(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Tied(int(torch.Size(input_shape).numel()), classes)
+
+
+def normalised(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    features = int(torch.Size(input_shape).numel())
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(features, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, classes)
+    )
+
+
+def too_wide(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(torch.Size(input_shape).numel()), classes + 2))
+
+
+def a_pair(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x.flatten(1)), x
+
+    return Pair(int(torch.Size(input_shape).numel()), classes)
+
+
+def no_module(input_shape: tuple[int, ...], classes: int) -> str:
+    return f"{input_shape} {classes}"
