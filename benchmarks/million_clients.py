@@ -9,6 +9,7 @@ that the peak memory after it is its own, with the caller's arrays, the interpre
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import resource
 import statistics
@@ -113,7 +114,6 @@ def build(clients: int, samples: int, features: int, console: Console) -> tuple[
         "arrays_seconds": round(arrays_seconds, 3),
         "build_seconds": round(build_seconds, 3),
         "array_bytes": x.nbytes + y.nbytes + client.nbytes,
-        "peak_bytes_after_build": peak_bytes(),
     }
     return federation, facts
 
@@ -206,6 +206,7 @@ def main() -> int:
     shape = (options.samples, options.features)
     try:
         large, large_facts = build(options.clients, *shape, console)
+        large_facts["peak_bytes_after_build"] = peak_bytes()
         small, small_facts = build(FEW_CLIENTS, *shape, console)
         engines = race(large, small, options.rounds, options.turns, console)
     except PefllError as error:
@@ -217,6 +218,7 @@ def main() -> int:
         "version": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": processor(),
+        "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "samples_per_client": options.samples,

@@ -55,9 +55,11 @@ def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str,
         "files": {TENSORS: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
         "facts": facts,
     }
+    manifest["sha256"] = _digest(manifest)
     with sentences_for_disk_errors(f"the checkpoint {final}"):
         try:
-            shutil.rmtree(building, ignore_errors=True)
+            for left_over in folder.glob(".building-*"):  # by a process that was killed
+                shutil.rmtree(left_over, ignore_errors=True)
             building.mkdir(parents=True)
             for name, part in ((TENSORS, content), (MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())):
                 with (building / name).open("wb") as file:
@@ -82,12 +84,14 @@ def load(path: Path) -> Checkpoint:
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
+        if manifest.pop("sha256") != _digest(manifest):
+            raise ValueError("its SHA-256 is wrong")
         expected = manifest["files"][TENSORS]
         content = (path / TENSORS).read_bytes()
         round_, facts = int(manifest["round"]), manifest["facts"]
     except FileNotFoundError as error:
         raise PefllError(f"the checkpoint {path} is incomplete: {error.filename} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PefllError(f"the checkpoint {path} is damaged: its manifest cannot be read ({error})") from error
     if len(content) != expected["bytes"]:
         raise PefllError(
@@ -122,6 +126,11 @@ def latest(folder: Path, report: Callable[[str], None]) -> Checkpoint:
         except PefllError as error:
             report(f"{error}; using the one before it")
     raise PefllError(f"no checkpoint in {folder} is whole; start the run anew")
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's content, however it is laid out."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _newest_first(folder: Path) -> list[Path]:

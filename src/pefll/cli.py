@@ -24,7 +24,7 @@ from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.personal import PersonalModel
 from pefll.record import MEASURES, RunFolder
 
-out, err = Console(soft_wrap=True), Console(stderr=True)
+out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +36,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: which there are, get them, check them, look at them.")
 app.add_typer(data_app, name="data")
+
+# The error for a misspelt option: typer's own copy of click has it, and older typers took it from click.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
@@ -385,11 +388,15 @@ def _accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...
 def main() -> None:
     """Run the command line: one sentence and exit code 2 for anything the user can mend."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except PefllError as error:
-        err.print(f"error: {escape(str(error))}", style="red", highlight=False, soft_wrap=True)
+        sentence = str(error)
+    except UsageError as error:
+        sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
     except torch.cuda.OutOfMemoryError:
-        err.print("error: the GPU's memory is full; use fewer clients per round, or another device", style="red")
+        sentence = "the GPU's memory is full; use fewer clients per round, or another device"
+    if sentence:  # without a verb, the help was shown instead
+        err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
     sys.exit(2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,9 @@ class Config:
         for key, value in values.items():
             if key not in known:
                 raise unknown(f"setting in {path}", key, known)
-            if type(value).__name__ != str(known[key]).partition("[")[0]:
+            if known[key] == "float" and type(value) is int:
+                values[key] = float(value)  # written as `unseen = 0`
+            elif type(value).__name__ != str(known[key]).partition("[")[0]:
                 raise PefllError(f"{path}: {key} must be {known[key]}, not {value!r}")
         return cls(**values)
 
@@ -119,6 +122,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        # TOML's basic strings have JSON's escapes, and want DEL escaped too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.errors import PefllError
-from pefll.files import read_json, sentences_for_disk_errors, write_json
+from pefll.files import read_json, sentences_for_disk_errors, write_json, write_whole
 
 GROUPS = ("seen", "unseen")
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
@@ -76,10 +76,11 @@ class RunFolder:
 
     def keep_history_until(self, round_: int) -> None:
         """Drop evaluations after a round: a resumed run makes them again."""
+        if not self.history_file.is_file():
+            return
         rows = [row for row in self.history() if row["round"] <= round_]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        with sentences_for_disk_errors(str(self.history_file)):
-            self.history_file.write_text(text)
+        write_whole(self.history_file, text.encode())
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary, or None while the run is not finished."""

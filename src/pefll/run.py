@@ -278,7 +278,7 @@ def _claim(out: str | Path, config: Config) -> RunFolder:
     folder = RunFolder(Path(out))
     if folder.config_file.is_file():
         Config.load(folder.config_file).check_same(config)
-    elif folder.path.exists() and any(folder.path.iterdir()):
+    elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -84,6 +84,8 @@ def train(
         Stopped: after Ctrl-C or SIGTERM, with a checkpoint written.
     """
     progress = _resume(engine, folder, monitor) or _begin(engine)
+    if folder:
+        folder.keep_history_until(progress.round)  # also where a run was stopped before its first checkpoint
     events = Events(folder.path) if folder else None
     saved_at, saved_round, chunk = time.monotonic(), progress.round, 1
     monitor.at(progress.round)
@@ -186,7 +188,6 @@ def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progr
     numbers = dict(saved.facts["progress"])
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
-    folder.keep_history_until(saved.round)
     return Progress(
         round=saved.round,
         server=restore(template, saved.tensors, "server"),

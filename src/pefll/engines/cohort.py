@@ -129,10 +129,11 @@ def check_cohort_size(federation: Federation, size: int) -> None:
         )
 
 
-def not_finite(task: str, client: int | None, round_: int) -> PefllError:
+def not_finite(task: str, client: int | None, round_: int | None) -> PefllError:
     """Return the error for a reply with NaN or infinity."""
     who = "a client" if client is None else f"client {client}"
+    when = "" if round_ is None else f" at round {round_}"
     return PefllError(
-        f"{who} replied with NaN or infinity in {task} at round {round_}: "
+        f"{who} replied with NaN or infinity in {task}{when}: "
         "training diverged; lower client_lr or server_lr"
     )

@@ -116,7 +116,10 @@ class VectorEngine:
             stop = start + max(1, SAMPLES_AT_ONCE[self.device.type] // widest)
             chosen = np.ascontiguousarray(order[start:stop])
             ids = torch.from_numpy(chosen).to(self.device)
-            yield chosen, self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]))
+            cohort = self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]))
+            yield chosen, cohort
+            if cohort.healthy is not None and not bool(cohort.healthy):
+                raise not_finite("evaluation", None, None)
             start = stop
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import signal
 import traceback
@@ -35,6 +36,8 @@ class Workers:
     """
 
     def __init__(self, run_here: RunHere, method: Any, processes: int) -> None:
+        # Its first use imports for seconds; once, here, instead of in every process.
+        torch.func.grad(torch.square)(torch.zeros(()))
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
@@ -47,6 +50,8 @@ class Workers:
             theirs.close()
             self._pipes.append(mine)
             self._processes.append(process)
+        # Runs before multiprocessing waits for its processes, which do not heed its SIGTERM.
+        atexit.register(self.close)
 
     def run(self, task: str, ids: Ids, round_: int, arguments: list[Everyone | Each], static: dict[str, int]) -> Tree:
         """Run a method's task on clients, shared out among the processes, and return the replies in order."""
@@ -67,6 +72,7 @@ class Workers:
 
     def close(self) -> None:
         """End the processes."""
+        atexit.unregister(self.close)
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -101,8 +107,10 @@ def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, met
     # Copies of other workers' pipes came along with the fork; open, they would hide the server's end from them.
     for other in inherited:
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when to stop
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C, and SIGTERM of a batch system, reach the whole group; the server decides when to stop, and when it is
+    # gone, however it went, the pipe ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
     kinds = {"each": Each, "everyone": Everyone}
     while True:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
+from pefll.errors import PefllError
 from pefll.methods.contract import Cohort, Problem, Score, everyone, score
 from pefll.methods.local_sgd import SGD, descend
 
@@ -42,6 +43,10 @@ class Local:
     weight_decay: float = 5e-5
 
     trains_in_rounds = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise PefllError("batch_size must be at least 1")
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the model that everybody starts from."""

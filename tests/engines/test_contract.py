@@ -1,0 +1,145 @@
+"""What holds for every registered method."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from pefll import checkpoint
+from pefll.data import federation_from_arrays
+from pefll.data.federation import TEST, VALIDATION, Federation
+from pefll.engines.serial import SerialEngine
+from pefll.methods import METHODS, build_method, hyperparameters
+from pefll.run import fit
+from pefll.training import restore
+from pefll.tree import leaves, named_leaves
+from tests.engines.test_engines import SETTINGS
+from tests.federations import problem_of, ragged
+
+every_method = pytest.mark.parametrize("method", sorted(METHODS))
+QUICK = {"rounds": 6, "eval_every": 2, "clients_per_round": 3, "processes": 1}
+
+
+def federation_() -> Federation:
+    return ragged(clients=8, sizes=(2, 5, 9, 14), seen=6)
+
+
+def as_bytes(tree) -> bytes:
+    return b"".join(leaf.numpy().tobytes() for leaf in leaves(tree))
+
+
+@every_method
+def test_the_test_settings_know_every_method(method):
+    assert method in SETTINGS
+    assert set(SETTINGS[method]) <= set(hyperparameters(method))
+
+
+@every_method
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_a_seed_decides_everything(method, engine):
+    def train(seed):
+        return fit(federation_(), method, seed=seed, engine=engine, **QUICK, **SETTINGS[method])
+
+    one, two, other = train(4), train(4), train(5)
+    for part in ("final", "server"):
+        assert as_bytes(getattr(one, part)) == as_bytes(getattr(two, part))
+        assert as_bytes(getattr(one, part)) != as_bytes(getattr(other, part))
+    assert one.summary["accuracy"] == two.summary["accuracy"]
+    assert one.summary["best_round"] == two.summary["best_round"]
+
+
+@every_method
+def test_the_state_survives_a_checkpoint(method, tmp_path):
+    federation = federation_()
+    engine = SerialEngine(federation, build_method(method, problem_of(federation), SETTINGS[method]), 0, 3)
+    server = engine.advance(engine.start(), 0, 2)
+    tensors = {f"server.{name}": leaf for name, leaf in named_leaves(server)}
+    checkpoint.save(tmp_path, 2, tensors, {})
+    again = restore(engine.start(), checkpoint.load(tmp_path / "round-00000002").tensors, "server")
+    assert type(again) is type(server)
+    assert [leaf.dtype for leaf in leaves(again)] == [leaf.dtype for leaf in leaves(server)]
+    assert as_bytes(again) == as_bytes(server)
+    assert as_bytes(engine.advance(again, 2, 2)) == as_bytes(engine.advance(server, 2, 2))
+    engine.close()
+
+
+@every_method
+def test_a_new_client_gets_a_model(method):
+    federation = federation_()
+    run = fit(federation, method, **QUICK, **SETTINGS[method])
+    assert run.summary["accuracy"]["best"]["unseen"] is not None
+    rows = federation.indices(7)
+    x, y = federation.x[rows].numpy(), federation.y[rows].numpy()
+    scores = run.personalize(x, y).probabilities(x)
+    assert scores.shape == (len(x), 3)
+    assert np.isfinite(scores).all()
+    # A client's own model does not depend on the order of its samples, where it does not train on them.
+    if method != "local":
+        turned = run.personalize(x[::-1], y[::-1]).probabilities(x)
+        np.testing.assert_allclose(turned, scores, atol=1e-5)
+
+
+@every_method
+def test_a_personal_model_is_what_evaluation_scored(method):
+    federation = federation_()
+    run = fit(federation, method, **QUICK, **SETTINGS[method])
+    right = total = 0
+    for client in range(6, 8):
+        rows, held_out = federation.indices(client), federation.indices(client, TEST)
+        # Local draws its batches by the client's number; on its own it is number 0.
+        model = run.personalize(federation.x[rows].numpy(), federation.y[rows].numpy())
+        right += int((model.predict(federation.x[held_out].numpy()) == federation.y[held_out].numpy()).sum())
+        total += len(held_out)
+    if method != "local":
+        assert run.summary["accuracy"]["best"]["unseen"]["per_sample"] == pytest.approx(right / total)
+    else:
+        assert total == int(federation.count[TEST, 6:].sum())
+
+
+def poisoned(federation: Federation, *, validation: bool) -> Federation:
+    """Change whatever training must not look at: everything of unseen clients, and held-out samples of seen ones."""
+    rows = [federation.indices(c, s) for c in range(federation.num_seen, federation.num_clients) for s in range(3)]
+    splits = (VALIDATION, TEST) if validation else (TEST,)
+    rows += [federation.indices(c, s) for c in range(federation.num_seen) for s in splits]
+    chosen = torch.cat(rows)
+    x, y = federation.x.clone(), federation.y.clone()
+    x[chosen] = -5 * x[chosen] + 3 if x.dtype != torch.uint8 else 255 - x[chosen]
+    y[chosen] = (y[chosen] + 1) % federation.classes
+    return dataclasses.replace(federation, x=x, y=y)
+
+
+@every_method
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_not_one_byte_of_training_depends_on_held_out_data(method, engine):
+    clean = federation_()
+    runs = [
+        fit(data, method, engine=engine, **QUICK, **SETTINGS[method])
+        for data in (clean, poisoned(clean, validation=False), poisoned(clean, validation=True))
+    ]
+    assert as_bytes(runs[0].final) == as_bytes(runs[1].final) == as_bytes(runs[2].final)
+    # Which round is best may depend on the seen clients' validation samples, and on nothing else.
+    assert as_bytes(runs[0].server) == as_bytes(runs[1].server)
+    assert runs[0].summary["best_round"] == runs[1].summary["best_round"]
+    assert runs[0].summary["accuracy"] != runs[1].summary["accuracy"]  # the poison was there
+
+
+def test_not_even_the_normalisation_of_a_users_images_depends_on_held_out_data():
+    rng = np.random.default_rng(0)
+    client, split = np.repeat(np.arange(6), 12), np.tile([0] * 8 + [1] * 2 + [2] * 2, 6)
+    y = rng.integers(0, 3, 72)
+    x = rng.integers(0, 100, (72, 1, 8, 8), dtype=np.uint8)
+
+    def make(pixels, labels):
+        return federation_from_arrays(pixels, labels, client, split=split, unseen=0.34, classes=3)
+
+    clean = make(x, y)
+    held_out = poisoned(clean, validation=True)
+    dirty = make(held_out.x.numpy(), held_out.y.numpy())
+    assert not torch.equal(dirty.x, clean.x)
+    quick = QUICK | {"rounds": 2, "local_steps": 2}
+    one, two = (fit(data, "pefll", **quick) for data in (clean, dirty))
+    assert one.facts["normalise"] == two.facts["normalise"]
+    assert as_bytes(one.final) == as_bytes(two.final)

@@ -1,0 +1,366 @@
+"""Three ways to reach the clients, one result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from pefll.data.federation import TEST, Samples, assemble
+from pefll.engines.cohort import Ledger
+from pefll.engines.serial import SerialEngine
+from pefll.engines.vector import VectorEngine
+from pefll.engines.wire import pack, unpack
+from pefll.errors import PefllError
+from pefll.evaluation import client_scores
+from pefll.methods import FedAvg, Problem, build_method
+from pefll.methods.contract import each, everyone
+from pefll.models import CharLSTM, Network
+from pefll.run import fit
+from pefll.tree import leaves
+from tests.federations import flat, problem_of, ragged
+
+SETTINGS = {
+    "pefll": {"local_steps": 3, "batch_size": 4, "descriptor_batch": 4, "descriptor_size": 5, "hypernetwork": "S"},
+    "fedavg": {"local_steps": 3, "batch_size": 4},
+    "local": {"epochs": 2, "batch_size": 4},
+}
+LENET, CNN, FEATURES = (1, 16, 16), (2, 8, 8), (6,)
+CASES = [
+    ("pefll", "lenet", LENET, "convnet"),
+    ("pefll", "lenet", LENET, "convnet-unlabeled"),
+    ("pefll", "cnn", CNN, "convnet"),
+    ("pefll", "cnn", CNN, "mlp-unlabeled"),
+    ("pefll", "mlp", FEATURES, "mlp"),
+    ("pefll", "mlp", FEATURES, "linear"),
+    ("fedavg", "lenet", LENET, ""),
+    ("fedavg", "mlp", FEATURES, ""),
+    ("local", "cnn", CNN, ""),
+    ("local", "mlp", FEATURES, ""),
+]
+
+
+def small(shape):
+    return ragged(clients=6, shape=shape, sizes=(1, 3, 6, 11), seen=4, pixels=len(shape) == 3)
+
+
+def settings(method: str, embedding: str = "") -> dict[str, object]:
+    return SETTINGS[method] | ({"embedding": embedding} if embedding else {})
+
+
+def travel(engine, rounds: int = 3):
+    """Train, then make and score everybody's model: state [S], models [n, D], scores [n, 4]."""
+    method = engine.method
+    server = engine.advance(engine.start(), 0, rounds)
+    models = {}
+    with torch.no_grad():
+        for ids, cohort in engine.cohorts(np.arange(engine.federation.num_clients)):
+            models |= dict(zip(ids.tolist(), method.personalize(server, cohort).clone(), strict=True))
+    scores = client_scores(engine, method, server, np.arange(engine.federation.num_clients), TEST)
+    ledger = engine.ledger
+    engine.close()
+    return flat(server), torch.stack([models[i] for i in range(len(models))]), torch.from_numpy(scores), ledger
+
+
+@pytest.mark.parametrize(("method", "model", "shape", "embedding"), CASES)
+def test_the_engines_agree(method, model, shape, embedding):
+    federation = small(shape)
+    learner = build_method(method, problem_of(federation, model), settings(method, embedding))
+    given = {"seed": 1, "clients_per_round": 3, "dtype": torch.float64}
+    serial = travel(SerialEngine(federation, learner, **given))
+    pair = travel(SerialEngine(federation, learner, processes=2, **given))
+    vector = travel(VectorEngine(federation, learner, **given))
+    for one, two in zip(serial[:3], pair[:3], strict=True):
+        assert torch.equal(one, two)
+    for one, two in zip(serial[:3], vector[:3], strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-8)
+    assert serial[3] == pair[3] == vector[3]
+    start = flat(SerialEngine(federation, learner, **given).start())
+    if method != "local":
+        assert (serial[0] - start).abs().max() > 1e-5  # something was learned, so there was something to agree on
+
+
+def test_the_engines_agree_on_text():
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(4), 9)
+    split = np.tile([0, 0, 0, 0, 0, 1, 2, 2, 2], 4).astype(np.int8)
+    samples = Samples(x=rng.integers(0, 7, (36, 5)), y=rng.integers(0, 7, 36), classes=7, tokens=True)
+    federation = assemble(samples, owner, split, 3, "text")
+    problem = Problem(Network(CharLSTM((5,), 7, embedding=3, hidden=4)), (5,), 7, 4, tokens=True)
+    learner = build_method("pefll", problem, settings("pefll"))
+    given = {"seed": 1, "clients_per_round": 2, "dtype": torch.float64}
+    serial, vector = travel(SerialEngine(federation, learner, **given)), travel(VectorEngine(federation, learner, **given))
+    for one, two in zip(serial[:3], vector[:3], strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["pefll", "fedavg"])
+def test_rounds_in_one_go_or_one_by_one_are_the_same_bytes(method):
+    federation = small(FEATURES)
+    learner = build_method(method, problem_of(federation), settings(method))
+    for make in (SerialEngine, VectorEngine):
+        engine = make(federation, learner, seed=1, clients_per_round=3)
+        together = engine.advance(engine.start(), 0, 4)
+        single = engine.start()
+        for t in range(4):
+            single = engine.advance(single, t, 1)
+        assert torch.equal(flat(together), flat(single))
+        engine.close()
+
+
+def test_every_round_has_other_clients_and_never_unseen_ones():
+    federation = ragged(clients=30, sizes=(2,), seen=20)
+    engine = SerialEngine(federation, build_method("fedavg", problem_of(federation), {}), 0, 5)
+    drawn = [tuple(engine._sample(t).tolist()) for t in range(40)]
+    engine.close()
+    assert len(set(drawn)) > 35
+    assert {client for cohort in drawn for client in cohort} == set(range(20))
+    assert all(len(set(cohort)) == 5 for cohort in drawn)
+
+
+def cohort_of(engine, ids, t: int):
+    if isinstance(engine, VectorEngine):
+        return engine._cohort(torch.tensor(ids), t, Ledger())
+    return engine._cohort(np.array(ids), t, Ledger())
+
+
+@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
+@pytest.mark.parametrize("method", ["pefll", "fedavg", "local"])
+def test_the_order_of_clients_does_not_matter(make, method):
+    federation = small(FEATURES)
+    learner = build_method(method, problem_of(federation), settings(method))
+    engine = make(federation, learner, seed=1, clients_per_round=4, dtype=torch.float64)
+    server = engine.start()
+    ids, other = [0, 1, 2, 3], [2, 0, 3, 1]
+    after = flat(learner.round(server, cohort_of(engine, ids, 0)))
+    again = flat(learner.round(server, cohort_of(engine, other, 0)))
+    torch.testing.assert_close(after, again, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        models = learner.personalize(server, cohort_of(engine, ids, 0))
+        turned = learner.personalize(server, cohort_of(engine, other, 0))
+    torch.testing.assert_close(models[other], turned, rtol=0, atol=1e-12)
+    assert method == "fedavg" or not torch.allclose(models, turned)
+    engine.close()
+
+
+@pytest.mark.parametrize("method", ["pefll", "fedavg", "local"])
+def test_padding_does_not_matter(method):
+    federation = small(FEATURES)
+    learner = build_method(method, problem_of(federation), settings(method))
+    engine = VectorEngine(federation, learner, seed=1, clients_per_round=2, dtype=torch.float64)
+    server = engine.start()
+    ids = torch.tensor([0, 1])  # of one and three samples
+    outcomes = []
+    for capacity in ((3, 2, 2), (11, 9, 9), (700, 4, 600)):
+        cohort = engine._cohort(ids, 1, Ledger(), capacity)
+        after = flat(learner.round(server, cohort))
+        with torch.no_grad():
+            theta = learner.personalize(server, cohort)
+            scores = torch.stack(list(cohort.run(learner.predict, each(theta), split=TEST)))
+        outcomes.append((after, theta, scores))
+    for other in outcomes[1:]:
+        for one, two in zip(outcomes[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
+    engine.close()
+
+
+def test_small_evaluation_cohorts_give_the_same_as_large_ones(monkeypatch):
+    federation = small(FEATURES)
+    learner = build_method("pefll", problem_of(federation), settings("pefll"))
+    given = {"seed": 1, "clients_per_round": 3, "dtype": torch.float64}
+    whole = travel(VectorEngine(federation, learner, **given))
+    monkeypatch.setattr("pefll.engines.vector.SAMPLES_AT_ONCE", {"cpu": 7})
+    monkeypatch.setattr("pefll.engines.serial.CLIENTS_AT_ONCE", 2)
+    for engine in (VectorEngine(federation, learner, **given), SerialEngine(federation, learner, **given)):
+        sizes = [len(ids) for ids, _ in engine.cohorts(np.arange(6))]
+        assert sum(sizes) == 6
+        assert len(sizes) > 2
+        parts = travel(engine)
+        for one, two in zip(whole[:3], parts[:3], strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-8)
+
+
+def test_a_round_of_fedavg_costs_a_model_down_and_a_model_and_a_count_up():
+    federation = small(FEATURES)
+    learner = build_method("fedavg", problem_of(federation), settings("fedavg"))
+    size = learner.problem.model.size
+    for make in (SerialEngine, VectorEngine):
+        engine = make(federation, learner, seed=0, clients_per_round=3)
+        server = engine.start()
+        assert engine.ledger == Ledger(0, 0, 0)
+        engine.advance(server, 0, 5)
+        assert engine.ledger == Ledger(down=5 * 3 * 4 * size, up=5 * 3 * 4 * (size + 1), exchanges=5)
+        before = engine.ledger.copy()
+        client_scores(engine, learner, server, np.arange(6), TEST)
+        assert engine.ledger == before  # evaluation is not part of the method's cost
+        engine.close()
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize("method", ["pefll", "fedavg", "local"])
+def test_divergence_is_said_in_a_sentence(engine, method):
+    huge = settings(method) | {"client_lr": 1e30, "client_clip": 0.0}
+    with pytest.raises(PefllError, match=r"NaN or infinity.*diverged; lower client_lr"):
+        fit(small(FEATURES), method, rounds=6, clients_per_round=3, engine=engine, processes=1, **huge)
+
+
+def test_the_serial_engine_names_the_client_that_diverged():
+    federation = small(FEATURES)
+    federation.x[federation.indices(2)] = 1e30
+    learner = build_method("fedavg", problem_of(federation), {"client_lr": 1e30, "client_clip": 0.0, "local_steps": 2})
+    engine = SerialEngine(federation, learner, seed=0, clients_per_round=4)
+    server = engine.start()._replace(theta=torch.full((learner.problem.model.size,), 1.0))
+    with pytest.raises(PefllError, match=r"client \d replied with NaN or infinity in train at round 7"):
+        engine.advance(server, 7, 1)
+    engine.close()
+
+
+def test_too_many_or_no_clients_per_round():
+    federation = small(FEATURES)
+    learner = build_method("fedavg", problem_of(federation), {})
+    for make in (SerialEngine, VectorEngine):
+        with pytest.raises(PefllError, match="5 clients per round were asked for, but only 4 clients take part"):
+            make(federation, learner, seed=0, clients_per_round=5)
+        with pytest.raises(PefllError, match="at least one client per round"):
+            make(federation, learner, seed=0, clients_per_round=0)
+
+
+def test_engines_give_torch_its_threads_back():
+    torch.set_num_threads(2)
+    federation = small(FEATURES)
+    learner = build_method("fedavg", problem_of(federation), {})
+    for make in (SerialEngine, VectorEngine):
+        engine = make(federation, learner, seed=0, clients_per_round=2)
+        assert torch.get_num_threads() == 1
+        engine.close()
+        assert torch.get_num_threads() == 2
+
+
+# Worker processes.
+
+
+@dataclass(frozen=True)
+class Troubled(FedAvg):
+    """FedAvg whose clients get into trouble."""
+
+    trouble: str = ""
+
+    def train(self, client, theta):
+        if self.trouble == "killed" and int(client.id) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.trouble == "exception" and int(client.id) == 1:
+            raise ZeroDivisionError("client 1 divided by nothing")
+        if self.trouble == "sentence" and int(client.id) == 1:
+            raise PefllError("client 1 has something to say")
+        return super().train(client, theta)
+
+
+def troubled(trouble: str, processes: int) -> SerialEngine:
+    federation = small(FEATURES)
+    method = Troubled(problem_of(federation), local_steps=1, trouble=trouble)
+    return SerialEngine(federation, method, seed=0, clients_per_round=4, processes=processes)
+
+
+def gone(engine_processes) -> bool:
+    return all(not process.is_alive() for process in engine_processes)
+
+
+def test_a_worker_that_dies_at_work_gives_a_sentence_and_no_hang():
+    engine = troubled("killed", 2)
+    processes = engine.workers._processes
+    started = time.monotonic()
+    with pytest.raises(PefllError, match="a worker process ended unexpectedly"):
+        engine.advance(engine.start(), 0, 1)
+    engine.close()
+    assert time.monotonic() - started < 20
+    assert gone(processes)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_worker_that_died_while_idle_gives_a_sentence(which):
+    engine = troubled("", 2)
+    processes = engine.workers._processes
+    server = engine.advance(engine.start(), 0, 1)
+    os.kill(processes[which].pid, signal.SIGKILL)
+    processes[which].join(10)
+    with pytest.raises(PefllError, match="a worker process ended unexpectedly"):
+        engine.advance(server, 1, 1)
+    engine.close()
+    assert gone(processes)
+
+
+@pytest.mark.parametrize(
+    ("processes", "trouble", "kind", "text"),
+    [
+        (1, "exception", ZeroDivisionError, "client 1 divided by nothing"),
+        (2, "exception", RuntimeError, "ZeroDivisionError: client 1 divided by nothing"),
+        (1, "sentence", PefllError, "client 1 has something to say"),
+        (2, "sentence", PefllError, "client 1 has something to say"),
+    ],
+)
+def test_what_goes_wrong_on_a_client_is_told(processes, trouble, kind, text):
+    engine = troubled(trouble, processes)
+    with pytest.raises(kind, match=text):
+        engine.advance(engine.start(), 0, 1)
+    engine.close()
+
+
+def test_workers_outlive_signals_to_the_whole_group_and_end_with_the_server():
+    """Ctrl-C and SIGTERM of a batch system reach every process; the server alone decides when to stop."""
+    engine = troubled("", 2)
+    processes = engine.workers._processes
+    server = engine.advance(engine.start(), 0, 1)  # so that they have set up their handlers
+    for process in processes:
+        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGTERM)
+    after = engine.advance(server, 1, 1)
+    assert not torch.equal(after.theta, server.theta)
+    engine.close()
+    assert gone(processes)
+
+
+def test_functions_that_are_not_the_methods_own_run_in_this_process():
+    engine = troubled("", 2)
+    (_, cohort), = engine.cohorts(np.arange(4))
+    here = os.getpid()
+    replies = cohort.run(lambda client, value: torch.tensor(os.getpid()) + 0 * value, everyone(torch.tensor(0)))
+    assert replies.tolist() == [here] * 4
+    engine.close()
+
+
+def test_an_empty_cohort_is_refused():
+    engine = troubled("", 1)
+    with pytest.raises(PefllError, match="without clients"):
+        engine.run_here(engine.method.train, np.zeros(0, dtype=np.int64), 0, [], {})
+    engine.close()
+
+
+# The wire.
+
+
+def test_messages_come_back_as_they_were_sent():
+    federation = small(FEATURES)
+    server = SerialEngine(federation, build_method("pefll", problem_of(federation), {}), 0, 2).start()
+    header, (one, two) = unpack(pack(server, torch.arange(3), round=4, task="x"))
+    assert header == {"round": 4, "task": "x"}
+    assert type(one) is type(server)
+    for sent, got in zip(leaves(server), leaves(one), strict=True):
+        assert torch.equal(sent, got)
+        assert sent.dtype == got.dtype
+    assert two.tolist() == [0, 1, 2]
+
+
+def test_a_message_cannot_name_anything_but_message_types():
+    from pefll.methods.fedavg import Server
+
+    message = pack(Server(torch.zeros(1)))
+    for module, name in (("os", "system"), ("builtins", "tuple"), ("not_loaded", "X")):
+        forged = message.replace(b'"pefll.methods.fedavg", "Server"', f'"{module}", "{name}"'.encode())
+        size = int.from_bytes(message[:4], "little") + len(forged) - len(message)
+        with pytest.raises(ValueError, match="is not a message type"):
+            unpack(size.to_bytes(4, "little") + forged[4:])

@@ -1,0 +1,131 @@
+"""A run's settings: written, read, checked, compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+
+import pytest
+
+from pefll.config import MAY_CHANGE, Config
+from pefll.errors import PefllError
+
+ODD = 'a "quoted" \\ back\\nslash\nnew line\ttab\r é ü 漢 \x07 \x7f # [x] = \'y\''
+
+
+def test_toml_round_trip(tmp_path):
+    config = Config(
+        method="fedavg",
+        settings={"client_lr": 1e-5, "local_steps": 3, "word": ODD, "flag": True, "big": 1e22, "none": float("inf")},
+        data=ODD,
+        data_dir="/a b/ü",
+        unseen=0.25,
+        rounds=7,
+        clients=12,
+    )
+    path = tmp_path / "config.toml"
+    config.save(path)
+    assert Config.load(path) == config
+    plain = tomllib.loads(path.read_text())
+    assert plain["data"] == ODD
+    assert plain["settings"]["word"] == ODD
+    assert plain["settings"]["flag"] is True
+
+
+def test_every_default_survives(tmp_path):
+    Config().save(tmp_path / "c.toml")
+    assert Config.load(tmp_path / "c.toml") == Config()
+
+
+def test_a_whole_number_where_a_share_is_wanted(tmp_path):
+    Config(unseen=0).save(tmp_path / "c.toml")
+    loaded = Config.load(tmp_path / "c.toml")
+    assert loaded.unseen == 0
+    assert isinstance(loaded.unseen, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("roundz = 3", "unknown setting in .*did you mean 'rounds'"),
+        ('rounds = "3"', "rounds must be int, not '3'"),
+        ("rounds = 3.0", "rounds must be int"),
+        ("rounds = true", "rounds must be int"),
+        ("method = 1", "method must be str"),
+        ("settings = 1", r"settings must be dict"),
+        ("rounds = ", "is damaged"),
+        ("rounds = -1", "cannot be negative"),
+        ('engine = "vectr"', "did you mean 'vector'"),
+    ],
+)
+def test_a_config_that_is_wrong_is_refused(tmp_path, text, sentence):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(PefllError, match=sentence):
+        Config.load(path)
+
+
+def test_no_config_is_a_sentence(tmp_path):
+    with pytest.raises(PefllError, match="there is no"):
+        Config.load(tmp_path / "config.toml")
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PefllError, match="is damaged"):
+        Config.load(tmp_path / "config.toml")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"engine": "gpu"},
+        {"precision": "float16"},
+        {"rounds": -1},
+        {"clients": -1},
+        {"clients_per_round": -2},
+        {"processes": -1},
+        {"seed": -1},
+        {"eval_every": 0},
+        {"checkpoint_every": 0},
+        {"unseen": 1.0},
+        {"unseen": -0.1},
+        {"unseen": float("nan")},
+    ],
+)
+def test_values_that_make_no_sense(wrong):
+    (name,) = wrong
+    with pytest.raises(PefllError, match=name):
+        Config(**wrong)
+
+
+OTHER = {
+    "method": "local", "settings": {"local_steps": 9}, "data": "cifar10", "data_dir": "x", "partition": "natural",
+    "clients": 9, "unseen": 0.5, "model": "mlp", "rounds": 2000, "clients_per_round": 3, "seed": 8,
+    "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7,
+    "checkpoint_every": 9, "data_sha256": "abc",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
+def test_what_may_change_on_resuming_and_what_not(name):
+    """Whatever changes the numbers may not; where things are and how fast they go may."""
+    started = Config()
+    asked = dataclasses.replace(started, **{name: OTHER[name]})
+    assert asked != started
+    if name in MAY_CHANGE:
+        started.check_same(asked)
+    else:
+        with pytest.raises(PefllError, match=f"the run was started with {name} = "):
+            started.check_same(asked)
+
+
+def test_what_may_change_is_known_here():
+    assert {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"} == MAY_CHANGE
+
+
+def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():
+    Config(rounds=5).check_same(Config(rounds=5))
+    with pytest.raises(PefllError, match="extended but not shortened"):
+        Config(rounds=5).check_same(Config(rounds=4))
+    Config(data_sha256="a").check_same(Config(data_sha256="a"))
+    Config(data_sha256="").check_same(Config(data_sha256="a"))
+    with pytest.raises(PefllError, match="the data is not what the run was started on"):
+        Config(data_sha256="a").check_same(Config(data_sha256="b"))

@@ -1,0 +1,93 @@
+"""Accuracy against numbers counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pefll.data.federation import TEST, TRAIN, VALIDATION
+from pefll.engines.serial import SerialEngine
+from pefll.engines.vector import VectorEngine
+from pefll.errors import PefllError
+from pefll.evaluation import descriptors, evaluate, split_number, summarise
+from pefll.methods import build_method
+from pefll.methods.fedavg import Server
+from tests.federations import problem_of, ragged
+
+
+def test_groups_are_summed_up():
+    #              samples, right, right when masked, loss
+    sums = np.array([[10, 5, 6, 20.0], [1, 1, 1, 0.5], [0, 0, 0, 0.0], [4, 0, 2, 8.0], [5, 5, 5, 1.5]])
+    result = summarise(sums)
+    assert result.per_sample == 11 / 20
+    assert result.per_client == pytest.approx((0.5 + 1 + 0 + 1) / 4)
+    assert result.masked == 14 / 20
+    assert result.worst_tenth == 0
+    assert result.loss == 30 / 20
+    assert summarise(sums[2:3]) is None
+    assert summarise(sums[:0]) is None
+
+
+def test_the_worst_tenth_is_a_tenth_of_the_clients():
+    sums = np.zeros((30, 4))
+    sums[:, 0] = 30
+    sums[:, 1] = np.random.default_rng(0).permutation(30)
+    assert summarise(sums).worst_tenth == pytest.approx((0 + 1 + 2) / 3 / 30)
+
+
+@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
+@pytest.mark.parametrize("split", [TRAIN, VALIDATION, TEST])
+def test_every_measure_against_a_count_by_hand(make, split):
+    """A model that says what the features say: class k where feature k is the largest."""
+    federation = ragged(clients=7, shape=(3,), sizes=(1, 2, 9, 30), seen=4)
+    method = build_method("fedavg", problem_of(federation, nn.Linear(3, 3)), {})
+    theta = torch.cat([torch.eye(3).reshape(-1), torch.zeros(3)])
+    engine = make(federation, method, seed=0, clients_per_round=2)
+    done = []
+    result = evaluate(engine, method, Server(theta), split, done.append)
+    engine.close()
+    assert sum(done) == 7
+    for group, clients in ((result.seen, range(4)), (result.unseen, range(4, 7))):
+        right, masked, total, shares, loss = 0, 0, 0, [], 0.0
+        for client in clients:
+            rows = federation.indices(client, split).numpy()
+            scores, y = federation.x.numpy()[rows].astype(float), federation.y.numpy()[rows]
+            hits = scores.argmax(1) == y
+            owned = np.unique(federation.y.numpy()[federation.indices(client, TRAIN).numpy()])
+            only = np.full_like(scores, -np.inf)
+            only[:, owned] = scores[:, owned]
+            right, total = right + hits.sum(), total + len(y)
+            masked += (only.argmax(1) == y).sum()
+            shares.append(hits.mean())
+            loss += (np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]).sum()
+        assert group.per_sample == pytest.approx(right / total, abs=1e-7)
+        assert group.per_client == pytest.approx(np.mean(shares), abs=1e-7)
+        assert group.masked == pytest.approx(masked / total, abs=1e-7)
+        assert group.worst_tenth == pytest.approx(min(shares), abs=1e-7)
+        assert group.loss == pytest.approx(loss / total, abs=1e-5)
+        assert 0 < right < total
+
+
+def test_splits_by_name():
+    assert [split_number(name) for name in ("train", "validation", "val", "test")] == [0, 1, 1, 2]
+    with pytest.raises(PefllError, match="unknown split 'tset': did you mean 'test'"):
+        split_number("tset")
+
+
+@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
+def test_descriptors_of_all_clients(make, monkeypatch):
+    monkeypatch.setattr("pefll.engines.vector.SAMPLES_AT_ONCE", {"cpu": 7})
+    federation = ragged(clients=7, sizes=(1, 2, 9, 30), seen=4)
+    method = build_method("pefll", problem_of(federation), {"descriptor_size": 4, "embedding": "linear"})
+    engine = make(federation, method, seed=0, clients_per_round=2, dtype=torch.float64)
+    server = engine.start()
+    v = descriptors(engine, method, server, federation)
+    weight, bias = method.phi.unflatten(server.embedder).values()
+    histograms = federation.histograms()
+    wanted = (histograms / histograms.sum(1, keepdims=True)) @ weight.numpy().T + bias.numpy()
+    np.testing.assert_allclose(v, wanted, rtol=0, atol=1e-12)
+    other = build_method("fedavg", problem_of(federation), {})
+    assert descriptors(engine, other, server, federation) is None
+    engine.close()

@@ -1,0 +1,76 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+
+import pytest
+
+from pefll.errors import PefllError, unknown
+from pefll.files import read_json, sentences_for_disk_errors, sha256_of, write_json, write_whole
+
+
+def test_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a.bin"
+    write_whole(path, b"old and long")
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a.bin"]
+    assert sha256_of(path) == hashlib.sha256(b"new").hexdigest()
+
+
+@pytest.mark.parametrize("when", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_a_sentence(tmp_path, monkeypatch, when):
+    path = tmp_path / "a.bin"
+    write_whole(path, b"old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"os.{when}" if when == "fsync" else "pathlib.Path.replace", full)
+    with pytest.raises(PefllError, match=r"cannot write .*a\.bin: No space left on device; free some space"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_a_reader_never_sees_a_part(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    write_whole(path, b"old")
+    seen = []
+    replace = type(path).replace
+    monkeypatch.setattr(type(path), "replace", lambda self, to: seen.append(to.read_bytes()) or replace(self, to))
+    write_whole(path, b"new" * 1000)
+    assert seen == [b"old"]
+
+
+def test_writing_into_no_folder_is_a_sentence(tmp_path):
+    with pytest.raises(PefllError, match=r"cannot write .*gone.a: No such file or directory"):
+        write_whole(tmp_path / "gone" / "a", b"x")
+
+
+def test_an_error_without_words_still_makes_a_sentence():
+    with pytest.raises(PefllError, match="cannot write it: odd"), sentences_for_disk_errors("it"):
+        raise OSError("odd")
+
+
+def test_json(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"b": [1, 2.5, None, "é"]})
+    assert read_json(path) == {"b": [1, 2.5, None, "é"]}
+    assert json.loads(path.read_text()) == read_json(path)
+    path.write_text('{"b": [1,')
+    with pytest.raises(PefllError, match="is damaged"):
+        read_json(path)
+    with pytest.raises(PefllError, match="there is no"):
+        read_json(tmp_path / "c.json")
+
+
+def test_unknown_names_are_answered_with_the_nearest_one():
+    assert str(unknown("method", "pefl", ["pefll", "fedavg"])) == (
+        "unknown method 'pefl': did you mean 'pefll'? known are fedavg, pefll"
+    )
+    assert "did you mean" not in str(unknown("method", "zzz", ["pefll"]))

@@ -1,0 +1,70 @@
+"""The run folder."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from pefll.errors import PefllError
+from pefll.record import RunFolder
+
+
+def test_history_is_appended_and_cut(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.history() == []
+    folder.keep_history_until(3)
+    assert not folder.history_file.exists()
+    for round_ in (2, 4, 6):
+        folder.append_history({"round": round_, "seen": {"per_sample": 0.5}})
+    assert [row["round"] for row in folder.history()] == [2, 4, 6]
+    folder.keep_history_until(4)
+    assert [row["round"] for row in folder.history()] == [2, 4]
+    folder.append_history({"round": 6})
+    assert [row["round"] for row in folder.history()] == [2, 4, 6]
+    folder.keep_history_until(0)
+    assert folder.history() == []
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out_and_does_not_spoil_the_next(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append_history({"round": 2})
+    folder.append_history({"round": 4, "seen": {"per_sample": 0.5}})
+    text = folder.history_file.read_text()
+    folder.history_file.write_text(text[:-9])
+    assert folder.history() == [{"round": 2}]
+    folder.keep_history_until(4)
+    folder.append_history({"round": 4})
+    assert folder.history() == [{"round": 2}, {"round": 4}]
+
+
+def test_summary(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.summary() is None
+    folder.write_summary({"rounds": 3})
+    assert folder.summary() == {"rounds": 3}
+    folder.summary_file.write_text("{")
+    with pytest.raises(PefllError, match="is damaged"):
+        folder.summary()
+
+
+def test_what_is_a_run(tmp_path):
+    with pytest.raises(PefllError, match="is not a run folder: it has no config.toml"):
+        RunFolder(tmp_path).check_is_run()
+    (tmp_path / "config.toml").write_text("")
+    RunFolder(tmp_path).check_is_run()
+
+
+def test_a_full_disk_while_history_is_written_is_a_sentence(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.append_history({"round": 2})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(PefllError, match="No space left"):
+        folder.append_history({"round": 4})
+    with pytest.raises(PefllError, match="No space left"):
+        folder.keep_history_until(0)
+    assert folder.history()[0] == {"round": 2}
