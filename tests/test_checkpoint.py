@@ -169,7 +169,9 @@ except PefllError as error:
 
 
 def test_a_write_that_the_system_really_cuts_off(tmp_path):
-    done = subprocess.run([sys.executable, "-c", REALLY_FULL, str(tmp_path)], capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", REALLY_FULL, str(tmp_path)], capture_output=True, text=True, timeout=90
+    )
     assert done.returncode == 2, done.stderr
     assert "cannot write the checkpoint" in done.stdout
     assert "File too large" in done.stdout

@@ -21,7 +21,20 @@ from pefll.personal import PersonalModel
 from pefll.record import RunFolder
 from tests.data import layouts
 
-SMALL = "--clients 8 --clients-per-round 2 --rounds 4 --eval-every 2 --processes 1 --set local_steps=2".split()
+SMALL = [
+    "--clients",
+    "8",
+    "--clients-per-round",
+    "2",
+    "--rounds",
+    "4",
+    "--eval-every",
+    "2",
+    "--processes",
+    "1",
+    "--set",
+    "local_steps=2",
+]
 DIGITS = ["--data", "digits", "--model", "mlp", *SMALL]
 
 
@@ -189,6 +202,25 @@ def test_personalize_and_predict_by_files_are_the_python_api(pefll, labelled, tm
     assert "and 5 more" in said.out
 
 
+def test_class_names_with_commas_and_brackets(pefll, tmp_path):
+    names = np.array(["plain", "with, comma", 'with "quotes"', "[bold]"])
+    path = features(tmp_path / "named.npz", y=names[np.random.default_rng(0).integers(0, 4, 96)])
+    out = tmp_path / "run[x]"
+    said = pefll("train", "--data", path, *SMALL[2:], "--out", out)
+    assert said.code == 0
+    assert f"Next: pefll show {out}" in said.out
+    assert pefll("personalize", out, "--data", path, "--out", tmp_path / "m").code == 0
+    assert pefll("predict", tmp_path / "m", "--data", path, "--out", tmp_path / "p.csv").code == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))
+    model = PersonalModel.load(tmp_path / "m")
+    with np.load(path) as arrays:
+        wanted = [model.facts["class_names"][c] for c in model.predict(arrays["x"].astype(np.float32))]
+    assert [row["class"] for row in rows] == wanted
+    assert {row["class"] for row in rows} <= set(names.tolist())
+    shown = pefll("predict", tmp_path / "m", "--data", path).out
+    assert f"sample 0: {wanted[0]} (" in shown
+
+
 def test_personal_models_are_ordinary_modules(labelled, client):
     with np.load(client) as arrays:
         x, y = arrays["x"], arrays["y"]
@@ -235,6 +267,19 @@ def test_data_verbs(pefll, tmp_path):
     said = pefll("data", "summary", "digits", "--clients", 6, "--picture", tmp_path / "p.png")
     assert said.code == 0
     assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_a_download_has_a_bar(pefll, tmp_path, monkeypatch):
+    def get(name, data_dir, report):
+        for done in (0, 50, 100):
+            report(done, 100)
+        return data_dir / name
+
+    monkeypatch.setattr(cli.sources, "get", get)
+    said = pefll("data", "get", "cifar10", "--data-dir", tmp_path)
+    assert said.code == 0
+    assert "100/100 bytes" in said.err
+    assert f"{tmp_path / 'cifar10'} is here" in said.out
 
 
 def test_version_and_help(pefll):
@@ -311,13 +356,14 @@ def test_arguments_that_are_wrong(refused, tmp_path, monkeypatch, arguments, par
     monkeypatch.chdir(tmp_path)
     base = [word for word in DIGITS if not (arguments[0] == "--method" and word in ("--set", "local_steps=2"))]
     assert part in refused("train", *base, *arguments, "--out", "r")
-    assert not Path("r/summary.json").exists()
+    assert not Path("r").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
 def test_cuda_where_there_is_none(refused, tmp_path, device):
     sentence = refused("train", *DIGITS, "--device", device, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
     assert sentence == "CUDA was asked for, but torch sees no CUDA device here; use --device cpu"
 
 
@@ -405,7 +451,11 @@ def test_files_that_are_wrong(refused, tmp_path):
 def test_samples_unlike_the_training_data(refused, labelled, tmp_path):
     y = np.zeros(4, dtype=np.int64)
     wrong = {
-        "other channels": (np.zeros((4, 3, 8, 8), np.uint8), y, "shape (3, 8, 8), but the run was trained on (1, 8, 8)"),
+        "other channels": (
+            np.zeros((4, 3, 8, 8), np.uint8),
+            y,
+            "shape (3, 8, 8), but the run was trained on (1, 8, 8)",
+        ),
         "other size": (np.zeros((4, 1, 9, 8), np.uint8), y, "shape (1, 9, 8)"),
         "floats": (np.zeros((4, 1, 8, 8)), y, "uint8 pixels 0..255"),
         "no such class": (np.zeros((4, 1, 8, 8), np.uint8), y + 10, "there is a label 10"),

@@ -27,7 +27,13 @@ def make(federation, id_: int, round_: int = 0, extra: int = 0, seed: int = 0) -
     count = federation.count[:, id_]
     capacity = tuple(n + extra for n in count.tolist())
     return Client(
-        federation, seed, torch.tensor(id_), torch.tensor(round_), federation.offset[:, id_], count, capacity,
+        federation,
+        seed,
+        torch.tensor(id_),
+        torch.tensor(round_),
+        federation.offset[:, id_],
+        count,
+        capacity,
         torch.float64,
     )
 

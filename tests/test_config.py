@@ -10,7 +10,7 @@ import pytest
 from pefll.config import MAY_CHANGE, Config
 from pefll.errors import PefllError
 
-ODD = 'a "quoted" \\ back\\nslash\nnew line\ttab\r é ü 漢 \x07 \x7f # [x] = \'y\''
+ODD = "a \"quoted\" \\ back\\nslash\nnew line\ttab\r é ü 漢 \x07 \x7f # [x] = 'y'"
 
 
 def test_toml_round_trip(tmp_path):

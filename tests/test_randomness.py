@@ -49,8 +49,9 @@ def test_tensors_integers_batches_and_vmap_give_the_same():
     assert torch.equal(drawn, torch.vmap(lambda k, t: choose(k, t, 4))(alone, totals))
     steps = spread(alone, 6)  # [clients, steps]
     assert torch.equal(choose(steps, totals[:, None], 4)[2, 3], choose(steps[2, 3], totals[2], 4))
-    assert torch.equal(choose(steps.reshape(2, 2, 6), totals.reshape(2, 2, 1), 4).reshape(4, 6, 4)[3, 1], 
-                       choose(steps[3, 1], 1000, 4))
+    assert torch.equal(
+        choose(steps.reshape(2, 2, 6), totals.reshape(2, 2, 1), 4).reshape(4, 6, 4)[3, 1], choose(steps[3, 1], 1000, 4)
+    )
 
 
 @pytest.mark.parametrize("total", [2, 3, 7, 32, 1000, 10**12])

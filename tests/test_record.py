@@ -49,7 +49,7 @@ def test_summary(tmp_path):
 
 
 def test_what_is_a_run(tmp_path):
-    with pytest.raises(PefllError, match="is not a run folder: it has no config.toml"):
+    with pytest.raises(PefllError, match=r"is not a run folder: it has no config\.toml"):
         RunFolder(tmp_path).check_is_run()
     (tmp_path / "config.toml").write_text("")
     RunFolder(tmp_path).check_is_run()

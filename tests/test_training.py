@@ -261,7 +261,7 @@ def test_without_validation_samples_the_last_round_is_best(monkeypatch):
 
 
 def test_chunks_end_where_something_is_due(monkeypatch, tmp_path):
-    scripted(monkeypatch, {t: (0.5, 0.5) for t in range(0, 101, 10)})
+    scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))
     (tmp_path / "r").mkdir()
     engine, saved = Counting(), []
     save = checkpoint.save
@@ -280,7 +280,7 @@ def test_chunks_end_where_something_is_due(monkeypatch, tmp_path):
 
 
 def test_a_checkpoint_is_also_made_by_the_clock(monkeypatch, tmp_path):
-    scripted(monkeypatch, {t: (0.5, 0.5) for t in range(0, 101)})
+    scripted(monkeypatch, dict.fromkeys(range(101), (0.5, 0.5)))
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     run_loop(Config(rounds=20, eval_every=5), RunFolder(tmp_path))
     assert len(list((tmp_path / "checkpoints").iterdir())) == checkpoint.KEEP
@@ -298,7 +298,7 @@ def test_the_ledger_and_the_best_are_resumed(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_path, number):
-    scripted(monkeypatch, {t: (0.5, 0.5) for t in range(0, 101, 10)})
+    scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))
     before = signal.getsignal(number)
 
     class Signalled(Counting):
@@ -316,7 +316,7 @@ def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_pa
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
-    scripted(monkeypatch, {t: (0.5, 0.5) for t in range(0, 101, 10)})
+    scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))
 
     class Impatient(Counting):
         def advance(self, server, first, rounds):
@@ -395,7 +395,9 @@ def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
 def test_the_commit_is_recorded(monkeypatch, tmp_path):
     from pefll.run import commit
 
-    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
     monkeypatch.delenv("PEFLL_COMMIT", raising=False)
     assert commit().removesuffix("+changes") == head.stdout.strip()
     monkeypatch.setenv("PEFLL_COMMIT", "from elsewhere")

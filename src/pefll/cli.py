@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +25,7 @@ from pefll.data import Federation
 from pefll.errors import PefllError
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.personal import PersonalModel
+from pefll.progress import say
 from pefll.record import MEASURES, RunFolder
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
@@ -156,12 +160,12 @@ def train(
     try:
         trained = run.fit(federation, config=config, out=target, console=err)
     except training.Stopped as stopped:
-        err.print(f"Saved after round {stopped.round}. Go on with: pefll train --resume {target}", highlight=False)
+        say(err, f"Saved after round {stopped.round}. Go on with: pefll train --resume {target}")
         raise typer.Exit(128 + stopped.signal) from None
     best = trained.summary["accuracy"]["best"]
-    out.print(f"{target}: best round {trained.summary['best_round']} of {trained.summary['rounds']}", highlight=False)
+    say(out, f"{target}: best round {trained.summary['best_round']} of {trained.summary['rounds']}")
     out.print(_accuracy_table(best, "Test accuracy at the best round"))
-    out.print(f"Next: pefll show {target}", highlight=False)
+    say(out, f"Next: pefll show {target}")
 
 
 @app.command(rich_help_panel="Runs")
@@ -205,12 +209,10 @@ def personalize(
     x, y = sources.read_client(data, label=label, class_names=trained.facts["class_names"])
     personal = trained.personalize(x, y)
     personal.save(model)
-    out.print(f"{model}: a personal {trained.facts['model']} from {len(x)} samples", highlight=False)
+    say(out, f"{model}: a personal {trained.facts['model']} from {len(x)} samples")
     if y is not None:
-        out.print(
-            f"It is right on {100 * float((personal.predict(x) == y).mean()):.1f}% of these samples.", highlight=False
-        )
-    out.print(f"Next: pefll predict {model} --data more_samples.npz", highlight=False)
+        say(out, f"It is right on {100 * float((personal.predict(x) == y).mean()):.1f}% of these samples.")
+    say(out, f"Next: pefll predict {model} --data more_samples.npz")
 
 
 @app.command(rich_help_panel="Personal models")
@@ -229,16 +231,19 @@ def predict(
     classes = chances.argmax(axis=1)
     names = personal.facts["class_names"] or [str(number) for number in range(personal.facts["classes"])]
     if target is not None:
-        rows = [f"{row},{names[c]},{chances[row, c]:.6f}" for row, c in enumerate(classes)]
-        files.write_whole(target, ("sample,class,probability\n" + "\n".join(rows) + "\n").encode())
-        out.print(f"wrote {target}", highlight=False)
+        table = io.StringIO()
+        rows = csv.writer(table, lineterminator="\n")
+        rows.writerow(("sample", "class", "probability"))
+        rows.writerows((row, names[c], f"{chances[row, c]:.6f}") for row, c in enumerate(classes))
+        files.write_whole(target, table.getvalue().encode())
+        say(out, f"wrote {target}")
     else:
         for row, c in enumerate(classes[:20]):
-            out.print(f"sample {row}: {escape(names[c])} ({100 * chances[row, c]:.0f}%)", highlight=False)
+            say(out, f"sample {row}: {names[c]} ({100 * chances[row, c]:.0f}%)")
         if len(classes) > 20:
-            out.print(f"... and {len(classes) - 20} more; --out predictions.csv writes all", highlight=False)
+            say(out, f"... and {len(classes) - 20} more; --out predictions.csv writes all")
     if y is not None:
-        out.print(f"{100 * float((classes == y).mean()):.1f}% of {len(y)} samples are right", highlight=False)
+        say(out, f"{100 * float((classes == y).mean()):.1f}% of {len(y)} samples are right")
 
 
 @app.command(rich_help_panel="Runs")
@@ -288,7 +293,7 @@ def data_list(data_dir: DataDir = Path("data")) -> None:
         here = "built in" if source.embedded else "yes" if source.found(data_dir) else "no"
         table.add_row(source.name, source.about, source.files or "none needed", here)
     out.print(table)
-    out.print("Your own data: a path to .npz, .csv, .parquet, or a folder client/class/*.png.", highlight=False)
+    say(out, "Your own data: a path to .npz, .csv, .parquet, or a folder client/class/*.png.")
 
 
 @data_app.command("get")
@@ -301,10 +306,17 @@ def data_get(name: str, data_dir: DataDir = Path("data")) -> None:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err) as progress:
+    with ExitStack() as stack:
+        progress = Progress(*columns, console=err)
         bar = progress.add_task(name, total=None)
-        path = sources.get(name, data_dir, lambda done, total: progress.update(bar, completed=done, total=total))
-    out.print(f"{path} is here" if path else f"{name} comes with the package", highlight=False)
+
+        def report(done: int, total: int | None) -> None:
+            if not progress.live.is_started:  # not before, so that a wrong name is answered by a sentence alone
+                stack.enter_context(progress)
+            progress.update(bar, completed=done, total=total)
+
+        path = sources.get(name, data_dir, report)
+    say(out, f"{path} is here" if path else f"{name} comes with the package")
 
 
 @data_app.command("check")
@@ -312,7 +324,7 @@ def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")
     """Check every data set in a folder: complete, readable, right md5."""
     if not data_dir.is_dir():
         raise PefllError(f"there is no folder {data_dir}; `pefll data get cifar10 --data-dir {data_dir}` makes it")
-    findings = sources.check(data_dir, lambda sentence: err.print(sentence, highlight=False))
+    findings = sources.check(data_dir, lambda sentence: say(err, sentence))
     table = Table("data set", "state", "")
     for finding in findings:
         table.add_row(finding.name, finding.state, escape(finding.sentence))
@@ -342,14 +354,12 @@ def data_summary(
         federation_picture(
             federation.histograms(), federation.num_seen, picture, federation.class_names, federation.name
         )
-        out.print(f"wrote {picture}", highlight=False)
+        say(out, f"wrote {picture}")
 
 
 def load_federation(config: Config) -> Federation:
     """Read the data that a config names and deal it to clients."""
-    samples = sources.load_samples(
-        config.data, Path(config.data_dir), lambda sentence: err.print(sentence, highlight=False)
-    )
+    samples = sources.load_samples(config.data, Path(config.data_dir), lambda sentence: say(err, sentence))
     source = sources.DATASETS.get(config.data)
     partition = config.partition or (source.partition if source else "")
     if not partition:

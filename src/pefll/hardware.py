@@ -7,6 +7,7 @@ import resource
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from pefll.config import Config
 from pefll.data.federation import Federation
@@ -15,6 +16,9 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
 from pefll.errors import PefllError
+from pefll.methods.contract import Problem
+
+SMALL_FLOPS = 10_000_000
 
 
 def pick_device(name: str) -> torch.device:
@@ -35,10 +39,24 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def pick_engine(device: torch.device, problem: Problem) -> str:
+    """Return what `auto` means: vector on a GPU, and on a CPU for models whose time is mostly Python's overhead."""
+    small = device.type == "cpu" and forward_flops(problem) < SMALL_FLOPS
+    return "vector" if device.type == "cuda" or small else "serial"
+
+
+def forward_flops(problem: Problem) -> int:
+    """Return the floating point operations of the client model on a batch of 32; the same on every machine."""
+    kind = torch.int64 if problem.tokens else torch.float32
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        problem.model.module(torch.zeros((32, *problem.input_shape), dtype=kind))
+    return int(counter.get_total_flops())
+
+
 def make_engine(config: Config, federation: Federation, method: Any, clients_per_round: int) -> Engine:
     """Return the engine that a config asks for."""
     device = pick_device(config.device)
-    kind = config.engine if config.engine != "auto" else "vector" if device.type == "cuda" else "serial"
+    kind = config.engine if config.engine != "auto" else pick_engine(device, method.problem)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     if kind == "vector":
         use_tensor_cores(config.precision == "tf32")

@@ -10,7 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-LINE_SECONDS = 10.0
+LINE_SECONDS, QUIET_SECONDS = 10.0, 2.0
+
+
+def say(console: Console, sentence: str) -> None:
+    """Print a sentence as it is: in one line, so that it can be copied, and with the brackets that a path may have."""
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 class Monitor(Protocol):
@@ -53,14 +58,15 @@ class Bar:
     def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             Remaining(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[news]}", markup=False),
             console=console,
+            transient=True,
         )
         self._task = self._progress.add_task(title, total=total, completed=done, news="")
 
@@ -73,15 +79,18 @@ class Bar:
 
     def at(self, done: int, news: str = "") -> None:
         """Move the bar."""
-        self._progress.update(self._task, completed=done, **({"news": news} if news else {}))
+        if news:
+            self._progress.update(self._task, completed=done, news=news)
+        else:
+            self._progress.update(self._task, completed=done)
 
     def say(self, sentence: str) -> None:
         """Print above the bar."""
-        self._progress.console.print(sentence, highlight=False, soft_wrap=True)
+        say(self._progress.console, sentence)
 
 
 class Lines:
-    """Plain lines, at most one in ten seconds, and one at the end."""
+    """Plain lines, at most one in ten seconds, and one at the end of whatever took over two."""
 
     def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
         self._console, self._title, self._total = console, title, total
@@ -97,7 +106,8 @@ class Lines:
     def at(self, done: int, news: str = "") -> None:
         """Print a line, if the last one is long enough ago."""
         now = time.monotonic()
-        if done < self._total and now - self._last < LINE_SECONDS:
+        finished = done >= self._total and now - self._started > QUIET_SECONDS
+        if not finished and now - self._last < LINE_SECONDS:
             return
         self._last = now
         elapsed = now - self._started
@@ -107,7 +117,7 @@ class Lines:
 
     def say(self, sentence: str) -> None:
         """Print a line."""
-        self._console.print(sentence, highlight=False, soft_wrap=True)
+        say(self._console, sentence)
 
 
 def monitor(console: Console | None, title: str, total: int, done: int = 0) -> Monitor:

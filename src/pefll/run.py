@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
+from pefll.files import write_whole
 from pefll.hardware import device_name, make_engine, peak_memory_bytes
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Problem
 from pefll.models import Network, build_model, check_model, resolve_model
 from pefll.personal import PersonalModel, check_input
-from pefll.progress import monitor
+from pefll.progress import monitor, say
 from pefll.record import RunFolder
 from pefll.training import Progress, restore, train
 from pefll.tree import Tree, map_tree
@@ -149,8 +152,9 @@ def fit(
     learner = build_method(config.method, problem, config.settings)
     if not getattr(learner, "trains_in_rounds", True):
         config = dataclasses.replace(config, rounds=0)
-    folder = _claim(out, config) if out is not None else None
     with opened(config, federation, learner) as engine:
+        # Last, so that settings that cannot be run leave no folder behind.
+        folder = _claim(out, config) if out is not None else None
         with monitor(console, f"{config.method} seed {config.seed}", config.rounds) as watch:
             progress = train(engine, learner, config, folder, watch, facts)
         summary = _summarise(engine, learner, config, federation, progress, console)
@@ -165,8 +169,7 @@ def load(path: str | Path, console: Console | None = None) -> Run:
     folder = RunFolder(Path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file)
-    say = console.print if console else lambda sentence: None
-    saved = checkpoint.latest(folder.checkpoints, say)
+    saved = checkpoint.latest(folder.checkpoints, lambda sentence: say(console, sentence) if console else None)
     facts = saved.facts["problem"]
     if not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there and pass the model")
@@ -320,6 +323,7 @@ def _summarise(
         "engine": engine.name,
         "device": device_name(engine.device),
         "precision": config.precision,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "commit": commit(),
         "torch": torch.__version__,
@@ -342,7 +346,9 @@ def _write_descriptors(engine: Engine, method: Any, server: Tree, federation: Fe
         v = descriptors(engine, method, server, federation)
     if v is not None:
         seen = np.arange(federation.num_clients) < federation.num_seen
-        np.savez_compressed(folder.descriptors_file, descriptors=v, histograms=federation.histograms(), seen=seen)
+        content = io.BytesIO()
+        np.savez_compressed(content, descriptors=v, histograms=federation.histograms(), seen=seen)
+        write_whole(folder.descriptors_file, content.getvalue())
 
 
 def commit() -> str:

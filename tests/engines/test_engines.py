@@ -94,7 +94,10 @@ def test_the_engines_agree_on_text():
     problem = Problem(Network(CharLSTM((5,), 7, embedding=3, hidden=4)), (5,), 7, 4, tokens=True)
     learner = build_method("pefll", problem, settings("pefll"))
     given = {"seed": 1, "clients_per_round": 2, "dtype": torch.float64}
-    serial, vector = travel(SerialEngine(federation, learner, **given)), travel(VectorEngine(federation, learner, **given))
+    serial, vector = (
+        travel(SerialEngine(federation, learner, **given)),
+        travel(VectorEngine(federation, learner, **given)),
+    )
     for one, two in zip(serial[:3], vector[:3], strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-8)
 
@@ -326,7 +329,7 @@ def test_workers_outlive_signals_to_the_whole_group_and_end_with_the_server():
 
 def test_functions_that_are_not_the_methods_own_run_in_this_process():
     engine = troubled("", 2)
-    (_, cohort), = engine.cohorts(np.arange(4))
+    ((_, cohort),) = engine.cohorts(np.arange(4))
     here = os.getpid()
     replies = cohort.run(lambda client, value: torch.tensor(os.getpid()) + 0 * value, everyone(torch.tensor(0)))
     assert replies.tolist() == [here] * 4

@@ -134,6 +134,5 @@ def not_finite(task: str, client: int | None, round_: int | None) -> PefllError:
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
     return PefllError(
-        f"{who} replied with NaN or infinity in {task}{when}: "
-        "training diverged; lower client_lr or server_lr"
+        f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr"
     )

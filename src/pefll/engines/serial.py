@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import Federation
-from pefll.engines.cohort import DoorCohort, Each, Everyone, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.cohort import DoorCohort, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
+from pefll.methods.contract import Each, Everyone
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN, Federation
-from pefll.engines.cohort import DoorCohort, Each, Everyone, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.cohort import DoorCohort, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.methods.contract import Each, Everyone
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation maps as many clients at once as have about this many training samples together (with their padding).
@@ -163,7 +164,7 @@ class _RoundGraph:
         self.t = torch.zeros((), dtype=torch.int64, device=device)
         self.bad = torch.full((), -1, dtype=torch.int64, device=device)
         spare = engine.ledger.copy()
-        side = torch.cuda.Stream(device)
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):  # libraries choose their kernels and fill their caches before the capture
             for _ in range(2):

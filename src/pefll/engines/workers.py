@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pefll.engines.cohort import Each, Everyone, Ids
+from pefll.engines.cohort import Ids
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
+from pefll.methods.contract import Each, Everyone
 from pefll.tree import Tree, map_tree
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
@@ -23,7 +24,7 @@ RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict
 
 def can_fork() -> bool:
     """Whether processes can be forked here: the platform must, and CUDA must not have started."""
-    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
+    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 class Workers:
@@ -112,13 +113,15 @@ def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, met
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
-    kinds = {"each": Each, "everyone": Everyone}
+    kinds: dict[str, Callable[[Tree], Everyone | Each]] = {"each": Each, "everyone": Everyone}
     while True:
         try:
             header, trees = unpack(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        arguments = [kinds[kind](tree) for kind, tree in zip(header["kinds"], trees, strict=True)]
+        arguments: list[Everyone | Each] = [
+            kinds[kind](tree) for kind, tree in zip(header["kinds"], trees, strict=True)
+        ]
         ids = np.asarray(header["ids"], dtype=np.int64)
         try:
             task = getattr(method, header["task"])

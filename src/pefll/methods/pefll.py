@@ -87,6 +87,7 @@ class PeFLL:
             raise unknown("server optimizer", self.server_optimizer, ("adam", "sgd"))
         if self.local_steps < 1:
             raise PefllError("local_steps must be at least 1")
+        _ = self.phi, self.h  # built now, so that names that are wrong are told before a run starts
 
     # The networks.
 
@@ -97,13 +98,13 @@ class PeFLL:
 
     @cached_property
     def phi(self) -> Network:
-        """The embedding network φ(x, y; η_v)."""
+        """The embedding network, with parameters η_v."""
         p = self.problem
         return Network(build_embedding(self.embedding, p.input_shape, p.classes, self.descriptor, p.tokens))
 
     @cached_property
     def h(self) -> Network:
-        """The hypernetwork, h(v; η_h)."""
+        """The hypernetwork, with parameters η_h."""
         return Network(Hypernetwork(self.descriptor, self.problem.model.size, self.hypernetwork))
 
     @property
@@ -133,7 +134,7 @@ class PeFLL:
     def round(self, server: Server, cohort: Cohort) -> Server:
         """Algorithm 2, lines 3 to 17: three exchanges, then the server's step."""
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
-        theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), server.hypernetwork, v)
+        theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), server.hypernetwork, v)  # type: ignore[misc]
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
         d_hypernetwork, d_v = pullback(delta)
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
@@ -168,7 +169,8 @@ class PeFLL:
 
     def _clipped(self, d_hypernetwork: Tensor, d_embedder: Tensor) -> tuple[Tensor, Tensor]:
         joined = clipped(torch.cat([d_hypernetwork, d_embedder]), self.server_clip or None)
-        return joined.split([self.h.size, self.phi.size])  # type: ignore[return-value, no-untyped-call]
+        of_h, of_v = torch.split(joined, [self.h.size, self.phi.size])
+        return of_h, of_v
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Algorithm 1: one descriptor up, one model [c, D] down."""
@@ -184,7 +186,7 @@ class PeFLL:
 
     def describe_backward(self, client: Client, eta_v: Tensor, d_v: Tensor) -> Tensor:
         """Pull Δv back to Δη_v [E]; the batch is drawn again, so nothing was remembered since `describe`."""
-        _, pullback = vjp(lambda eta: self.describe(client, eta), eta_v)
+        _, pullback = vjp(lambda eta: self.describe(client, eta), eta_v)  # type: ignore[misc]
         (d_eta_v,) = pullback(d_v)
         return d_eta_v  # type: ignore[no-any-return]
 

@@ -46,7 +46,7 @@ class Network:
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return views of the flat vector [size], named and shaped as the module's parameters."""
         # `split` has one concatenation as its backward pass; slices would each fill a vector of full length.
-        parts = parameters.split(self._sizes)
+        parts = torch.split(parameters, self._sizes)
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     def flatten(self, values: Sequence[Tensor]) -> Tensor:

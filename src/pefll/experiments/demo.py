@@ -1,0 +1,159 @@
+"""The demo: what personalisation is worth to clients that were never seen, on real data that is always at hand."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
+from pefll.errors import PefllError
+from pefll.models import MLP
+from pefll.record import RunFolder
+from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
+from pefll.run import Run, fit
+
+TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
+# Learning rates: the best of three or four on the validation samples of seen clients.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "local": {"client_lr": 0.02},
+    "fedavg": {"client_lr": 0.02, "local_steps": 10},
+    "pefll": {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "mlp"},
+}
+CLIENTS, UNSEEN, PARTITION, ROUNDS, PER_ROUND = 100, 0.3, "dirichlet 0.3", 250, 10
+
+
+def tiny_mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model small enough for any device: 4 hidden units, which cannot serve all clients at once."""
+    return MLP(input_shape, classes, hidden=(4,))
+
+
+def demo(folder: Path, seeds: int, console: Console) -> None:
+    """Compare Local, FedAvg and PeFLL on embedded real data, then make one personal model for a new client.
+
+    Args:
+        folder: for runs, pictures and the personal model; runs of an earlier demo there are replaced.
+        seeds: how many; each has its own clients.
+        console: where to print.
+    """
+    if seeds < 1:
+        raise PefllError("the demo needs at least one seed")
+    started = time.monotonic()
+    _clear(folder / "runs")
+    console.print(
+        f"1,797 handwritten digits at {CLIENTS} clients with about ten training samples each, {PARTITION}. "
+        f"{UNSEEN:.0%} of the clients take no part in training: their models are made afterwards.\n"
+        "Every client runs a network of 4 hidden units. Local trains each alone, FedAvg one for all, PeFLL "
+        "generates one per client.",
+        highlight=False,
+    )
+    runs = {method: [_train(folder, method, seed, console) for seed in range(seeds)] for method in SETTINGS}
+    console.print(_table(runs))
+    _personal_model(folder, runs, console)
+    _pictures(folder, runs, seeds, console)
+    console.print(f"Done in {time.monotonic() - started:.0f} s. Try next:", highlight=False)
+    first = folder / "runs" / "pefll-0"
+    for command in (
+        f"pefll show {first} {folder}/runs/fedavg-0",
+        f"pefll personalize {first} --data {folder}/new_client.npz --out me.safetensors",
+        f"pefll predict me.safetensors --data {folder}/new_client_later.npz",
+        "pefll train --data digits --partition 'by-class 3' --rounds 300 --out runs/first",
+        "pefll data list",
+    ):
+        console.print(f"  .venv/bin/{command}" if Path(".venv/bin/pefll").exists() else f"  {command}", highlight=False)
+
+
+def clients(seed: int) -> Federation:
+    """Return the demo's federation."""
+    samples = load_samples("digits", Path("."))
+    return make_federation(samples, partition=PARTITION, clients=CLIENTS, seed=seed, unseen=UNSEEN)
+
+
+def _train(folder: Path, method: str, seed: int, console: Console) -> Run:
+    run = fit(
+        clients(seed),
+        method,
+        model="pefll.experiments.demo:tiny_mlp",
+        rounds=ROUNDS,
+        seed=seed,
+        out=folder / "runs" / f"{method}-{seed}",
+        console=console if console.is_terminal else None,
+        clients_per_round=PER_ROUND,
+        eval_every=25,
+        device="cpu",
+        **SETTINGS[method],
+    )
+    best = run.summary["accuracy"]["best"]
+    seen, unseen = (100 * best[group]["per_sample"] for group in ("seen", "unseen"))
+    console.print(f"  {TITLES[method]}, seed {seed}: seen {seen:.1f}%, unseen {unseen:.1f}%", highlight=False)
+    return run
+
+
+def _table(runs: dict[str, list[Run]]) -> Table:
+    count = len(runs["pefll"])
+    table = Table(title=f"Test accuracy, mean ± std over {count} seeds", title_justify="left")
+    for column in ("", "seen clients", "unseen clients", "what a new client does"):
+        table.add_column(column)
+    work = {"local": "trains alone, 200 epochs", "fedavg": "takes the global model", "pefll": "one forward pass"}
+    for method, of_method in runs.items():
+        cells = []
+        for group in ("seen", "unseen"):
+            values = [100 * run.summary["accuracy"]["best"][group]["per_sample"] for run in of_method]
+            mean, std = mean_and_std(values)
+            cells.append(f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}")
+        table.add_row(TITLES[method], *cells, work[method])
+    return table
+
+
+def _personal_model(folder: Path, runs: dict[str, list[Run]], console: Console) -> None:
+    """Play a client that comes after training: only its own training samples are used to make its model."""
+    run = runs["pefll"][0]
+    federation = clients(run.config.seed)
+    tests = federation.count[TEST, federation.num_seen :]
+    client = federation.num_seen + int(tests.argmax())
+    now = federation.indices(client, TRAIN)
+    later = torch.cat([federation.indices(client, split) for split in (VALIDATION, TEST)])
+    x, y = federation.x.numpy(), federation.y.numpy()
+    np.savez(folder / "new_client.npz", x=x[now], y=y[now])
+    np.savez(folder / "new_client_later.npz", x=x[later], y=y[later])
+    started = time.perf_counter()
+    model = run.personalize(x[now], y[now])
+    took = time.perf_counter() - started
+    path = folder / "new_client.safetensors"
+    model.save(path)
+    right = int((model.predict(x[later]) == y[later]).sum())
+    console.print(
+        f"A client that was never seen sent the descriptor of its {len(now)} samples and got {path} in "
+        f"{1000 * took:.0f} ms: right on {right} of its {len(later)} later samples.",
+        highlight=False,
+    )
+
+
+def _pictures(folder: Path, runs: dict[str, list[Run]], seeds: int, console: Console) -> None:
+    names = [f"{method}-{seed}" for method in ("fedavg", "pefll") for seed in range(seeds)]
+    federation = clients(runs["pefll"][0].config.seed)
+    try:
+        curves([RunFolder(folder / "runs" / name) for name in names], folder / "curves.png")
+        descriptor_map(RunFolder(folder / "runs" / "pefll-0"), folder / "descriptors.png")
+        federation_picture(
+            federation.histograms(), federation.num_seen, folder / "clients.png", federation.class_names, "digits"
+        )
+    except PefllError as error:  # matplotlib is an extra
+        console.print(f"No pictures: {error}", highlight=False, markup=False)
+        return
+    console.print(f"Pictures: {folder}/curves.png, {folder}/descriptors.png, {folder}/clients.png", highlight=False)
+
+
+def _clear(runs: Path) -> None:
+    """Remove the runs of an earlier demo, and nothing that is not a run."""
+    for path in sorted(runs.glob("*")) if runs.is_dir() else []:
+        if not RunFolder(path).config_file.is_file():
+            raise PefllError(f"{path} is not from a demo; choose another folder with --out")
+        shutil.rmtree(path)

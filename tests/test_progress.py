@@ -1,0 +1,60 @@
+"""What a user sees while a run goes on."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pefll import progress
+from pefll.progress import Bar, Lines, Silent, monitor
+
+
+def test_nothing_without_a_console():
+    with monitor(None, "title", 10) as watch:
+        assert isinstance(watch, Silent)
+        watch.at(3, "news")
+        watch.say("hello")
+
+
+def test_lines_come_at_most_every_ten_seconds_and_at_the_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    file = io.StringIO()
+    with monitor(Console(file=file, width=20), "pefll seed 0", 100, done=20) as watch:
+        assert isinstance(watch, Lines)
+        for seconds, done, news in ((1, 30, ""), (11, 40, "seen 10.0%"), (12, 50, ""), (40, 60, ""), (41, 100, "x")):
+            now[0] = seconds
+            watch.at(done, news)
+        watch.say("a sentence that is longer than twenty columns")
+    assert file.getvalue().splitlines() == [
+        "pefll seed 0: 40/100, 11 s, 33 s left, seen 10.0%",
+        "pefll seed 0: 60/100, 40 s, 40 s left",
+        "pefll seed 0: 100/100, 41 s, 0 s left, x",
+        "a sentence that is longer than twenty columns",
+    ]
+
+
+@pytest.mark.parametrize("place", ["runs/a[b]", "runs/[/x]", "[bold]"])
+def test_brackets_in_paths_are_shown_as_they_are(place):
+    for terminal in (False, True):
+        file = io.StringIO()
+        with monitor(Console(file=file, width=100, force_terminal=terminal), "title", 10) as watch:
+            watch.say(f"the checkpoint {place} is damaged")
+            watch.at(10, place)
+        assert f"the checkpoint {place} is damaged" in file.getvalue()
+        assert file.getvalue().count(place) >= 2
+
+
+def test_a_bar_in_a_terminal():
+    file = io.StringIO()
+    with monitor(Console(file=file, width=120, force_terminal=True), "pefll seed 0", 10) as watch:
+        assert isinstance(watch, Bar)
+        watch.at(4, "seen 12.5%")
+        watch.at(10)
+        watch.say("hello")
+    text = file.getvalue()
+    assert "10/10" in text
+    assert "seen 12.5%" in text
+    assert "hello" in text
