@@ -137,6 +137,7 @@ def test_train_evaluate_show(pefll, labelled, tmp_path):
 
 def test_train_says_what_came_out(pefll, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pefll.progress.QUIET_SECONDS", 0.0)
     said = pefll("train", "--method", "fedavg", *DIGITS, "--seed", 5)
     assert said.code == 0
     assert "runs/digits-fedavg-5: best round" in said.out
@@ -308,7 +309,7 @@ def test_in_real_processes(tmp_path, client):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
         return Said(done.returncode, done.stdout, done.stderr)
 
-    said = call("train", *DIGITS, "--processes", 2, "--out", "r")
+    said = call("train", *DIGITS, "--engine", "serial", "--processes", 2, "--out", "r")
     assert said.code == 0, said.err
     assert call("personalize", "r", "--data", client, "--out", "m.safetensors").code == 0
     said = call("train", "--resume", "nowhere")

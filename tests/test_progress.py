@@ -37,7 +37,8 @@ def test_lines_come_at_most_every_ten_seconds_and_at_the_end(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["runs/a[b]", "runs/[/x]", "[bold]"])
-def test_brackets_in_paths_are_shown_as_they_are(place):
+def test_brackets_in_paths_are_shown_as_they_are(place, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET_SECONDS", -1.0)
     for terminal in (False, True):
         file = io.StringIO()
         with monitor(Console(file=file, width=100, force_terminal=terminal), "title", 10) as watch:

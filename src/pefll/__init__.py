@@ -1,3 +1,57 @@
-"""Personalized federated learning by learning to learn."""
+"""Personalized federated learning by learning to learn: a model for every client, also for those never seen.
 
-__version__ = "0.1.0"
+import pefll
+
+federation = pefll.federation_from_arrays(x, y, client)      # who has what
+run = pefll.fit(federation, "pefll", rounds=500)             # train
+print(run.evaluate())                                        # seen and unseen clients
+model = run.personalize(x_new, y_new)                        # an nn.Module for a client never seen
+"""
+
+from pefll.data import (
+    Federation,
+    Samples,
+    by_class,
+    dirichlet,
+    federation_from_arrays,
+    federation_from_frame,
+    load_samples,
+    make_federation,
+    natural,
+    read_samples,
+    samples_from_arrays,
+    summarise,
+)
+from pefll.errors import PefllError
+from pefll.evaluation import Accuracy, Evaluation
+from pefll.methods import METHODS, FedAvg, Local, PeFLL
+from pefll.personal import PersonalModel
+from pefll.run import Run, fit, load
+from pefll.version import __version__
+
+__all__ = [
+    "METHODS",
+    "Accuracy",
+    "Evaluation",
+    "FedAvg",
+    "Federation",
+    "Local",
+    "PeFLL",
+    "PefllError",
+    "PersonalModel",
+    "Run",
+    "Samples",
+    "__version__",
+    "by_class",
+    "dirichlet",
+    "federation_from_arrays",
+    "federation_from_frame",
+    "fit",
+    "load",
+    "load_samples",
+    "make_federation",
+    "natural",
+    "read_samples",
+    "samples_from_arrays",
+    "summarise",
+]

@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from pefll import __version__, files, run, training
 from pefll import data as sources
+from pefll import files, run, training
 from pefll.config import Config
 from pefll.data import Federation
 from pefll.errors import PefllError
@@ -27,6 +27,7 @@ from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import MEASURES, RunFolder
+from pefll.version import __version__
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
@@ -40,6 +41,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: which there are, get them, check them, look at them.")
 app.add_typer(data_app, name="data")
+results_app = typer.Typer(no_args_is_help=True, help="Results: finished runs as small files, and tables made of them.")
+app.add_typer(results_app, name="results")
 
 # The error for a misspelt option: typer's own copy of click has it, and older typers took it from click.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -355,6 +358,29 @@ def data_summary(
             federation.histograms(), federation.num_seen, picture, federation.class_names, federation.name
         )
         say(out, f"wrote {picture}")
+
+
+@results_app.command("add")
+def results_add(
+    paths: Annotated[list[Path], typer.Argument(help="Finished run folders.", metavar="RUN...")],
+    target: Annotated[Path, typer.Option("--to", help="The folder of results.")] = Path("results"),
+) -> None:
+    """Keep finished runs as small JSON files: command, commit, device, seed, accuracies, curves."""
+    from pefll.experiments.results import collect
+
+    for path in paths:
+        out.print(f"wrote {collect(RunFolder(path), target)}", highlight=False)
+
+
+@results_app.command("table")
+def results_table(source: Annotated[Path, typer.Argument(help="The folder of results.")] = Path("results")) -> None:
+    """Print all results as a Markdown table, beside the paper's numbers."""
+    from pefll.experiments.results import markdown_table, read_results
+
+    results = read_results(source)
+    if not results:
+        raise PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there")
+    typer.echo(markdown_table(results))
 
 
 def load_federation(config: Config) -> Federation:

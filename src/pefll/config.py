@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ PRECISIONS = ("float32", "tf32", "float64")
 ENGINES = ("auto", "serial", "vector")
 # What may differ when a run is resumed: where things are and how fast they go, not what is computed.
 MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
+
+# What does not belong into the command that makes a run again elsewhere.
+SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,19 @@ class Config:
             elif type(value).__name__ != str(known[key]).partition("[")[0]:
                 raise PefllError(f"{path}: {key} must be {known[key]}, not {value!r}")
         return cls(**values)
+
+    def command(self) -> str:
+        """Return the command that makes this run again: all settings that differ from their defaults."""
+        words = ["pefll", "train"]
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name in SILENT or value == each.default:
+                continue
+            if each.name == "settings":
+                words += [word for key, setting in value.items() for word in ("--set", f"{key}={setting}")]
+            else:
+                words += [f"--{each.name.replace('_', '-')}", str(value)]
+        return shlex.join(words)
 
     def check_same(self, other: Config) -> None:
         """Raise PefllError where `other`, asked for on resuming, would compute something else."""

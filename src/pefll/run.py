@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pefll import __version__, checkpoint
+from pefll import checkpoint
 from pefll.config import Config
 from pefll.data.federation import TEST, Federation, Normalise, Samples, assemble
 from pefll.engines.cohort import Engine
@@ -36,6 +36,7 @@ from pefll.progress import monitor, say
 from pefll.record import RunFolder
 from pefll.training import Progress, restore, train
 from pefll.tree import Tree, map_tree
+from pefll.version import __version__
 
 Array = npt.NDArray[Any]
 MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
@@ -306,6 +307,7 @@ def _summarise(
     steps = getattr(method, "local_steps", 0)
     seconds = progress.train_seconds
     return {
+        "command": config.command(),
         "method": config.method,
         "settings": {
             field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != "problem"

@@ -367,3 +367,12 @@ def test_a_message_cannot_name_anything_but_message_types():
         size = int.from_bytes(message[:4], "little") + len(forged) - len(message)
         with pytest.raises(ValueError, match="is not a message type"):
             unpack(size.to_bytes(4, "little") + forged[4:])
+
+
+def test_ledgers_add_up():
+    total = Ledger(1, 2, 3)
+    before = total.copy()
+    total.add(Ledger(10, 20, 1), times=3)
+    assert total == Ledger(31, 62, 6)
+    assert total.since(before) == Ledger(30, 60, 3)
+    assert before == Ledger(1, 2, 3)

@@ -25,7 +25,7 @@ TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "local": {"client_lr": 0.02},
     "fedavg": {"client_lr": 0.02, "local_steps": 10},
-    "pefll": {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "mlp"},
+    "pefll": {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "linear"},
 }
 CLIENTS, UNSEEN, PARTITION, ROUNDS, PER_ROUND = 100, 0.3, "dirichlet 0.3", 250, 10
 

@@ -1,0 +1,99 @@
+"""Which device and which engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pefll import hardware
+from pefll.config import Config
+from pefll.engines.serial import SerialEngine
+from pefll.engines.vector import VectorEngine
+from pefll.errors import PefllError
+from pefll.methods import build_method
+from tests.federations import problem_of, ragged
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_devices_by_name(two_gpus):
+    assert hardware.pick_device("auto") == torch.device("cuda")
+    assert hardware.pick_device("cpu") == torch.device("cpu")
+    assert hardware.pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(PefllError, match="cuda:2 was asked for, but there are only 2 CUDA devices"):
+        hardware.pick_device("cuda:2")
+    with pytest.raises(PefllError, match="unknown device 'gpu'"):
+        hardware.pick_device("gpu")
+    with pytest.raises(PefllError, match="is not supported"):
+        hardware.pick_device("mps")
+
+
+def test_without_a_gpu_auto_is_the_cpu(no_gpu):
+    assert hardware.pick_device("auto") == torch.device("cpu")
+    with pytest.raises(PefllError, match="CUDA was asked for"):
+        hardware.pick_device("cuda")
+    assert hardware.device_name(torch.device("cpu")).startswith("cpu (")
+    assert hardware.peak_memory_bytes(torch.device("cpu")) > 1e7
+
+
+def make(**settings):
+    federation = ragged()
+    method = build_method("fedavg", problem_of(federation), {})
+    engine = hardware.make_engine(Config(**settings), federation, method, 3)
+    engine.close()
+    return engine
+
+
+def test_the_engine_that_was_asked_for(no_gpu):
+    assert isinstance(make(engine="serial", processes=1), SerialEngine)
+    assert isinstance(make(engine="vector"), VectorEngine)
+    assert make(engine="vector", precision="float64").dtype == torch.float64
+    assert make(engine="serial", processes=1, precision="tf32").dtype == torch.float32
+
+
+def test_the_serial_engine_does_not_run_on_a_gpu(two_gpus):
+    with pytest.raises(PefllError, match="the serial engine runs on the CPU"):
+        make(engine="serial", device="cuda")
+
+
+def test_no_more_processes_than_clients_and_none_where_nothing_can_fork(no_gpu, monkeypatch):
+    started = []
+
+    class Counted(SerialEngine):
+        def __init__(self, *arguments) -> None:
+            started.append(arguments[-1])
+            super().__init__(*arguments[:-1])
+
+    monkeypatch.setattr(hardware, "SerialEngine", Counted)
+    make(engine="serial", processes=8)
+    make(engine="serial", processes=2)
+    monkeypatch.setattr(hardware, "can_fork", lambda: False)
+    make(engine="serial", processes=2)
+    assert started == [3, 2, 1]
+
+
+def test_tf32_only_where_asked_for(no_gpu):
+    make(engine="vector", precision="tf32")
+    assert torch.backends.cuda.matmul.allow_tf32
+    make(engine="vector")
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_auto_counts_the_models_work(no_gpu):
+    device = torch.device("cpu")
+    tiny = problem_of(ragged(shape=(6,)))
+    assert hardware.forward_flops(tiny) == 2 * 32 * (6 * 64 + 64 * 3)
+    assert hardware.pick_engine(device, tiny) == "vector"
+    large = problem_of(ragged(clients=3, shape=(3, 32, 32), sizes=(2,)), "lenet")
+    assert hardware.pick_engine(device, large) == "serial"
+    assert hardware.pick_engine(torch.device("cuda"), large) == "vector"
