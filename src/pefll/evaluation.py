@@ -41,6 +41,10 @@ class Evaluation(NamedTuple):
     seen: Accuracy | None
     unseen: Accuracy | None
 
+    def __str__(self) -> str:
+        groups = {"seen": self.seen, "unseen": self.unseen}
+        return ", ".join(f"{name} {100 * group.per_sample:.1f}%" for name, group in groups.items() if group)
+
 
 def evaluate(
     engine: Engine, method: Any, server: Any, split: int, progress: Callable[[int], None] | None = None

@@ -18,7 +18,7 @@ from pefll import checkpoint
 from pefll.config import Config
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Engine
-from pefll.evaluation import Evaluation, evaluate
+from pefll.evaluation import evaluate
 from pefll.events import Events
 from pefll.progress import Monitor
 from pefll.record import RunFolder
@@ -158,13 +158,7 @@ def _evaluate(engine: Engine, method: Any, progress: Progress, folder: RunFolder
         groups = {"seen": result.seen, "unseen": result.unseen}
         scalars = {f"validation/{g}/{k}": v for g, a in groups.items() if a for k, v in a._asdict().items()}
         events.scalars(scalars, progress.round)
-    return in_words(result)
-
-
-def in_words(result: Evaluation) -> str:
-    """Return an evaluation as a short phrase."""
-    groups = {"seen": result.seen, "unseen": result.unseen}
-    return ", ".join(f"{name} {100 * group.per_sample:.1f}%" for name, group in groups.items() if group)
+    return str(result)
 
 
 def _save(engine: Engine, progress: Progress, folder: RunFolder, facts: dict[str, Any]) -> None:
