@@ -97,6 +97,9 @@ def train(
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or float64. [default: float32]")] = None,
     processes: Annotated[int | None, typer.Option(help="Of the serial engine. [default: one per core]")] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
+    eval_clients: Annotated[
+        int | None, typer.Option(help="Clients per evaluation during training, of each group; 0: all. [default: 5000]")
+    ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints. [default: 1000]")] = None,
     settings: Annotated[
         list[str] | None,
@@ -136,6 +139,7 @@ def train(
         "precision": precision,
         "processes": processes,
         "eval_every": eval_every,
+        "eval_clients": eval_clients,
         "checkpoint_every": checkpoint_every,
         "settings": _settings(settings) if settings else None,
     }

@@ -43,6 +43,8 @@ class Config:
         precision: float32, tf32 (matrix products on a GPU's tensor cores), float64.
         processes: of the serial engine; 0 for one per core.
         eval_every: rounds between evaluations.
+        eval_clients: evaluations during training use at most so many seen and so many unseen clients; 0 for all. The
+            final test always uses all.
         checkpoint_every: rounds between checkpoints (one is also made every five minutes).
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """
@@ -63,6 +65,7 @@ class Config:
     precision: str = "float32"
     processes: int = 0
     eval_every: int = 30
+    eval_clients: int = 5000
     checkpoint_every: int = 1000
     data_sha256: str = ""
 
@@ -71,7 +74,7 @@ class Config:
             raise unknown("engine", self.engine, ENGINES)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
-        for name in ("rounds", "clients", "clients_per_round", "processes", "seed"):
+        for name in ("rounds", "clients", "clients_per_round", "processes", "seed", "eval_clients"):
             if getattr(self, name) < 0:
                 raise PefllError(f"{name} is {getattr(self, name)}; it cannot be negative")
         for name in ("eval_every", "checkpoint_every"):

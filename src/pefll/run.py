@@ -165,16 +165,22 @@ def fit(
     return Run(config, learner, progress.best, progress.server, facts, summary, federation)
 
 
-def load(path: str | Path, console: Console | None = None) -> Run:
-    """Read a run from its folder: the state of its best round, without data."""
+def load(path: str | Path, console: Console | None = None, model: nn.Module | None = None) -> Run:
+    """Read a run from its folder: the state of its best round, without data.
+
+    Args:
+        path: the folder.
+        console: is told of damaged checkpoints that are passed over.
+        model: the architecture, for a run that was trained on an `nn.Module` given in Python.
+    """
     folder = RunFolder(Path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file)
     saved = checkpoint.latest(folder.checkpoints, lambda sentence: say(console, sentence) if console else None)
     facts = saved.facts["problem"]
-    if not facts["model"]:
-        raise PefllError(f"{path} was trained on a model given in Python; load it there and pass the model")
-    module = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
+    if model is None and not facts["model"]:
+        raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
+    module = model or build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
     problem = Problem(
         Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"]
     )

@@ -98,7 +98,7 @@ def train(
             chunk = max(1, min(4 * chunk, int(CHUNK_SECONDS / max(chunk_done, 1e-9))))
             news = ""
             if progress.round % config.eval_every == 0 or progress.round == config.rounds:
-                news = _evaluate(engine, method, progress, folder, events)
+                news = _evaluate(engine, method, progress, folder, events, config.eval_clients)
             monitor.at(progress.round, news)
             due = progress.round % config.checkpoint_every == 0 or time.monotonic() - saved_at > CHECKPOINT_SECONDS
             finished = progress.round == config.rounds
@@ -133,13 +133,14 @@ def _advance(engine: Engine, progress: Progress, rounds: int) -> float:
     return seconds / rounds
 
 
-def _evaluate(engine: Engine, method: Any, progress: Progress, folder: RunFolder | None, events: Events | None) -> str:
+def _evaluate(
+    engine: Engine, method: Any, progress: Progress, folder: RunFolder | None, events: Events | None, most: int
+) -> str:
     """Measure validation accuracy, remember the best state, record it, and return it in words."""
     started = time.perf_counter()
-    result = evaluate(engine, method, progress.server, VALIDATION)
-    value = (
-        result.seen.per_sample if result.seen else float(progress.round)
-    )  # without validation data, the last is best
+    result = evaluate(engine, method, progress.server, VALIDATION, most=most)
+    # Without validation samples the last round is the best one.
+    value = result.seen.per_sample if result.seen else float(progress.round)
     if value > progress.best_value:
         progress.best_value, progress.best_round = value, progress.round
         map_tree(lambda old, new: old.copy_(new), progress.best, progress.server)
@@ -193,7 +194,8 @@ def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progr
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
     """Return a state shaped as `template` from the tensors of a checkpoint."""
     chosen = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
-    return map_tree(lambda old, new: new.to(old.device, old.dtype), template, from_named(template, chosen))
+    # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
+    return map_tree(lambda old, new: torch.empty_like(old).copy_(new), template, from_named(template, chosen))
 
 
 @contextmanager

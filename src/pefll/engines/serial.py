@@ -19,7 +19,7 @@ from pefll.methods.contract import Each, Everyone
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.
-CLIENTS_AT_ONCE = 64
+CLIENTS_AT_ONCE = 16
 
 
 @dataclass(eq=False)
