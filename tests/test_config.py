@@ -84,6 +84,7 @@ def test_no_config_is_a_sentence(tmp_path):
         {"processes": -1},
         {"seed": -1},
         {"eval_every": 0},
+        {"eval_clients": -1},
         {"checkpoint_every": 0},
         {"unseen": 1.0},
         {"unseen": -0.1},
@@ -99,7 +100,7 @@ def test_values_that_make_no_sense(wrong):
 OTHER = {
     "method": "local", "settings": {"local_steps": 9}, "data": "cifar10", "data_dir": "x", "partition": "natural",
     "clients": 9, "unseen": 0.5, "model": "mlp", "rounds": 2000, "clients_per_round": 3, "seed": 8,
-    "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7,
+    "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7, "eval_clients": 6,
     "checkpoint_every": 9, "data_sha256": "abc",
 }  # fmt: skip
 

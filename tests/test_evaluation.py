@@ -70,6 +70,25 @@ def test_every_measure_against_a_count_by_hand(make, split):
         assert 0 < right < total
 
 
+@pytest.mark.parametrize("most", [1, 3, 9, 10, 0])
+def test_some_clients_of_each_group_stand_for_all(most, monkeypatch):
+    federation = ragged(clients=14, sizes=(2, 9), seen=9)
+    method = build_method("fedavg", problem_of(federation), {})
+    engine = SerialEngine(federation, method, seed=0, clients_per_round=2)
+    asked = []
+    cohorts = engine.cohorts
+    monkeypatch.setattr(engine, "cohorts", lambda clients: asked.append(clients.tolist()) or cohorts(clients))
+    server = engine.start()
+    results = [evaluate(engine, method, server, TEST, most=most) for _ in range(2)]
+    engine.close()
+    assert results[0] == results[1]
+    assert asked[0] == asked[1]
+    seen, unseen = [c for c in asked[0] if c < 9], [c for c in asked[0] if c >= 9]
+    assert len(seen) == len(set(seen)) == (min(9, most) or 9)
+    assert len(unseen) == len(set(unseen)) == (min(5, most) or 5)
+    assert seen + unseen == asked[0]
+
+
 def test_splits_by_name():
     assert [split_number(name) for name in ("train", "validation", "val", "test")] == [0, 1, 1, 2]
     with pytest.raises(PefllError, match="unknown split 'tset': did you mean 'test'"):
