@@ -156,6 +156,8 @@ def fit(
     with opened(config, federation, learner) as engine:
         # Last, so that settings that cannot be run leave no folder behind.
         folder = _claim(out, config) if out is not None else None
+        if folder:
+            folder.summary_file.unlink(missing_ok=True)  # of a run that is being extended
         with monitor(console, f"{config.method} seed {config.seed}", config.rounds) as watch:
             progress = train(engine, learner, config, folder, watch, facts)
         summary = _summarise(engine, learner, config, federation, progress, console)
@@ -269,6 +271,9 @@ def _config(
     federation: Federation, method: str, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
 ) -> Config:
     names = {each.name for each in dataclasses.fields(Config)}
+    for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
+        if name in settings:
+            raise PefllError(f"{name} belongs to the federation, which is made before it is given to fit")
     return Config(
         method=method,
         data=federation.name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from pefll.data.federation import Normalise, Samples
 
@@ -22,6 +21,8 @@ def load(data_dir: Path) -> Samples:
     Returns:
         x uint8 [1797, 1, 8, 8], 10 classes; nobody's, and not split.
     """
+    from sklearn.datasets import load_digits  # here, because importing it takes longer than most commands do
+
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
     return Samples(

@@ -16,6 +16,7 @@ from torch import nn
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
 from pefll.errors import PefllError
 from pefll.models import MLP
+from pefll.progress import say
 from pefll.record import RunFolder
 from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
 from pefll.run import Run, fit
@@ -47,18 +48,18 @@ def demo(folder: Path, seeds: int, console: Console) -> None:
         raise PefllError("the demo needs at least one seed")
     started = time.monotonic()
     _clear(folder / "runs")
-    console.print(
+    say(
+        console,
         f"1,797 handwritten digits at {CLIENTS} clients with about ten training samples each, {PARTITION}. "
         f"{UNSEEN:.0%} of the clients take no part in training: their models are made afterwards.\n"
         "Every client runs a network of 4 hidden units. Local trains each alone, FedAvg one for all, PeFLL "
         "generates one per client.",
-        highlight=False,
     )
     runs = {method: [_train(folder, method, seed, console) for seed in range(seeds)] for method in SETTINGS}
     console.print(_table(runs))
     _personal_model(folder, runs, console)
     _pictures(folder, runs, seeds, console)
-    console.print(f"Done in {time.monotonic() - started:.0f} s. Try next:", highlight=False)
+    say(console, f"Done in {time.monotonic() - started:.0f} s. Try next:")
     first = folder / "runs" / "pefll-0"
     for command in (
         f"pefll show {first} {folder}/runs/fedavg-0",
@@ -67,7 +68,7 @@ def demo(folder: Path, seeds: int, console: Console) -> None:
         "pefll train --data digits --partition 'by-class 3' --rounds 300 --out runs/first",
         "pefll data list",
     ):
-        console.print(f"  .venv/bin/{command}" if Path(".venv/bin/pefll").exists() else f"  {command}", highlight=False)
+        say(console, f"  .venv/bin/{command}" if Path(".venv/bin/pefll").exists() else f"  {command}")
 
 
 def clients(seed: int) -> Federation:
@@ -92,7 +93,7 @@ def _train(folder: Path, method: str, seed: int, console: Console) -> Run:
     )
     best = run.summary["accuracy"]["best"]
     seen, unseen = (100 * best[group]["per_sample"] for group in ("seen", "unseen"))
-    console.print(f"  {TITLES[method]}, seed {seed}: seen {seen:.1f}%, unseen {unseen:.1f}%", highlight=False)
+    say(console, f"  {TITLES[method]}, seed {seed}: seen {seen:.1f}%, unseen {unseen:.1f}%")
     return run
 
 
@@ -129,10 +130,10 @@ def _personal_model(folder: Path, runs: dict[str, list[Run]], console: Console) 
     path = folder / "new_client.safetensors"
     model.save(path)
     right = int((model.predict(x[later]) == y[later]).sum())
-    console.print(
+    say(
+        console,
         f"A client that was never seen sent the descriptor of its {len(now)} samples and got {path} in "
         f"{1000 * took:.0f} ms: right on {right} of its {len(later)} later samples.",
-        highlight=False,
     )
 
 
@@ -146,9 +147,9 @@ def _pictures(folder: Path, runs: dict[str, list[Run]], seeds: int, console: Con
             federation.histograms(), federation.num_seen, folder / "clients.png", federation.class_names, "digits"
         )
     except PefllError as error:  # matplotlib is an extra
-        console.print(f"No pictures: {error}", highlight=False, markup=False)
+        say(console, f"No pictures: {error}")
         return
-    console.print(f"Pictures: {folder}/curves.png, {folder}/descriptors.png, {folder}/clients.png", highlight=False)
+    say(console, f"Pictures: {folder}/curves.png, {folder}/descriptors.png, {folder}/clients.png")
 
 
 def _clear(runs: Path) -> None:

@@ -99,10 +99,16 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
         paper = PAPER.get((one["dataset"], one["num_clients"]), {}).get(one["method"])
         cells = [f"{one['dataset']}, {one['num_clients']}", one["method"], str(len(group))]
         for place, who in enumerate(GROUPS):
-            values = [100 * result["accuracy"]["best"][who]["per_sample"] for result in group]
-            mean, std = mean_and_std(values)
-            cells.append(f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}")
+            scored = [result["accuracy"]["best"][who] for result in group]
+            cells.append(_spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
         seconds = mean_and_std([result["train_seconds"] + result["eval_seconds"] for result in group])[0]
         lines.append("| " + " | ".join([*cells, f"{seconds:.0f}", f"`{command}`"]) + " |")
     return "\n".join(lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "—"
+    mean, std = mean_and_std(values)
+    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pefll.errors import PefllError
+from pefll.experiments.results import collect, markdown_table, read_results
+from pefll.record import RunFolder
+from pefll.run import fit
+from tests.federations import ragged
+
+
+def result(seed: int, seen: float, unseen: float, dataset: str = "cifar10") -> dict:
+    def both(value: float) -> dict:
+        return {"per_sample": value}
+
+    return {
+        "command": f"pefll train --data {dataset} --clients 100 --seed {seed}",
+        "dataset": dataset,
+        "method": "pefll",
+        "num_clients": 100,
+        "seed": seed,
+        "train_seconds": 10.0,
+        "eval_seconds": 2.0,
+        "accuracy": {"best": {"seen": both(seen), "unseen": both(unseen)}},
+    }
+
+
+def test_a_finished_run_becomes_one_small_file(tmp_path):
+    fit(ragged(), rounds=4, eval_every=2, local_steps=1, clients_per_round=2, out=tmp_path / "run", embedding="linear")
+    path = collect(RunFolder(tmp_path / "run"), tmp_path / "results")
+    assert path.name == "arrays-pefll-n8-local_steps_1-embedding_linear-seed0.json"
+    kept = json.loads(path.read_text())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {key: kept[key] for key in summary} == summary
+    assert [row["round"] for row in kept["validation"]] == [2, 4]
+    assert kept["command"].startswith("pefll train --set local_steps=1 --set embedding=linear")
+    assert read_results(tmp_path / "results") == [kept]
+
+
+def test_an_unfinished_run_is_not_a_result(tmp_path):
+    fit(ragged(), rounds=2, local_steps=1, clients_per_round=2, out=tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(PefllError, match="not finished"):
+        collect(RunFolder(tmp_path / "run"), tmp_path / "results")
+
+
+def test_table_has_mean_and_std_over_seeds_beside_the_paper():
+    table = markdown_table([result(0, 0.88, 0.80), result(1, 0.90, 0.90), result(0, 0.5, 0.3, "cifar100")])
+    _, _, cifar10, cifar100 = table.splitlines()
+    assert "| cifar10, 100 | pefll | 2 | 89.0 ± 1.4 | 89.0 ± 0.8 | 85.0 ± 7.1 | 89.3 ± 2.2 | 12 |" in cifar10
+    assert "`pefll train --data cifar10 --clients 100`" in cifar10
+    assert "| 1 | 50.0 | 56.0 ± 0.3 | 30.0 | 35.2 ± 1.4 |" in cifar100
+
+
+def test_a_table_of_groups_without_samples_leaves_the_cell_empty():
+    nobody = result(0, 0.5, 0.5)
+    nobody["accuracy"]["best"]["unseen"] = None
+    assert "| 50.0 | 89.0 ± 0.8 | — | 89.3 ± 2.2 |" in markdown_table([nobody])
