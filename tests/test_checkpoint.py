@@ -86,7 +86,7 @@ def test_a_damaged_one_is_noticed_and_the_one_before_it_used(tmp_path, damage):
     assert float(saved.tensors["server.theta"][0]) == 20
     assert len(said) == 1
     assert "round-00000030" in said[0]
-    assert said[0].endswith("using the one before it")
+    assert said[0].endswith("it is passed over")
 
 
 def test_any_flipped_bit_of_the_manifest_is_noticed_or_means_nothing(tmp_path):

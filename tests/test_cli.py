@@ -179,7 +179,11 @@ def test_a_model_by_import_path(pefll, tmp_path, client):
     out = tmp_path / "r"
     assert pefll("train", *DIGITS, "--model", "tests.models.zoo:tied", "--out", out).code == 0
     assert pefll("personalize", out, "--data", client, "--out", tmp_path / "m.safetensors").code == 0
-    assert pefll("predict", tmp_path / "m.safetensors", "--data", client).code == 0
+    said = pefll("predict", tmp_path / "m.safetensors", "--data", client)
+    assert said.code == 2  # a file does not choose which code is run
+    assert "--model module:function" in said.err
+    own = ("--model", "tests.models.zoo:tied")
+    assert pefll("predict", tmp_path / "m.safetensors", "--data", client, *own).code == 0
 
 
 def test_personalize_and_predict_by_files_are_the_python_api(pefll, labelled, tmp_path, client):
@@ -227,7 +231,8 @@ def test_personal_models_are_ordinary_modules(labelled, client):
         x, y = arrays["x"], arrays["y"]
     model = run.load(labelled).personalize(x, y)
     assert isinstance(model, torch.nn.Module)
-    plain = (x / 255 - 0.3053) / 0.3759
+    (mean,), (std,) = model.normalise
+    plain = (x / 255 - mean) / std
     scores = model.network(torch.from_numpy(plain).float()).softmax(1)
     np.testing.assert_allclose(scores.detach().numpy(), model.probabilities(x), atol=1e-5)
 
@@ -390,7 +395,7 @@ def test_data_folders_that_are_wrong(refused, pefll, tmp_path, state):
         part = "is not the official file (wrong md5)"
     if state == "half":
         (folder / "cifar-10-batches-py" / "data_batch_4").unlink()
-        part = "lacks data_batch_4; unpack cifar-10-python.tar.gz again"
+        part = "lacks data_batch_4; run `pefll data get cifar10`"
     if state == "archive cut":
         (folder / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b\x08\x00half of an archive")
         part = "is damaged"

@@ -101,7 +101,7 @@ OTHER = {
     "method": "local", "settings": {"local_steps": 9}, "data": "cifar10", "data_dir": "x", "partition": "natural",
     "clients": 9, "unseen": 0.5, "model": "mlp", "rounds": 2000, "clients_per_round": 3, "seed": 8,
     "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7, "eval_clients": 6,
-    "checkpoint_every": 9, "data_sha256": "abc",
+    "checkpoint_every": 9, "data_sha256": "abc", "label": "y", "client_column": "who",
 }  # fmt: skip
 
 
@@ -130,3 +130,14 @@ def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():
     Config(data_sha256="").check_same(Config(data_sha256="a"))
     with pytest.raises(PefllError, match="the data is not what the run was started on"):
         Config(data_sha256="a").check_same(Config(data_sha256="b"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("rounds", "5"), ("rounds", 2.5), ("device", object()), ("seed", True)])
+def test_settings_of_a_wrong_type_are_refused_before_anything_is_written(name, value):
+    with pytest.raises(PefllError, match=f"{name} must be"):
+        Config(**{name: value})
+
+
+def test_the_command_makes_the_run_again():
+    config = Config(data="cifar10", partition="by-class 2", rounds=7, settings={"embedding": "linear"}, device="cpu")
+    assert config.command() == ("pefll train --set embedding=linear --data cifar10 --partition 'by-class 2' --rounds 7")

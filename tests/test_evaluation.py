@@ -70,22 +70,22 @@ def test_every_measure_against_a_count_by_hand(make, split):
         assert 0 < right < total
 
 
-@pytest.mark.parametrize("most", [1, 3, 9, 10, 0])
-def test_some_clients_of_each_group_stand_for_all(most, monkeypatch):
-    federation = ragged(clients=14, sizes=(2, 9), seen=9)
+@pytest.mark.parametrize(("share", "of_seen", "of_unseen"), [(0.001, 20, 20), (0.5, 25, 20), (1.0, 50, 30)])
+def test_some_clients_of_each_group_stand_for_all(share, of_seen, of_unseen, monkeypatch):
+    federation = ragged(clients=80, sizes=(2, 9), seen=50)
     method = build_method("fedavg", problem_of(federation), {})
     engine = SerialEngine(federation, method, seed=0, clients_per_round=2)
     asked = []
     cohorts = engine.cohorts
     monkeypatch.setattr(engine, "cohorts", lambda clients: asked.append(clients.tolist()) or cohorts(clients))
     server = engine.start()
-    results = [evaluate(engine, method, server, TEST, most=most) for _ in range(2)]
+    results = [evaluate(engine, method, server, TEST, share=share) for _ in range(2)]
     engine.close()
     assert results[0] == results[1]
     assert asked[0] == asked[1]
-    seen, unseen = [c for c in asked[0] if c < 9], [c for c in asked[0] if c >= 9]
-    assert len(seen) == len(set(seen)) == (min(9, most) or 9)
-    assert len(unseen) == len(set(unseen)) == (min(5, most) or 5)
+    seen, unseen = [c for c in asked[0] if c < 50], [c for c in asked[0] if c >= 50]
+    assert len(seen) == len(set(seen)) == of_seen
+    assert len(unseen) == len(set(unseen)) == of_unseen
     assert seen + unseen == asked[0]
 
 
@@ -102,11 +102,11 @@ def test_descriptors_of_all_clients(make, monkeypatch):
     method = build_method("pefll", problem_of(federation), {"descriptor_size": 4, "embedding": "linear"})
     engine = make(federation, method, seed=0, clients_per_round=2, dtype=torch.float64)
     server = engine.start()
-    v = descriptors(engine, method, server, federation)
+    v = descriptors(engine, method, server)
     weight, bias = method.phi.unflatten(server.embedder).values()
     histograms = federation.histograms()
     wanted = (histograms / histograms.sum(1, keepdims=True)) @ weight.numpy().T + bias.numpy()
     np.testing.assert_allclose(v, wanted, rtol=0, atol=1e-12)
     other = build_method("fedavg", problem_of(federation), {})
-    assert descriptors(engine, other, server, federation) is None
+    assert descriptors(engine, other, server) is None
     engine.close()

@@ -82,11 +82,12 @@ def test_no_more_processes_than_clients_and_none_where_nothing_can_fork(no_gpu, 
 
 
 def test_tf32_only_where_asked_for(no_gpu):
-    make(engine="vector", precision="tf32")
-    assert torch.backends.cuda.matmul.allow_tf32
-    make(engine="vector")
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert not torch.backends.cudnn.allow_tf32
+    for precision, wanted in (("tf32", True), ("float32", False)):
+        federation = ragged()
+        method = build_method("fedavg", problem_of(federation), {})
+        engine = hardware.make_engine(Config(engine="vector", precision=precision), federation, method, 3)
+        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == wanted
+        engine.close()
 
 
 def test_auto_counts_the_models_work(no_gpu):

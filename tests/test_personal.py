@@ -11,9 +11,15 @@ from pefll.errors import PefllError
 from pefll.models import CharLSTM
 from pefll.personal import PersonalModel, check_input
 
-PIXELS = {"input_shape": [2, 3, 3], "normalise": [[0.1, 0.2], [0.5, 0.25]], "tokens": False, "class_names": []}
-FEATURES = {"input_shape": [4], "normalise": None, "tokens": False, "class_names": []}
-TOKENS = {"input_shape": [5], "normalise": None, "tokens": True, "class_names": []}
+PIXELS = {
+    "model": "",
+    "input_shape": [2, 3, 3],
+    "normalise": [[0.1, 0.2], [0.5, 0.25]],
+    "tokens": False,
+    "class_names": [],
+}
+FEATURES = {"model": "", "input_shape": [4], "normalise": None, "tokens": False, "class_names": []}
+TOKENS = {"model": "lstm", "classes": 6, "input_shape": [5], "normalise": None, "tokens": True, "class_names": []}
 
 
 @pytest.mark.parametrize(
@@ -22,10 +28,12 @@ TOKENS = {"input_shape": [5], "normalise": None, "tokens": True, "class_names": 
         (PIXELS, np.zeros((2, 3, 3, 3), np.uint8), r"shape \(3, 3, 3\), but the run was trained on \(2, 3, 3\)"),
         (PIXELS, np.zeros((2, 2, 3, 3)), "uint8 pixels"),
         (FEATURES, np.zeros((0, 4)), "no samples"),
-        (FEATURES, np.float64(3.0), "no samples"),
-        (FEATURES, np.array([["a"] * 4]), "must be numbers"),
+        (FEATURES, np.float64(3.0), "one row per sample"),
+        (FEATURES, np.array([["a"] * 4]), "must hold numbers"),
         (FEATURES, np.array([[1, 2, np.nan, 4]]), "NaN or infinite"),
         (TOKENS, np.zeros((2, 5)), "tokens"),
+        (TOKENS, np.full((2, 5), 6), "there is a token 6"),
+        (TOKENS, np.full((2, 5), -1), "negative token"),
     ],
 )
 def test_inputs_that_are_refused(facts, x, sentence):
@@ -36,7 +44,7 @@ def test_inputs_that_are_refused(facts, x, sentence):
 def test_inputs_that_are_taken():
     assert check_input(np.zeros((2, 2, 3, 3), np.uint8), PIXELS).dtype == np.uint8
     assert check_input([[1, 2, 3, 4]], FEATURES).dtype == np.float32
-    assert check_input(np.zeros((2, 5), np.uint8), TOKENS).dtype == np.int64
+    assert check_input(np.zeros((2, 5), np.uint8), TOKENS).dtype == np.uint8
 
 
 def test_pixels_are_normalised_inside():

@@ -22,8 +22,9 @@ def test_lines_come_at_most_every_ten_seconds_and_at_the_end(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     file = io.StringIO()
-    with monitor(Console(file=file, width=20), "pefll seed 0", 100, done=20) as watch:
+    with monitor(Console(file=file, width=20), "pefll seed 0", 100) as watch:
         assert isinstance(watch, Lines)
+        watch.begin(20)
         for seconds, done, news in ((1, 30, ""), (11, 40, "seen 10.0%"), (12, 50, ""), (40, 60, ""), (41, 100, "x")):
             now[0] = seconds
             watch.at(done, news)

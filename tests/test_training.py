@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -206,11 +207,15 @@ class State(NamedTuple):
     theta: Tensor
 
 
+METHOD = SimpleNamespace(local_steps=3, batch_size=4)
+
+
 class Counting:
     """An engine whose state is the number of rounds done."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.federation, self.clients_per_round = ragged(), 2
         self.calls: list[tuple[int, int]] = []
 
     def start(self) -> State:
@@ -238,7 +243,7 @@ def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list
 
 
 def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> training.Progress:
-    return training.train(engine or Counting(), None, config, folder, Silent(), {})
+    return training.train(engine or Counting(), METHOD, config, folder, Silent(), {})
 
 
 def test_the_best_round_is_the_first_with_the_best_seen_validation_accuracy(monkeypatch):
@@ -370,7 +375,7 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
     assert [*tmp_path.glob("events.out.tfevents.*")]
     again = loaded.evaluate("test", ragged())
     assert again.seen._asdict() == pytest.approx(summary["accuracy"]["best"]["seen"])
-    with pytest.raises(PefllError, match="has no data with it"):
+    with pytest.raises(PefllError, match="trained on data given in Python"):
         loaded.evaluate()
     if method == "pefll":
         with np.load(tmp_path / "descriptors.npz") as saved:
@@ -422,3 +427,13 @@ def test_nobody_else_may_own_the_folder(tmp_path):
         fit(ragged(), "fedavg", rounds=1, out=tmp_path / "file" / "below", **QUICK)
     assert sorted(os.listdir(tmp_path)) == ["file", "precious"]
     assert os.listdir(tmp_path / "precious") == ["thesis.tex"]
+
+
+def test_evaluations_use_a_quarter_of_the_samples_trained_on_between_them():
+    engine = SimpleNamespace(federation=ragged(clients=40, sizes=(60,)), clients_per_round=2)  # 60 + 21 samples each
+    method = SimpleNamespace(local_steps=5, batch_size=8)
+    assert training.evaluated_share(engine, method, Config(eval_every=10)) == pytest.approx(0.25 * 800 / (40 * 81))
+    assert training.evaluated_share(engine, method, Config(eval_every=1000)) == 1.0
+    assert training.evaluated_share(engine, method, Config(eval_every=10, eval_clients=10)) == 0.25
+    whole = SimpleNamespace(local_steps=5, batch_size=0)
+    assert training.evaluated_share(engine, whole, Config(eval_every=2)) == pytest.approx(0.25 * 20 / 40)

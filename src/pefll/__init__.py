@@ -27,6 +27,7 @@ from pefll.evaluation import Accuracy, Evaluation
 from pefll.methods import METHODS, FedAvg, Local, PeFLL
 from pefll.personal import PersonalModel
 from pefll.run import Run, fit, load
+from pefll.training import Stopped
 from pefll.version import __version__
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "PersonalModel",
     "Run",
     "Samples",
+    "Stopped",
     "__version__",
     "by_class",
     "dirichlet",

@@ -124,13 +124,20 @@ def latest(folder: Path, report: Callable[[str], None]) -> Checkpoint:
         try:
             return load(path)
         except PefllError as error:
-            report(f"{error}; using the one before it")
+            report(f"{error}; it is passed over")
     raise PefllError(f"no checkpoint in {folder} is whole; start the run anew")
 
 
 def _digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of a manifest's content, however it is laid out."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def drop_newer(folder: Path, round_: int) -> None:
+    """Remove the checkpoints after a round: a run that goes on from there makes them again."""
+    for path in _newest_first(folder):
+        if path.name > f"round-{round_:08d}":
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _newest_first(folder: Path) -> list[Path]:

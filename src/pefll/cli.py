@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -21,7 +23,6 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import files, run, training
 from pefll.config import Config
-from pefll.data import Federation
 from pefll.errors import PefllError
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.personal import PersonalModel
@@ -66,9 +67,37 @@ def _root(
     del version
 
 
+@app.command(rich_help_panel="Start here")
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
+) -> None:
+    """Compare Local, FedAvg and PeFLL on embedded real data, and make one personal model, in about a minute."""
+    from pefll.experiments.demo import demo as run_demo
+
+    run_demo(folder, seeds, out)
+
+
+@app.command(rich_help_panel="Start here")
+def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = None) -> None:
+    """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`."""
+    for each in [name] if name else METHODS:
+        defaults = hyperparameters(each)
+        lines = (METHODS[each].__doc__ or "").splitlines()
+        out.print(f"[bold]{each}[/bold]: {escape(lines[0])}", highlight=False)
+        notes = dict(line.strip().split(": ", 1) for line in lines[1:] if line.startswith("        ") and ": " in line)
+        table = Table("hyper-parameter", "default", "meaning", box=None, padding=(0, 2, 0, 2))
+        for key, value in defaults.items():
+            table.add_row(key, str(value), escape(notes.get(key, "")))
+        out.print(table)
+        out.print()
+
+
 @app.command(rich_help_panel="Runs")
 def train(
-    method: Annotated[str | None, typer.Option(help="pefll, fedavg or local; `pefll methods` explains them.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="pefll, fedavg or local; `pefll methods` explains them. [default: pefll]")
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -79,26 +108,31 @@ def train(
     partition: Annotated[
         str | None,
         typer.Option(
-            help="Who gets what: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients), 'natural'."
+            help="Who gets what: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients), 'natural'. "
+            "[default: the data's]"
         ),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients, seen and unseen together.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="How many clients, seen and unseen together. [default: the data's]")
+    ] = None,
     unseen: Annotated[
         float | None, typer.Option(help="Share of clients kept away from training. [default: 0.1]")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="What clients run: auto, lenet, cnn, mlp, lstm, or your.module:function.")
+        str | None, typer.Option(help="auto, lenet, cnn, mlp, tiny, lstm, or your.module:function. [default: auto]")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random. [default: 0]")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, serial (CPU, processes) or vector (GPU).")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="serial (processes) or vector (clients as one axis). [default: auto]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. [default: auto]")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or float64. [default: float32]")] = None,
     processes: Annotated[int | None, typer.Option(help="Of the serial engine. [default: one per core]")] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
     eval_clients: Annotated[
-        int | None, typer.Option(help="Clients per evaluation during training, of each group; 0: all. [default: 5000]")
+        int | None, typer.Option(help="Clients per evaluation while training. [default: as many as cost little]")
     ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints. [default: 1000]")] = None,
     settings: Annotated[
@@ -107,6 +141,8 @@ def train(
             "--set", help="A hyper-parameter of the method, NAME=VALUE; may be repeated. See `pefll methods`."
         ),
     ] = None,
+    label: Annotated[str | None, typer.Option(help="The label's column in a table. [default: label]")] = None,
+    client_column: Annotated[str | None, typer.Option(help="The client's column in a table. [default: client]")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
@@ -141,6 +177,8 @@ def train(
         "eval_every": eval_every,
         "eval_clients": eval_clients,
         "checkpoint_every": checkpoint_every,
+        "label": label,
+        "client_column": client_column,
         "settings": _settings(settings) if settings else None,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -150,19 +188,24 @@ def train(
         target = resume
         RunFolder(target).check_is_run()
         started = Config.load(RunFolder(target).config_file)
+        finished = RunFolder(target).summary() is not None
         if "settings" in given:
-            given["settings"] = typed_settings(started.method, given["settings"])
+            given["settings"] = started.settings | typed_settings(started.method, given["settings"])
         config = dataclasses.replace(started, **given)
         started.check_same(config)
     else:
+        if "data" not in given:
+            raise PefllError("say what to train on: --data digits needs no file, `pefll data list` shows the others")
+        if given["data"] not in sources.DATASETS and Path(given["data"]).exists():
+            given["data"] = str(Path(given["data"]).resolve())  # so that the run finds it again from another folder
         config = Config(**given)
         config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
-        target = folder or Path("runs") / f"{Path(config.data).stem}-{config.method}-{config.seed}"
+        target = folder or _free(Path("runs") / f"{Path(config.data).stem}-{config.method}-{config.seed}")
         if RunFolder(target).config_file.exists():
             raise PefllError(
                 f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out"
             )
-    federation = load_federation(config)
+    federation = run.federation_of(config, err)
     config = dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients)
     try:
         trained = run.fit(federation, config=config, out=target, console=err)
@@ -170,7 +213,10 @@ def train(
         say(err, f"Saved after round {stopped.round}. Go on with: pefll train --resume {target}")
         raise typer.Exit(128 + stopped.signal) from None
     best = trained.summary["accuracy"]["best"]
-    say(out, f"{target}: best round {trained.summary['best_round']} of {trained.summary['rounds']}")
+    if resume is not None and started.rounds == trained.summary["rounds"] and finished:
+        say(err, f"The run was finished already; --rounds {2 * started.rounds} would go on.")
+    if trained.summary["rounds"]:
+        say(out, f"{target}: best round {trained.summary['best_round']} of {trained.summary['rounds']}")
     out.print(_accuracy_table(best, "Test accuracy at the best round"))
     say(out, f"Next: pefll show {target}")
 
@@ -191,9 +237,7 @@ def evaluate(
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
-    federation = load_federation(config)
-    if config.data_sha256 and federation.fingerprint() != config.data_sha256:
-        raise PefllError(f"the data in {config.data_dir} is not what {path} was trained on")
+    federation = run.federation_of(config, err)
     result = dataclasses.replace(trained, config=config).evaluate(split, federation, err)
     groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
     if as_json:
@@ -211,14 +255,22 @@ def personalize(
     model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
     label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
 ) -> None:
-    """Make a model for a client that was never seen: one forward pass, no training."""
+    """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training."""
     trained = run.load(path, err)
-    x, y = sources.read_client(data, label=label, class_names=trained.facts["class_names"])
+    x, y = _read_client(data, label, trained.facts)
     personal = trained.personalize(x, y)
     personal.save(model)
     say(out, f"{model}: a personal {trained.facts['model']} from {len(x)} samples")
     if y is not None:
-        say(out, f"It is right on {100 * float((personal.predict(x) == y).mean()):.1f}% of these samples.")
+        right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
+        say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
+        if right < guess:
+            say(
+                out,
+                f"Always naming this client's most frequent class would be right on {100 * guess:.1f}%: the run has "
+                "not learned to serve clients like this one. More clients, rounds, or other learning rates may help; "
+                "compare with --method local.",
+            )
     say(out, f"Next: pefll predict {model} --data more_samples.npz")
 
 
@@ -230,10 +282,13 @@ def predict(
         Path | None, typer.Option("--out", help="Write a CSV with sample, class and probability.")
     ] = None,
     label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    architecture: Annotated[
+        str | None, typer.Option("--model", help="your.module:function, for a model that is not the package's own.")
+    ] = None,
 ) -> None:
     """Classify samples with a personal model; says how many are right where the file has labels."""
-    personal = PersonalModel.load(model)
-    x, y = sources.read_client(data, label=label, class_names=personal.facts["class_names"])
+    personal = PersonalModel.load(model, architecture=architecture)
+    x, y = _read_client(data, label, personal.facts)
     chances = personal.probabilities(x)
     classes = chances.argmax(axis=1)
     names = personal.facts["class_names"] or [str(number) for number in range(personal.facts["classes"])]
@@ -266,41 +321,20 @@ def show(
     show_runs(paths, folder, out)
 
 
-@app.command(rich_help_panel="Start here")
-def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
-) -> None:
-    """Compare Local, FedAvg and PeFLL on embedded real data, and make one personal model, in about a minute."""
-    from pefll.experiments.demo import demo as run_demo
-
-    run_demo(folder, seeds, out)
-
-
-@app.command(rich_help_panel="Start here")
-def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = None) -> None:
-    """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`."""
-    for each in [name] if name else METHODS:
-        defaults = hyperparameters(each)
-        lines = (METHODS[each].__doc__ or "").splitlines()
-        out.print(f"[bold]{each}[/bold]: {escape(lines[0])}", highlight=False)
-        notes = dict(line.strip().split(": ", 1) for line in lines[1:] if line.startswith("        ") and ": " in line)
-        table = Table("hyper-parameter", "default", "meaning", box=None, padding=(0, 2, 0, 2))
-        for key, value in defaults.items():
-            table.add_row(key, str(value), escape(notes.get(key, "")))
-        out.print(table)
-        out.print()
-
-
 @data_app.command("list")
 def data_list(data_dir: DataDir = Path("data")) -> None:
     """List the data sets, and which of them are here."""
-    table = Table("name", "what it is", "files in the data folder", "here")
+    table = Table(box=None, padding=(0, 2, 1, 0))
+    for heading in ("name", "what it is", "files in the data folder", "here", "from"):
+        table.add_column(heading, overflow="fold")
     for source in sources.DATASETS.values():
         here = "built in" if source.embedded else "yes" if source.found(data_dir) else "no"
-        table.add_row(source.name, source.about, source.files or "none needed", here)
+        table.add_row(source.name, source.about, source.files or "none needed", here, escape(source.origin))
     out.print(table)
-    say(out, "Your own data: a path to .npz, .csv, .parquet, or a folder client/class/*.png.")
+    say(
+        out,
+        "Get one: pefll data get cifar10. Your own: a path to .npz, .csv, .parquet, or a folder client/class/*.png.",
+    )
 
 
 @data_app.command("get")
@@ -353,8 +387,8 @@ def data_summary(
     """Show a federation before training on it: clients, samples, classes, and a picture."""
     from pefll.report import federation_picture, print_federation
 
-    federation = load_federation(
-        Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed)
+    federation = run.federation_of(
+        Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed), err
     )
     print_federation(sources.summarise(federation), out)
     if picture is not None:
@@ -387,22 +421,21 @@ def results_table(source: Annotated[Path, typer.Argument(help="The folder of res
     typer.echo(markdown_table(results))
 
 
-def load_federation(config: Config) -> Federation:
-    """Read the data that a config names and deal it to clients."""
-    samples = sources.load_samples(config.data, Path(config.data_dir), lambda sentence: say(err, sentence))
-    source = sources.DATASETS.get(config.data)
-    partition = config.partition or (source.partition if source else "")
-    if not partition:
-        if samples.client is None:
-            raise PefllError(
-                f"{config.data} does not say whose each sample is; add --partition 'by-class 2' --clients 50"
-            )
-        partition = "natural"
-    clients = config.clients or (source.clients if source else None)
-    if partition == "natural" and not config.clients:
-        clients = None
-    return sources.make_federation(
-        samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen
+def _free(folder: Path) -> Path:
+    """Return the folder, with a number behind its name where it exists already."""
+    if not folder.exists():
+        return folder
+    return next(path for number in itertools.count(2) if not (path := Path(f"{folder}-{number}")).exists())
+
+
+def _read_client(data: Path, label: str, facts: dict[str, Any]) -> tuple[Any, Any]:
+    """Read one client's samples as the data that a model was trained on."""
+    return sources.read_client(
+        data,
+        label=label,
+        class_names=facts["class_names"],
+        tokens=facts["tokens"],
+        features=facts["feature_names"],
     )
 
 

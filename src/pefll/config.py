@@ -15,7 +15,8 @@ from pefll.files import write_whole
 
 PRECISIONS = ("float32", "tf32", "float64")
 ENGINES = ("auto", "serial", "vector")
-# What may differ when a run is resumed: where things are and how fast they go, not what is computed.
+# What may differ when a run is resumed: where things are and how fast they go. Another engine or device computes the
+# same, but rounds differently.
 MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
 
 # What does not belong into the command that makes a run again elsewhere.
@@ -43,9 +44,11 @@ class Config:
         precision: float32, tf32 (matrix products on a GPU's tensor cores), float64.
         processes: of the serial engine; 0 for one per core.
         eval_every: rounds between evaluations.
-        eval_clients: evaluations during training use at most so many seen and so many unseen clients; 0 for all. The
-            final test always uses all.
+        eval_clients: how many clients evaluations during training use; 0 for as many as cost little beside training.
+            The final test always uses all.
         checkpoint_every: rounds between checkpoints (one is also made every five minutes).
+        label: the label's column, for data in a table.
+        client_column: the client's column, for data in a table.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """
 
@@ -65,11 +68,15 @@ class Config:
     precision: str = "float32"
     processes: int = 0
     eval_every: int = 30
-    eval_clients: int = 5000
+    eval_clients: int = 0
     checkpoint_every: int = 1000
+    label: str = "label"
+    client_column: str = "client"
     data_sha256: str = ""
 
     def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            self._check_type(each.name, str(each.type).partition("[")[0])
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
         if self.precision not in PRECISIONS:
@@ -100,15 +107,21 @@ class Config:
             raise PefllError(f"there is no {path}") from error
         except (OSError, ValueError) as error:
             raise PefllError(f"{path} is damaged: {error}") from error
-        known = {each.name: each.type for each in dataclasses.fields(cls)}
-        for key, value in values.items():
+        known = {each.name for each in dataclasses.fields(cls)}
+        for key in values:
             if key not in known:
                 raise unknown(f"setting in {path}", key, known)
-            if known[key] == "float" and type(value) is int:
-                values[key] = float(value)  # written as `unseen = 0`
-            elif type(value).__name__ != str(known[key]).partition("[")[0]:
-                raise PefllError(f"{path}: {key} must be {known[key]}, not {value!r}")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except PefllError as error:
+            raise PefllError(f"{path}: {error}") from error
+
+    def _check_type(self, name: str, kind: str) -> None:
+        value = getattr(self, name)
+        if kind == "float" and type(value) is int:
+            object.__setattr__(self, name, float(value))  # `unseen = 0` means 0.0
+        elif type(value).__name__ != kind:
+            raise PefllError(f"{name} must be {kind}, not {value!r}")
 
     def command(self) -> str:
         """Return the command that makes this run again: all settings that differ from their defaults."""

@@ -19,6 +19,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
         known: the names that exist.
     """
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(name, names, n=1, cutoff=0.74)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return PefllError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pefll.data.federation import SPLITS, Federation
+from pefll.data.federation import SPLITS
 from pefll.engines.cohort import Engine, Ids
 from pefll.errors import unknown
-from pefll.methods.contract import each, everyone
+from pefll.methods.contract import each
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,7 +53,7 @@ def evaluate(
     server: Any,
     split: int,
     progress: Callable[[int], None] | None = None,
-    most: int = 0,
+    share: float = 1.0,
 ) -> Evaluation:
     """Personalise a model for every client and score it on the client's own samples.
 
@@ -62,17 +63,18 @@ def evaluate(
         server: its state.
         split: which samples to score.
         progress: told the number of clients done since it was last called.
-        most: at most so many clients of each group, always the same ones; 0 for all.
+        share: of each group's clients, always the same ones.
     """
-    seen = _some(np.arange(engine.federation.num_seen), most)
-    unseen = _some(np.arange(engine.federation.num_seen, engine.federation.num_clients), most)
+    seen = _some(np.arange(engine.federation.num_seen), share)
+    unseen = _some(np.arange(engine.federation.num_seen, engine.federation.num_clients), share)
     sums = client_scores(engine, method, server, np.concatenate([seen, unseen]), split, progress)
     return Evaluation(summarise(sums[: len(seen)]), summarise(sums[len(seen) :]))
 
 
-def _some(clients: Ids, most: int) -> Ids:
-    """Return at most so many clients, evenly spaced: their order is random already."""
-    if most == 0 or len(clients) <= most:
+def _some(clients: Ids, share: float) -> Ids:
+    """Return a share of the clients, evenly spaced, but not fewer than 20: their order is random already."""
+    most = max(20, math.ceil(share * len(clients)))
+    if most >= len(clients):
         return clients
     return clients[np.linspace(0, len(clients) - 1, most).astype(np.int64)]
 
@@ -87,13 +89,13 @@ def client_scores(
     progress: Callable[[int], None] | None = None,
 ) -> Floats:
     """Return samples, correct, masked correct and summed loss of each client, [len(clients), 4]."""
-    place = {int(client): row for row, client in enumerate(clients)}
+    place = np.zeros(engine.federation.num_clients, dtype=np.int64)
+    place[clients] = np.arange(len(clients))
     sums = np.zeros((len(clients), 4))
     for ids, cohort in engine.cohorts(clients):
         theta = method.personalize(server, cohort)
         scores = cohort.run(method.predict, each(theta), split=split)
-        rows = [place[int(client)] for client in ids]
-        sums[rows] = torch.stack([part.double() for part in scores], dim=1).numpy(force=True)
+        sums[place[ids]] = torch.stack([part.double() for part in scores], dim=1).numpy(force=True)
         if progress is not None:
             progress(len(ids))
     return sums
@@ -106,7 +108,7 @@ def summarise(sums: Floats) -> Accuracy | None:
         return None
     samples, correct, masked, loss = sums.T
     of_client = np.sort(correct / samples)
-    worst = max(1, round(len(of_client) / 10))
+    worst = math.ceil(len(of_client) / 10)
     total = samples.sum()
     return Accuracy(
         per_sample=float(correct.sum() / total),
@@ -125,14 +127,15 @@ def split_number(name: str) -> int:
     return names[name]
 
 
-def descriptors(engine: Engine, method: Any, server: Any, federation: Federation) -> Floats | None:
+@torch.no_grad()
+def descriptors(engine: Engine, method: Any, server: Any) -> Floats | None:
     """Return the descriptor of every client from all its training samples, [n, l]; None for methods without."""
-    if not hasattr(method, "describe_all"):
-        return None
-    rows: Floats | None = None
-    for ids, cohort in engine.cohorts(np.arange(federation.num_clients)):
-        v = cohort.run(method.describe_all, everyone(server.embedder)).double().numpy(force=True)
-        if rows is None:
-            rows = np.zeros((federation.num_clients, v.shape[1]))
-        rows[ids] = v
+    parts: list[tuple[Ids, Floats]] = []
+    for ids, cohort in engine.cohorts(np.arange(engine.federation.num_clients)):
+        v = method.descriptors(server, cohort)
+        if v is None:
+            return None
+        parts.append((ids, v.double().numpy(force=True)))
+    order = np.argsort(np.concatenate([ids for ids, _ in parts]))
+    rows: Floats = np.concatenate([v for _, v in parts])[order]
     return rows

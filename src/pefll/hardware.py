@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from typing import Any
 
 import torch
@@ -59,31 +60,33 @@ def make_engine(config: Config, federation: Federation, method: Any, clients_per
     kind = config.engine if config.engine != "auto" else pick_engine(device, method.problem)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     if kind == "vector":
-        use_tensor_cores(config.precision == "tf32")
-        return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        tensor_cores = config.precision == "tf32"
+        return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype, tensor_cores)
     if config.device != "auto" and device.type == "cuda":
         raise PefllError("the serial engine runs on the CPU; use --engine vector for CUDA")
-    processes = config.processes or len(os.sched_getaffinity(0))
+    processes = config.processes or cores()
     if processes > 1 and not can_fork():
         processes = 1
-    return SerialEngine(federation, method, config.seed, clients_per_round, dtype, min(processes, clients_per_round))
+    return SerialEngine(
+        federation, method, config.seed, clients_per_round, dtype, min(processes, max(1, clients_per_round))
+    )
 
 
-def use_tensor_cores(yes: bool) -> None:
-    """Allow or forbid TF32 in matrix products and convolutions on CUDA; torch's defaults differ for the two."""
-    torch.backends.cuda.matmul.allow_tf32 = yes
-    torch.backends.cudnn.allow_tf32 = yes
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: on the GPU by tensors, else by this process."""
+    """Return the most memory used: by tensors of this engine on a GPU, else by this process since it started."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def device_name(device: torch.device) -> str:
     """Return what the device is called, for the record."""
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({len(os.sched_getaffinity(0))} cores)"
-    )
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({cores()} cores)"

@@ -13,10 +13,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from pefll.data.arrays import inputs
 from pefll.data.federation import Normalise
 from pefll.errors import PefllError
 from pefll.files import write_whole
-from pefll.models import build_model
+from pefll.models import MODELS, build_model
 
 Array = npt.NDArray[Any]
 FORMAT = "pefll-personal-model-1"
@@ -69,13 +70,16 @@ class PersonalModel(nn.Module):
         write_whole(Path(path), safetensors.torch.save(tensors, metadata))
 
     @classmethod
-    def load(cls, path: Path | str, network: nn.Module | None = None) -> PersonalModel:
+    def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
         """Read a model that `save` wrote.
 
         Args:
             path: the file.
             network: the architecture, where it is not one that the package can build by name.
+            architecture: the same, as a model's name or `package.module:function`.
         """
+        if Path(path).is_dir():
+            raise PefllError(f"{path} is a folder; make a model file from a run with `pefll personalize {path}`")
         if not Path(path).is_file():
             raise PefllError(f"there is no file {path}")
         try:
@@ -83,16 +87,19 @@ class PersonalModel(nn.Module):
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except (safetensors.SafetensorError, OSError) as error:
-            raise PefllError(f"{path} is not a safetensors file, or it is damaged: {error}") from error
+            raise PefllError(f"{path} is not a safetensors file, or it is damaged") from error
         if metadata.get("format") != FORMAT:
             raise PefllError(f"{path} is not a personal model; make one with `pefll personalize`")
         facts = json.loads(metadata["facts"])
         if network is None:
-            if not facts["model"]:
+            # A file from elsewhere must not choose code to run, so functions are named by the caller only.
+            name = architecture or facts["model"]
+            if architecture is None and name not in MODELS:
                 raise PefllError(
-                    f"{path} holds a model given in Python; load it there: PersonalModel.load(path, network)"
+                    f"{path} holds a model of your own: give the function that builds it with --model module:function, "
+                    "or in Python PersonalModel.load(path, network)"
                 )
-            network = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
+            network = build_model(name, tuple(map(int, facts["input_shape"])), int(facts["classes"]))
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
@@ -100,22 +107,22 @@ class PersonalModel(nn.Module):
         return cls(network.eval(), facts)
 
 
-def check_input(x: Array, facts: dict[str, Any]) -> Array:
-    """Return samples [N, ...] in the type networks take; PefllError where they are not like the training data."""
-    x = np.asarray(x)
+def check_input(x: Any, facts: dict[str, Any]) -> Array:
+    """Return samples [N, ...] as the training data stores them; PefllError where they are not like it."""
     expected = tuple(facts["input_shape"])
-    if x.ndim == 0 or len(x) == 0:
+    x = np.asarray(x)
+    if tuple(x.shape[1:]) != expected or x.dtype.kind not in "uif" or facts["tokens"]:
+        x = inputs(
+            x, "x", tokens=facts["tokens"]
+        )  # other layouts of images, as in the training data; and what is wrong
+    if len(x) == 0:
         raise PefllError("there are no samples")
     if tuple(x.shape[1:]) != expected:
         raise PefllError(f"the samples have shape {tuple(x.shape[1:])}, but the run was trained on {expected}")
     if facts["normalise"] and x.dtype != np.uint8:
         raise PefllError(f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them")
-    if facts["tokens"]:
-        if not np.issubdtype(x.dtype, np.integer):
-            raise PefllError(f"the run was trained on tokens (whole numbers), but these samples are {x.dtype}")
-        return x.astype(np.int64)
-    if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):
-        raise PefllError(f"the samples are {x.dtype}; they must be numbers")
+    if facts["tokens"] and facts["model"] == "lstm" and int(x.max()) >= facts["classes"]:
+        raise PefllError(f"there is a token {int(x.max())}, but the run knows only {facts['classes']} characters")
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
         raise PefllError("there is a NaN or infinite value among the samples; remove or fill it")
-    return np.ascontiguousarray(x if facts["normalise"] else x.astype(np.float32))
+    return np.ascontiguousarray(x if facts["normalise"] or facts["tokens"] else x.astype(np.float32))

@@ -27,6 +27,10 @@ class Monitor(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    def begin(self, done: int) -> None:
+        """Say that `done` steps were done before: the time left is reckoned from here."""
+        ...
+
     def at(self, done: int, news: str = "") -> None:
         """Say that `done` steps are done; `news` is the latest measurement, in words."""
         ...
@@ -45,6 +49,9 @@ class Silent:
     def __exit__(self, *_: object) -> None:
         return
 
+    def begin(self, done: int) -> None:
+        """Show nothing."""
+
     def at(self, done: int, news: str = "") -> None:
         """Show nothing."""
 
@@ -55,7 +62,7 @@ class Silent:
 class Bar:
     """A progress bar with the time left."""
 
-    def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
+    def __init__(self, console: Console, title: str, total: int) -> None:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -68,7 +75,7 @@ class Bar:
             console=console,
             transient=True,
         )
-        self._task = self._progress.add_task(title, total=total, completed=done, news="")
+        self._task = self._progress.add_task(title, total=total, news="")
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -76,6 +83,10 @@ class Bar:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+    def begin(self, done: int) -> None:
+        """Start the clock."""
+        self._progress.reset(self._task, completed=done)
 
     def at(self, done: int, news: str = "") -> None:
         """Move the bar."""
@@ -92,9 +103,9 @@ class Bar:
 class Lines:
     """Plain lines, at most one in ten seconds, and one at the end of whatever took over two."""
 
-    def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
+    def __init__(self, console: Console, title: str, total: int) -> None:
         self._console, self._title, self._total = console, title, total
-        self._started, self._first = time.monotonic(), done
+        self._started, self._first = time.monotonic(), 0
         self._last = self._started
 
     def __enter__(self) -> Lines:
@@ -102,6 +113,10 @@ class Lines:
 
     def __exit__(self, *_: object) -> None:
         return
+
+    def begin(self, done: int) -> None:
+        """Start the clock."""
+        self._first, self._started = done, time.monotonic()
 
     def at(self, done: int, news: str = "") -> None:
         """Print a line, if the last one is long enough ago."""
@@ -120,8 +135,8 @@ class Lines:
         say(self._console, sentence)
 
 
-def monitor(console: Console | None, title: str, total: int, done: int = 0) -> Monitor:
+def monitor(console: Console | None, title: str, total: int) -> Monitor:
     """Return the monitor that fits where the output goes: a bar, lines, or nothing without a console."""
     if console is None:
         return Silent()
-    return Bar(console, title, total, done) if console.is_terminal else Lines(console, title, total, done)
+    return Bar(console, title, total) if console.is_terminal else Lines(console, title, total)

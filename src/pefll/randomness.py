@@ -9,6 +9,8 @@ a lost client changes nobody else's batches.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -117,6 +119,10 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     return np.random.default_rng(_root(seed, purpose) & ((1 << 64) - 1))
 
 
-def torch_seed(seed: int, purpose: str) -> int:
-    """Return a seed for torch's own generator, used for nothing but drawing initial weights on the CPU."""
-    return _root(seed, purpose) & ((1 << 63) - 1)
+@contextmanager
+def initial_weights(seed: int, purpose: str) -> Iterator[None]:
+    """Let layers draw their first weights in the block, from torch's CPU generator; afterwards it is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would also change a user's CUDA generators.
+        torch.default_generator.manual_seed(_root(seed, purpose) & ((1 << 63) - 1))
+        yield

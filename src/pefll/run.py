@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,13 +22,15 @@ from torch import nn
 
 from pefll import checkpoint
 from pefll.config import Config
+from pefll.data import DATASETS, load_samples, make_federation
+from pefll.data.arrays import labels_of
 from pefll.data.federation import TEST, Federation, Normalise, Samples, assemble
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
 from pefll.files import write_whole
-from pefll.hardware import device_name, make_engine, peak_memory_bytes
+from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Problem
 from pefll.models import Network, build_model, check_model, resolve_model
@@ -64,16 +67,28 @@ class Run:
     summary: dict[str, Any]
     federation: Federation | None = None
 
+    def __repr__(self) -> str:
+        return f"Run({self.config.method} on {self.config.data}, best of {self.summary.get('rounds', '?')} rounds)"
+
     def evaluate(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
     ) -> Evaluation:
-        """Score personal models of all clients, seen and unseen, on one split of their own samples."""
-        data = federation or self.federation
-        if data is None:
-            raise PefllError("a run loaded from its folder has no data with it; pass the federation")
+        """Score personal models of all clients, seen and unseen, on one split of their own samples.
+
+        Args:
+            split: train, validation or test.
+            federation: other data of the same kind; by default what the run was trained on.
+            console: shows progress; None for silence.
+        """
         number = split_number(split)
+        data = federation or self.federation or federation_of(self.config, console)
+        if data.input_shape != tuple(self.facts["input_shape"]) or data.classes != self.facts["classes"]:
+            raise PefllError(
+                f"the run was trained on {self.facts['classes']} classes of shape {tuple(self.facts['input_shape'])}, "
+                f"but {data.name} has {data.classes} of shape {data.input_shape}"
+            )
         with (
-            opened(self.config, data, self.method) as engine,
+            opened(self.config, data, self.method, trains=False) as engine,
             watched(console, "evaluating", data.num_clients) as watch,
         ):
             return evaluate(engine, self.method, self.server, number, watch)
@@ -85,13 +100,14 @@ class Run:
             x: [m, ...] the client's samples, as in the training data.
             y: [m] its labels; None for a client without labels.
         """
-        x = check_input(np.asarray(x), self.facts)
-        if y is None and getattr(self.method, "uses_labels", True):
+        x = check_input(x, self.facts)
+        if y is None and self.method.uses_labels:
+            kind = "convnet" if len(self.facts["input_shape"]) == 3 else "mlp"
             raise PefllError(
                 "this run needs labels to personalise; train one that does not with "
-                "--method pefll --set embedding=convnet-unlabeled (or mlp-unlabeled)"
+                f"--method pefll --set embedding={kind}-unlabeled"
             )
-        labels = np.zeros(len(x), dtype=np.int64) if y is None else np.asarray(y)
+        labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, self.facts["class_names"], "y")
         one = self._alone(x, labels)
         engine = SerialEngine(one, self.method, self.config.seed, 1, _dtype(self.config))
         try:
@@ -151,13 +167,15 @@ def fit(
     config = dataclasses.replace(config, data_sha256=federation.fingerprint())
     problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
     learner = build_method(config.method, problem, config.settings)
-    if not getattr(learner, "trains_in_rounds", True):
+    if not learner.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
     with opened(config, federation, learner) as engine:
         # Last, so that settings that cannot be run leave no folder behind.
         folder = _claim(out, config) if out is not None else None
         if folder:
             folder.summary_file.unlink(missing_ok=True)  # of a run that is being extended
+        if console:
+            say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
         with monitor(console, f"{config.method} seed {config.seed}", config.rounds) as watch:
             progress = train(engine, learner, config, folder, watch, facts)
         summary = _summarise(engine, learner, config, federation, progress, console)
@@ -232,21 +250,64 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         "normalise": [list(part) for part in federation.normalise] if federation.normalise else None,
         "tokens": federation.tokens,
         "class_names": list(federation.class_names),
+        "feature_names": list(federation.feature_names),
         "num_clients": federation.num_clients,
         "dataset": federation.name,
     }
     return problem, facts
 
 
+def headline(config: Config, federation: Federation) -> str:
+    """Return what a run is about to do, in one line, with what `auto` stands for."""
+    device = pick_device(config.device)
+    model = resolve_model(config.model, federation.input_shape, federation.tokens)
+    rounds = f"{config.rounds} rounds of {clients_per_round(config, federation)} clients"
+    return (
+        f"{config.method} on {federation.name}, {federation.partition}: {federation.num_seen} seen and "
+        f"{federation.num_unseen} unseen clients, model {model}, {rounds}, {device_name(device)}"
+    )
+
+
 def clients_per_round(config: Config, federation: Federation) -> int:
     """Return c: as asked for, or 5% of all clients as in the paper."""
-    return config.clients_per_round or max(1, round(0.05 * federation.num_clients))
+    return config.clients_per_round or math.ceil(federation.num_clients / 20)
+
+
+def federation_of(config: Config, console: Console | None) -> Federation:
+    """Read the data that a config names and deal it to clients.
+
+    Raises:
+        PefllError: where it cannot be read, or is not what the config was saved with.
+    """
+    source = DATASETS.get(config.data)
+    if source is None and config.data_sha256 and not Path(config.data).exists():
+        raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
+    samples = load_samples(
+        config.data,
+        config.data_dir,
+        lambda sentence: say(console, sentence) if console else None,
+        label=config.label,
+        client=config.client_column,
+    )
+    partition = config.partition or (source.partition if source else "")
+    if not partition:
+        if samples.client is None:
+            raise PefllError(
+                f"{config.data} does not say whose each sample is; add --partition 'by-class 2' --clients 50"
+            )
+        partition = "natural"
+    natural_number = partition == "natural" and not config.clients
+    clients = None if natural_number else config.clients or (source.clients if source else None)
+    federation = make_federation(samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen)
+    if config.data_sha256 and federation.fingerprint() != config.data_sha256:
+        raise PefllError(f"the data in {config.data_dir} is not what the run was trained on")
+    return federation
 
 
 @contextmanager
-def opened(config: Config, federation: Federation, method: Any) -> Iterator[Engine]:
+def opened(config: Config, federation: Federation, method: Any, trains: bool = True) -> Iterator[Engine]:
     """Open the engine that a config asks for, and close it after the block."""
-    engine = make_engine(config, federation, method, clients_per_round(config, federation))
+    engine = make_engine(config, federation, method, clients_per_round(config, federation) if trains else 0)
     try:
         yield engine
     finally:
@@ -315,17 +376,17 @@ def _summarise(
     for name, result in (("best", best), ("final", final)):
         accuracy[name] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
     c = clients_per_round(config, federation)
-    steps = getattr(method, "local_steps", 0)
+    steps = method.local_steps
     seconds = progress.train_seconds
     return {
-        "command": config.command(),
+        "command": config.command() if config.data in DATASETS or Path(config.data).exists() else "",
         "method": config.method,
         "settings": {
             field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != "problem"
         },
         "dataset": federation.name,
         "partition": federation.partition,
-        "model": config.model,
+        "model": resolve_model(config.model, federation.input_shape, federation.tokens),
         "num_clients": federation.num_clients,
         "num_seen": federation.num_seen,
         "num_unseen": federation.num_unseen,
@@ -355,8 +416,7 @@ def _summarise(
 def _write_descriptors(engine: Engine, method: Any, server: Tree, federation: Federation, folder: RunFolder) -> None:
     if federation.num_clients > MAP_CLIENTS:
         return
-    with torch.no_grad():
-        v = descriptors(engine, method, server, federation)
+    v = descriptors(engine, method, server)
     if v is not None:
         seen = np.arange(federation.num_clients) < federation.num_seen
         content = io.BytesIO()
@@ -374,7 +434,8 @@ def commit() -> str:
         state = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
     except OSError:
         return ""
-    if name.returncode:
+    tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
+    if name.returncode or tracked.returncode:  # no checkout, or one that the package is merely installed in
         return ""
     return name.stdout.strip() + ("+changes" if state.stdout.strip() else "")
 

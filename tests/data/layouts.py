@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import struct
@@ -9,8 +10,10 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pefll.data import Samples
+from pefll.data.cifar import CIFAR10, load_cifar10
 
 rng = np.random.default_rng(7)
 
@@ -54,6 +57,13 @@ def cifar10(folder: Path, each: int = 20) -> np.ndarray:
     names = [f"name{i}".encode() for i in range(10)]
     (out / "batches.meta").write_bytes(old_pickle({b"label_names": names, b"num_vis": 3072}))
     return np.concatenate(everything)
+
+
+def sign_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Let the files in cifar-10-batches-py pass for the official ones."""
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in (folder / CIFAR10.folder).iterdir()}
+    monkeypatch.setattr(load_cifar10, "__defaults__", (sums,))
+    return sums
 
 
 def cifar100(folder: Path) -> None:

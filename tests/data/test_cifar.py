@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from pefll.data import TEST, TRAIN, cifar
+from pefll.data import TEST, TRAIN, cifar, load_samples
 from pefll.errors import PefllError
 
 from . import layouts
@@ -73,6 +73,41 @@ def test_missing(tmp_path):
     layouts.archive(tmp_path, "cifar-10-batches-py", "cifar-10-python.tar.gz")
     with pytest.raises(PefllError, match="lacks data_batch_3"):
         cifar.load_cifar10(tmp_path, checksums=None)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "cut short"])
+def test_a_folder_that_is_not_whole_beside_a_good_archive(tmp_path, damage, monkeypatch):
+    pixels = layouts.cifar10(tmp_path)
+    sums = layouts.sign_cifar10(tmp_path, monkeypatch)
+    folder, archive = tmp_path / "cifar-10-batches-py", tmp_path / "cifar-10-python.tar.gz"
+    kept = (folder / "data_batch_2").read_bytes()
+    others = {path.name: path.read_bytes() for path in folder.iterdir()} if damage == "cut short" else {}
+    layouts.archive(tmp_path, folder.name, archive.name)
+    folder.mkdir()
+    for name, content in (others | ({} if damage == "empty" else {"data_batch_2": kept[:3000]})).items():
+        (folder / name).write_bytes(content)
+    for checksums in (sums, None) if damage != "cut short" else (sums,):
+        samples = cifar.load_cifar10(tmp_path, checksums=checksums)
+        np.testing.assert_array_equal(samples.x.reshape(120, -1), pixels)
+    if damage != "cut short":
+        assert cifar.found(cifar.CIFAR10, tmp_path) == [archive]
+    assert len(load_samples("cifar10", tmp_path).x) == 120
+    # The archive is not believed either.
+    with pytest.raises(PefllError, match=r"data_batch_1 in .*tar\.gz is not the official file \(wrong md5\)"):
+        cifar.load_cifar10(tmp_path, checksums=sums | {"data_batch_1": "0"})
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_advice_fits_what_is_there(tmp_path, archive):
+    layouts.cifar10(tmp_path)
+    folder = tmp_path / "cifar-10-batches-py"
+    (folder / "data_batch_3").unlink()
+    if archive:
+        layouts.archive(tmp_path, folder.name, "cifar-10-python.tar.gz")
+    with pytest.raises(PefllError, match=r"lacks data_batch_3; .*run `pefll data get cifar10`") as caught:
+        cifar.load_cifar10(tmp_path, checksums=None)
+    assert ("delete it" in str(caught.value)) == archive
+    assert "unpack" not in str(caught.value)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 20000, -1])

@@ -156,6 +156,7 @@ def test_get_by_name(archive, tmp_path, monkeypatch):
     path = get("cifar10", tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "a.tar.gz"
     assert get("digits", tmp_path) is None
+    assert get("cifar10", str(tmp_path / "new" / "folder")) == path
     for name in ("femnist", "shakespeare", "mnist_writers"):
         with pytest.raises(PefllError, match="no file to download") as caught:
             get(name, tmp_path)

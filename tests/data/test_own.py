@@ -11,6 +11,7 @@ from pefll.data import (
     TEST,
     TRAIN,
     VALIDATION,
+    Samples,
     federation_from_arrays,
     federation_from_frame,
     from_frame,
@@ -47,8 +48,8 @@ def test_images_become_channels_first(shape, stored, dtype):
         np.testing.assert_array_equal(samples.x[4, 2], x[4, :, :, 2].astype(samples.x.dtype))
 
 
-def test_lists_tensors_and_whole_floats():
-    samples = samples_from_arrays(X.tolist(), Y.astype(float).tolist(), CLIENT.tolist())
+def test_lists_and_tensors():
+    samples = samples_from_arrays(X.tolist(), Y.tolist(), CLIENT.tolist())
     assert samples.x.dtype == np.float32
     assert samples.y.dtype == np.int64
     assert samples.classes == 3
@@ -109,7 +110,11 @@ NAN[7, 1] = np.nan
         ({"x": X * 1e300}, "infinite"),
         ({"y": Y + 0.5}, "0.5 of sample 0 is not a whole number"),
         ({"y": np.where(Y == 1, np.nan, Y)}, "nan of sample 1"),
+        ({"y": Y.astype(float)}, r"labels are float64; convert them to whole numbers, .* y\.astype\(int\)"),
+        ({"y": Y.astype(np.float32).tolist()}, "labels are float64; convert them"),
+        ({"y": torch.tensor(Y).float()}, "labels are float32; convert them"),
         ({"y": Y - 1}, "label -1"),
+        ({"feature_names": ["a"]}, "1 feature names for samples of shape .2."),
         ({"y": Y * 10**9}, "2,000,000,000 among 12 samples"),
         ({"y": Y > 0}, "label is bool"),
         ({"y": X}, "one entry per sample"),
@@ -366,6 +371,82 @@ def test_client_tables(tmp_path):
     path.write_text("a,b\n1,\n")
     with pytest.raises(PefllError, match="NaN"):
         read_client(path)
+
+
+def test_float_labels_of_a_client_are_refused(tmp_path):
+    np.savez(tmp_path / "one.npz", x=X, y=Y.astype(float))
+    with pytest.raises(PefllError, match="convert them to whole numbers"):
+        read_client(tmp_path / "one.npz")
+    with pytest.raises(PefllError, match=r"y\.astype\(int\)"):
+        Samples(X, Y.astype(float), 3)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv"])
+def test_tokens_of_a_client_stay_whole_numbers(tmp_path, suffix):
+    path = tmp_path / f"one{suffix}"
+    x = np.array([[1, 2, 2**24 + 1], [4, 5, 6]])
+    if suffix == ".npz":
+        np.savez(path, x=x, y=[0, 1])
+    else:
+        pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": [0, 1]}).to_csv(path, index=False)
+    tokens, labels = read_client(path, tokens=True)
+    assert tokens.dtype == np.int64
+    assert tokens.tolist() == x.tolist()
+    assert labels.tolist() == [0, 1]
+    assert read_client(path)[0].dtype == np.float32
+
+
+def test_tokens_of_a_client_that_are_none(tmp_path):
+    np.savez(tmp_path / "one.npz", x=X)
+    (tmp_path / "one.csv").write_text("a,b\n1,2\n3,4.5\n")
+    for file in ("one.npz", "one.csv"):
+        with pytest.raises(PefllError, match="tokens must be whole numbers"):
+            read_client(tmp_path / file, tokens=True)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_client_table_like_the_training_table(tmp_path, suffix):
+    path = tmp_path / f"table{suffix}"
+    frame = _frame()
+    frame["split"] = ["train", "train", "test"] * 4
+    frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, index=False)
+    x, y = read_client(path)
+    np.testing.assert_array_equal(x, read_samples(path).x)
+    assert y.tolist() == Y.tolist()
+    frame = frame.rename(columns={"client": "who", "split": "when"})
+    frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, index=False)
+    np.testing.assert_array_equal(read_client(path, client="who", split="when")[0], x)
+
+
+def test_a_client_table_has_the_columns_of_the_run(tmp_path):
+    path = tmp_path / "table.csv"
+    _frame().to_csv(path, index=False)
+    federation = make_federation(read_samples(path), partition="natural", clients=None, seed=0)
+    assert federation.feature_names == ("a", "b")
+    path.write_text("note,b,id,a,label\nx,2,7,1,0\ny,4,8,3,2\n")
+    x, _ = read_client(path, features=federation.feature_names)
+    assert x.tolist() == [[1, 2], [3, 4]]
+    path.write_text("b,label\n2,0\n")
+    with pytest.raises(PefllError, match="there is no column 'a'; there are b, label"):
+        read_client(path, features=federation.feature_names)
+
+
+def test_feature_names():
+    assert from_frame(_frame(), label="label", client="client").feature_names == ("a", "b")
+    assert from_frame(_frame(), label="label", client="client", features=["b"]).feature_names == ("b",)
+    federation = federation_from_frame(_frame(), label="label", client="client")
+    assert federation.feature_names == federation.to("cpu").feature_names == ("a", "b")
+    assert federation_from_arrays(X, Y, CLIENT).feature_names == ()
+    assert samples_from_arrays(X, Y, feature_names=["u", "v"]).feature_names == ("u", "v")
+
+
+def test_paths_as_texts(tmp_path, monkeypatch):
+    np.savez(tmp_path / "mine.npz", x=X, y=Y)
+    assert len(read_samples(str(tmp_path / "mine.npz")).x) == 12
+    assert len(read_client(str(tmp_path / "mine.npz"))[0]) == 12
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(read_samples("~/mine.npz").x) == 12
+    assert len(read_client("~/mine.npz")[0]) == 12
 
 
 def test_unknown_files(tmp_path):

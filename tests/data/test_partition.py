@@ -1,7 +1,9 @@
+import tracemalloc
 from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 
 from pefll.data import (
     TEST,
@@ -12,10 +14,13 @@ from pefll.data import (
     digits,
     dirichlet,
     make_federation,
+    measured,
     natural,
     samples_from_arrays,
     summarise,
 )
+from pefll.data.entries import entries
+from pefll.data.federation import assemble
 from pefll.data.partition import _draw_classes
 from pefll.errors import PefllError
 
@@ -87,7 +92,83 @@ def test_by_class_cuts_every_class_alike_where_nobody_split():
             # Shares that do not divide differ by one.
             shares = table[:, label][federation.histograms(TRAIN)[:, label] > 0]
             assert shares.max() - shares.min() <= 1
-    assert federation.normalise == digits.NORMALISE
+
+
+@pytest.mark.parametrize(
+    "deal", [lambda samples: by_class(samples, 20, 3, 0), lambda samples: dirichlet(samples, 20, 1, 0)]
+)
+def test_pixels_of_digits_are_scaled_by_seen_training_samples_or_not_used_at_all(deal):
+    dealt = deal(digits.load("."))
+    with pytest.raises(PefllError, match=r"digits: its pixels have no channel statistics; .* pefll\.data\.measured"):
+        dealt.prepare(dealt.x, torch.float32)
+    federation = measured(dealt)
+    mine = torch.cat([federation.indices(client) for client in range(federation.num_seen)])
+    pixels = federation.x[mine].double() / 255
+    assert federation.normalise.mean[0] == pytest.approx(pixels.mean().item(), abs=1e-12)
+    assert federation.normalise.std[0] == pytest.approx(pixels.std(correction=0).item(), abs=1e-12)
+    ready = federation.prepare(federation.x[mine], torch.float64)
+    assert ready.mean().item() == pytest.approx(0, abs=1e-9)
+    words = make_federation(digits.load("."), partition=dealt.partition, clients=20, seed=0)
+    assert words.normalise == federation.normalise
+
+
+def _fingerprint(x, **changes):
+    y = np.arange(len(x)) % 2
+    return assemble(Samples(x, y, 2, **changes), y, np.zeros(len(x), np.int8), 2, "two").fingerprint()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
+@pytest.mark.parametrize("hashed", [1, 100, 1 << 24])
+def test_fingerprint_is_over_every_value_of_x(dtype, hashed, monkeypatch):
+    x = np.random.default_rng(0).integers(0, 200, (10_000, 3)).astype(dtype)
+    plain = _fingerprint(x)
+    monkeypatch.setattr("pefll.data.federation._HASHED", hashed)
+    assert _fingerprint(x) == plain
+    for row, place in ((0, 0), (4_999, 1), (9_999, 2)):
+        changed = x.copy()
+        changed[row, place] += 1
+        assert _fingerprint(changed) != plain
+
+
+def test_fingerprint_is_over_types_and_meaning():
+    bits = np.arange(64, dtype=np.int32).reshape(8, 8)
+    prints = {_fingerprint(bits), _fingerprint(bits.view(np.float32)), _fingerprint(bits, tokens=True)}
+    prints |= {_fingerprint(bits.reshape(8, 4, 2))}
+    assert len(prints) == 4
+
+
+def test_fingerprint_makes_no_big_copy():
+    federation = assemble(
+        Samples(np.zeros((64, 1 << 20), np.uint8), np.zeros(64, np.int64), 1),
+        np.zeros(64, np.int64),
+        np.zeros(64, np.int8),
+        1,
+        "big",
+    )
+    tracemalloc.start()
+    federation.fingerprint()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_histograms_and_entries_agree():
+    federation = natural(_natural_samples(True), seed=0)
+    for split in (TRAIN, VALIDATION, TEST):
+        rows = np.concatenate([federation.indices(client, split).numpy() for client in range(300, 700)])
+        np.testing.assert_array_equal(entries(federation, split, 300, 700), rows)
+        for client in range(0, 2000, 97):
+            labels = federation.y[federation.indices(client, split)].numpy()
+            np.testing.assert_array_equal(federation.histograms(split)[client], np.bincount(labels, minlength=5))
+
+
+def test_reprs_are_one_short_line():
+    samples = digits.load(".")
+    assert repr(samples) == "<Samples 'digits': 1,797 of shape (1, 8, 8) (uint8), 10 classes>"
+    assert repr(by_class(samples, 50, 3, seed=0)) == (
+        "<Federation 'digits', by-class 3: 50 clients (45 seen, 5 unseen), "
+        "1,797 samples of shape (1, 8, 8), 10 classes>"
+    )
 
 
 def test_by_class_keeps_a_validation_split_that_is_there():

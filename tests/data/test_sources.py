@@ -6,9 +6,20 @@ import shutil
 import warnings
 
 import numpy as np
+import pandas
 import pytest
+from PIL import Image
 
-from pefll.data import DATASETS, cache, check, load_samples, make_federation, samples_from_arrays
+from pefll.data import (
+    DATASETS,
+    cache,
+    check,
+    folders,
+    load_samples,
+    make_federation,
+    read_samples,
+    samples_from_arrays,
+)
 from pefll.errors import PefllError
 
 from . import layouts
@@ -23,8 +34,8 @@ def folder(tmp_path):
 def same(one, two):
     for name in ("x", "y", "split", "client"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-        assert getattr(one, name).dtype == getattr(two, name).dtype
-    for name in ("classes", "normalise", "name", "class_names", "client_names", "tokens"):
+        assert getattr(getattr(one, name), "dtype", None) == getattr(getattr(two, name), "dtype", None)
+    for name in ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names"):
         assert getattr(one, name) == getattr(two, name)
 
 
@@ -34,8 +45,10 @@ def test_the_cache_gives_the_same_and_does_not_parse_again(folder, monkeypatch):
     first = load_samples("femnist", folder, said.append)
     assert len(said) == 2
     assert isinstance(first.x, np.memmap)
-    monkeypatch.setattr("json.loads", _only_manifests(json.loads))
-    second = load_samples("femnist", folder, said.append)
+    # Only for this call: NumPy's own testing module also reads JSON, when it is first used.
+    with monkeypatch.context() as patch:
+        patch.setattr("json.loads", _only_manifests(json.loads))
+        second = load_samples("femnist", folder, said.append)
     assert len(said) == 2
     same(direct, first)
     same(direct, second)
@@ -143,6 +156,31 @@ def test_check(folder):
         check(folder / "absent")
 
 
+def test_check_tells_of_an_unfinished_download(tmp_path):
+    part = tmp_path / "cifar-10-python.tar.gz.part"
+    part.write_bytes(b"half")
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    found = {finding.name: finding for finding in check(str(tmp_path))}
+    assert found["cifar10"].state == "damaged"
+    assert found["cifar10"].sentence == f"the download {part} is not complete; go on with `pefll data get cifar10`"
+    assert found["cifar100"].state == "missing"
+    layouts.cifar10(tmp_path / "other")
+    (tmp_path / "other/cifar-10-batches-py/test_batch").rename(tmp_path / "cifar-10-batches-py/test_batch")
+    found = {finding.name: finding for finding in check(tmp_path)}
+    assert found["cifar10"].state == "damaged"
+    assert "lacks data_batch_1" in found["cifar10"].sentence
+    assert f"{part} is not complete" in found["cifar10"].sentence
+
+
+def test_check_of_good_files_beside_an_unfinished_download(tmp_path, monkeypatch):
+    layouts.cifar10(tmp_path)
+    layouts.sign_cifar10(tmp_path, monkeypatch)
+    (tmp_path / "cifar-10-python.tar.gz.part").write_bytes(b"half")
+    (finding,) = [finding for finding in check(tmp_path) if finding.name == "cifar10"]
+    assert finding.state == "ok"
+    assert finding.sentence.endswith(".part is left over from a download and can be deleted")
+
+
 def test_check_finds_a_flipped_bit_in_the_cache(folder):
     assert cache.intact("femnist", folder) is None
     load_samples("femnist", folder)
@@ -171,8 +209,135 @@ def test_arrays_without_split_and_clients_are_cached(tmp_path):
     (tmp_path / "source").write_text("x")
     built = samples_from_arrays(np.ones((4, 2)), ["a", "b", "a", "b"])
     for _ in range(2):
-        samples = cache.cached("mine", tmp_path, [tmp_path / "source"], lambda: built)
+        samples = cache.cached("mine", tmp_path, cache.stamp_of([tmp_path / "source"], tmp_path), lambda: built)
         assert samples.split is None
         assert samples.client is None
         assert samples.class_names == ("a", "b")
         assert samples.normalise is None
+
+
+def _write_table(path, rows=12):
+    frame = pandas.DataFrame({"b": np.arange(rows) / 7, "a": np.arange(rows)})
+    frame["label"], frame["kind"] = np.arange(rows) % 3, ["cat", "dog"] * (rows // 2)
+    frame["client"], frame["user"] = np.arange(rows) // 3, np.arange(rows) // 2
+    frame = frame.drop(columns="kind") if "plain" in path.name else frame.drop(columns="label")
+    frame.to_parquet(path) if path.suffix == ".parquet" else frame.to_csv(path, index=False)
+
+
+def _write_images(folder, count=3):
+    for client in ("ann", "bob"):
+        for kind in ("cat", "dog"):
+            (folder / client / kind).mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                Image.fromarray(np.full((4, 5), number, np.uint8)).save(folder / client / kind / f"{number}.png")
+
+
+def _never(*_, **__):
+    raise AssertionError("it is read again")
+
+
+@pytest.mark.parametrize("what", ["plain.csv", "plain.parquet", "pictures"])
+def test_own_files_are_read_once(tmp_path, monkeypatch, what):
+    path, data = tmp_path / "own" / what, tmp_path / "data"
+    path.parent.mkdir()
+    _write_images(path) if what == "pictures" else _write_table(path)
+    said = []
+    first = load_samples(path, data, said.append)
+    (entry,) = (data / ".pefll-cache").iterdir()
+    assert entry.name.startswith("own-")
+    assert said == [f"reading {path}", f"keeping it in {entry} for the next time"]
+    with monkeypatch.context() as patch:
+        patch.setattr("pefll.data.own.read_samples", _never)
+        second = load_samples(str(path), str(data), said.append)
+        # By another way of writing the same path, too.
+        monkeypatch.chdir(tmp_path / "own")
+        same(load_samples(f"./{what}", data, said.append), first)
+    assert len(said) == 2
+    assert isinstance(second.x, np.memmap)
+    same(first, second)
+    same(read_samples(path), second)
+    if what != "pictures":
+        assert second.feature_names == ("b", "a", "user")
+
+
+@pytest.mark.parametrize("change", ["more", "less", "touched", "renamed", "new folder"])
+def test_a_changed_folder_is_noticed(tmp_path, change):
+    path = tmp_path / "pictures"
+    _write_images(path)
+    load_samples(path, tmp_path / "data")
+    one = path / "ann/cat/0.png"
+    if change == "more":
+        _write_images(path, 4)
+    elif change == "less":
+        one.unlink()
+    elif change == "touched":
+        os.utime(one, ns=(1, 1))
+    elif change == "renamed":
+        one.rename(path / "ann/cat/9.png")
+    else:
+        (path / "cat").mkdir()
+    said = []
+    same(read_samples(path), load_samples(path, tmp_path / "data", said.append))
+    assert said
+    # What is not read may change.
+    (path / "ann/cat/notes.txt").write_text("notes")
+    (path / "ann/.hidden.png").write_text("hidden")
+    said.clear()
+    load_samples(path, tmp_path / "data", said.append)
+    assert said == []
+
+
+def test_a_changed_table_and_other_columns_are_noticed(tmp_path):
+    path = tmp_path / "t.csv"
+    _write_table(path)
+    assert load_samples(path, tmp_path, label="kind").class_names == ("cat", "dog")
+    assert load_samples(path, tmp_path, label="kind").client.max() == 3
+    by_user = load_samples(path, tmp_path, label="kind", client="user")
+    assert by_user.client.max() == 5
+    assert by_user.feature_names == ("b", "a", "client")
+    with pytest.raises(PefllError, match="no column 'label'"):
+        load_samples(path, tmp_path)
+    _write_table(path, 24)
+    assert len(load_samples(path, tmp_path, label="kind").x) == 24
+
+
+def test_own_arrays_are_not_copied_to_the_cache(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
+    load_samples(tmp_path / "mine.npz", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_cache_forgets_what_is_gone(tmp_path):
+    one, two, data = tmp_path / "plain1.csv", tmp_path / "plain2.csv", tmp_path / "data"
+    layouts.femnist(data)
+    for name in (one, two):
+        _write_table(name)
+        load_samples(name, data)
+    load_samples("femnist", data)
+    assert len(list((data / ".pefll-cache").iterdir())) == 3
+    one.unlink()
+    _write_table(two, 24)
+    load_samples(two, data)
+    left = sorted(path.name for path in (data / ".pefll-cache").iterdir())
+    assert len(left) == 2
+    assert left[0] == "femnist"
+    with pytest.raises(PefllError, match="no file or folder"):
+        load_samples(one, data)
+
+
+def test_links_to_nowhere_and_in_circles(tmp_path):
+    path = tmp_path / "pictures"
+    _write_images(path)
+    (path / "ann/cat/loop").symlink_to(path)
+    before = folders.state(path)
+    (path / "ann/cat/gone.png").symlink_to(tmp_path / "nowhere.png")
+    assert folders.state(path) != before
+    with pytest.raises(PefllError, match="cannot be read as an image"):
+        load_samples(path, tmp_path / "data")
+
+
+def test_the_data_folder_has_a_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layouts.femnist(tmp_path / "data")
+    assert len(load_samples("femnist").x) == 78
+    assert len(load_samples("femnist", "data").x) == 78

@@ -230,7 +230,19 @@ def test_too_many_or_no_clients_per_round():
         with pytest.raises(PefllError, match="5 clients per round were asked for, but only 4 clients take part"):
             make(federation, learner, seed=0, clients_per_round=5)
         with pytest.raises(PefllError, match="at least one client per round"):
-            make(federation, learner, seed=0, clients_per_round=0)
+            make(federation, learner, seed=0, clients_per_round=-1)
+
+
+def test_engines_give_torch_its_settings_back():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    federation = small(FEATURES)
+    learner = build_method("fedavg", problem_of(federation), {})
+    for tensor_cores in (True, False):
+        engine = VectorEngine(federation, learner, seed=0, clients_per_round=2, tensor_cores=tensor_cores)
+        assert torch.backends.cuda.matmul.allow_tf32 == tensor_cores
+        assert torch.backends.cudnn.allow_tf32 == tensor_cores
+        engine.close()
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
 
 def test_engines_give_torch_its_threads_back():

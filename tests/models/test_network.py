@@ -60,9 +60,16 @@ def test_initial_weights_are_what_torch_would_draw():
     assert float(flat.std()) == pytest.approx(bound / 3**0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
-def test_running_statistics_are_refused(layer):
-    with pytest.raises(PefllError, match=r"layer '1' .* keeps running statistics.*use GroupNorm"):
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(4),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.InstanceNorm1d(4, track_running_stats=True),
+    ],
+)
+def test_statistics_of_batches_are_refused(layer):
+    with pytest.raises(PefllError, match=r"layer '1' .* keeps statistics of batches.*use GroupNorm"):
         Network(nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3)))
 
 
@@ -72,12 +79,47 @@ def test_dropout_is_refused(layer):
         Network(nn.Sequential(nn.Linear(6, 4), layer))
 
 
-def test_dropout_of_nothing_and_batchnorm_without_memory_are_fine():
-    network = Network(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0), nn.BatchNorm1d(4, track_running_stats=False)))
+def test_dropout_of_nothing_and_norms_within_a_sample_are_fine():
+    network = Network(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0), nn.GroupNorm(2, 4), nn.LayerNorm(4)))
     check_model(network, (6,), 4, tokens=False)
-    x = torch.randn(5, 6)
-    z = network(network.init(0, "x"), x)
-    torch.testing.assert_close(z.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
+
+
+class Strange(nn.Linear):
+    """A model whose forward pass does what no layer tells."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(6, 3)
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = super().forward(x)
+        if self.what == "random":
+            return z + torch.rand(())
+        if self.what == "mixing":
+            return z - z.mean(0)
+        raise AssertionError("I am broken")
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("random", "gives the same samples other scores each time"),
+        ("mixing", "gives a sample other scores in other batches"),
+        ("broken", "I am broken"),
+    ],
+)
+def test_models_that_are_random_mix_samples_or_raise_are_refused(what, sentence):
+    with pytest.raises(PefllError, match=sentence):
+        check_model(Network(Strange(what)), (6,), 3, tokens=False)
+
+
+def test_building_and_fitting_leave_torchs_generator_alone():
+    federation = ragged(clients=4, sizes=(9,))
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    fit(federation, "pefll", rounds=1, local_steps=1, processes=1)
+    assert torch.equal(torch.rand(3), wanted)
 
 
 def test_a_model_without_parameters_is_refused():
@@ -144,7 +186,7 @@ def test_a_users_module_trains_personalises_and_travels(tmp_path, engine, method
     if method == "fedavg":
         torch.testing.assert_close(theta, run.server.theta, rtol=0, atol=0)
     model.save(tmp_path / "me.safetensors")
-    with pytest.raises(PefllError, match="given in Python"):
+    with pytest.raises(PefllError, match="a model of your own"):
         PersonalModel.load(tmp_path / "me.safetensors")
     again = PersonalModel.load(tmp_path / "me.safetensors", make((6,), 3))
     np.testing.assert_array_equal(again.probabilities(x), scores)

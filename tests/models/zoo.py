@@ -31,9 +31,7 @@ def tied(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def normalised(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     features = int(torch.Size(input_shape).numel())
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(features, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, classes)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.LayerNorm(8), nn.Linear(8, classes))
 
 
 def too_wide(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,19 @@ def samples_from_arrays(
     name: str = "arrays",
     *,
     tokens: bool = False,
+    feature_names: Sequence[str] = (),
 ) -> Samples:
     """Return checked samples from a user's arrays (or lists, or tensors).
 
     Args:
         x: [N, ...] numbers, see `inputs`.
-        y: [N] labels: whole numbers from 0, or texts, which are sorted and numbered.
+        y: [N] labels: whole numbers from 0 (not floats), or texts, which are sorted and numbered.
         client: [N] who owns each sample: any whole numbers or texts; they are keys, gaps between them mean nothing.
         split: [N] 0, 1, 2 or train, validation, test; None to let the partition cut.
         classes: how many classes there are; by default the largest label + 1.
         name: of the data, for errors and records.
         tokens: x holds tokens (integers that a model embeds).
+        feature_names: what the columns of x [N, features] are called.
     """
     images = inputs(x, name, tokens=tokens)
     labels, class_names = _labels(y, name)
@@ -60,6 +62,7 @@ def samples_from_arrays(
         class_names=class_names if len(class_names) == classes else (),
         client_names=client_names,
         tokens=tokens,
+        feature_names=tuple(feature_names),
     )
 
 
@@ -134,8 +137,8 @@ def _array(values: Any, what: str, name: str) -> Array:
         ) from None
 
 
-def _column(values: Any, what: str, name: str) -> Array:
-    """Return a one-dimensional array of int64 or of texts (dtype object)."""
+def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
+    """Return a one-dimensional array of int64 or of texts (dtype object); `floats` lets whole numbers be floats."""
     array = _array(values, what, name)
     if array.ndim != 1:
         raise PefllError(f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}")
@@ -158,6 +161,10 @@ def _column(values: Any, what: str, name: str) -> Array:
         if bad.any():
             place = int(bad.argmax())
             raise PefllError(f"{name}: {what} {array[place]} of sample {place} is not a whole number")
+        if not floats:
+            raise PefllError(
+                f"{name}: {what}s are {array.dtype}; convert them to whole numbers, for example with y.astype(int)"
+            )
     elif array.dtype.kind not in "ui":
         raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts")
     return array.astype(np.int64, copy=False)
@@ -174,7 +181,7 @@ def _number(texts: Array) -> tuple[Array, tuple[str, ...]]:
 
 
 def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
-    column = _column(y, "label", name)
+    column = _column(y, "label", name, floats=False)
     return _number(column) if column.dtype == object else (column, ())
 
 

@@ -17,23 +17,26 @@ from pefll.data.federation import Array, Normalise, Samples
 from pefll.errors import PefllError
 
 # Written into every entry: raise it when a loader changes what it returns.
-VERSION = 1
+VERSION = 2
 FOLDER = ".pefll-cache"
 _MANIFEST = "manifest.json"
 _ARRAYS = ("x", "y", "split", "client")
 _BLOCK = 1 << 20
 
 Report = Callable[[str], None]
+# What tells whether an entry is still good; made of texts, whole numbers, lists and dictionaries, as JSON has them.
+Stamp = Mapping[str, Any]
 
 
 def cached(
     name: str,
     data_dir: Path,
-    sources: Sequence[Path],
+    stamp: Stamp,
     build: Callable[[], Samples],
     report: Report | None = None,
+    what: str = "",
 ) -> Samples:
-    """Return what `build` returns, from the cache where its source files have not changed since.
+    """Return what `build` returns, from the cache where its stamp has not changed since.
 
     An entry whose files have the wrong size, or that cannot be read, is made again. Where the folder cannot be
     written, everything works without a cache.
@@ -41,26 +44,27 @@ def cached(
     Args:
         name: of the entry.
         data_dir: the cache lies in `data_dir/.pefll-cache`.
-        sources: the files `build` reads; their sizes and times tell whether an entry is still good.
+        stamp: the state of what `build` reads, see `stamp_of`; an entry with another stamp is made again.
         build: makes the samples.
         report: is told what takes time.
+        what: is read, for `report`; by default the name and the folder.
 
     Returns:
         Samples whose arrays are mapped from disk where they are cached.
     """
     say = report or (lambda text: None)
     entry = data_dir / FOLDER / name
-    stamp = _stamp(sources, data_dir)
+    what = what or f"{name} from {data_dir}"
     samples = _read(entry, stamp)
     if samples is not None:
         return samples
-    say(f"reading {name} from {data_dir}")
+    say(f"reading {what}")
     built = build()
-    say(f"keeping {name} in {entry} for the next time")
+    say(f"keeping it in {entry} for the next time")
     try:
         _write(entry, built, stamp)
     except OSError as error:
-        say(f"{entry} cannot be written ({error.strerror}); {name} will be read again the next time")
+        say(f"{entry} cannot be written ({error.strerror}); the files will be read again the next time")
         return built
     # The mapped copy, so that the built arrays are freed.
     return _read(entry, stamp) or built
@@ -85,7 +89,17 @@ def discard(name: str, data_dir: Path) -> None:
     shutil.rmtree(data_dir / FOLDER / name, ignore_errors=True)
 
 
-def _stamp(sources: Sequence[Path], data_dir: Path) -> dict[str, list[int]]:
+def discard_orphans(data_dir: Path) -> None:
+    """Remove the entries whose stamp names a `path` that is gone: nothing else would ever remove a user's own data."""
+    for entry in (data_dir / FOLDER).glob("*"):
+        sources = (_manifest(entry) or {}).get("sources")
+        path = sources.get("path") if isinstance(sources, dict) else None
+        if isinstance(path, str) and not Path(path).exists():
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def stamp_of(sources: Sequence[Path], data_dir: Path) -> dict[str, list[int]]:
+    """Return the sizes and times of files in the data folder."""
     stamp = {}
     for path in sources:
         status = path.stat()
@@ -102,7 +116,7 @@ def _manifest(entry: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
 
 
-def _read(entry: Path, stamp: Mapping[str, list[int]]) -> Samples | None:
+def _read(entry: Path, stamp: Stamp) -> Samples | None:
     """Return an entry's samples, or None where there is none, it is out of date, or it is damaged."""
     manifest = _manifest(entry)
     if manifest is None or manifest.get("sources") != stamp:
@@ -128,12 +142,13 @@ def _read(entry: Path, stamp: Mapping[str, list[int]]) -> Samples | None:
             class_names=tuple(about["class_names"]),
             client_names=tuple(about["client_names"]),
             tokens=about["tokens"],
+            feature_names=tuple(about["feature_names"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, PefllError):
         return None
 
 
-def _write(entry: Path, samples: Samples, stamp: Mapping[str, list[int]]) -> None:
+def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
     """Write an entry beside its place and move it there whole."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{entry.name}.new-", dir=entry.parent))
@@ -153,6 +168,7 @@ def _write(entry: Path, samples: Samples, stamp: Mapping[str, list[int]]) -> Non
             "class_names": samples.class_names,
             "client_names": samples.client_names,
             "tokens": samples.tokens,
+            "feature_names": samples.feature_names,
         }
         manifest = {"version": VERSION, "sources": stamp, "arrays": notes, "about": about}
         (fresh / _MANIFEST).write_text(json.dumps(manifest))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pefll.data import cache
+from pefll.data.download import ARCHIVES, part_of
 from pefll.data.sources import DATASETS, Source
 from pefll.errors import PefllError
 
@@ -24,7 +25,7 @@ class Finding(NamedTuple):
     sentence: str
 
 
-def check(data_dir: Path, report: cache.Report | None = None) -> list[Finding]:
+def check(data_dir: Path | str, report: cache.Report | None = None) -> list[Finding]:
     """Read every data set in a folder to its last byte, and return one finding for each that is known.
 
     A cache entry whose SHA-256 is wrong is removed; the next load makes it again.
@@ -33,6 +34,7 @@ def check(data_dir: Path, report: cache.Report | None = None) -> list[Finding]:
         data_dir: the folder.
         report: is told which data set is being read.
     """
+    data_dir = Path(data_dir).expanduser()
     if not data_dir.is_dir():
         raise PefllError(f"there is no folder {data_dir}")
     findings = []
@@ -44,16 +46,23 @@ def check(data_dir: Path, report: cache.Report | None = None) -> list[Finding]:
 
 
 def _check_one(source: Source, data_dir: Path) -> Finding:
+    part = part_of(ARCHIVES[source.name], data_dir) if source.name in ARCHIVES else None
+    unfinished = part is not None and part.is_file()
+    half = f"the download {part} is not complete; go on with `pefll data get {source.name}`"
     if not source.embedded and not source.found(data_dir):
+        if unfinished:
+            return Finding(source.name, "damaged", half)
         return Finding(source.name, "missing", f"not in {data_dir}: {source.files}")
     try:
         samples = source.load(data_dir)
     except PefllError as error:
-        return Finding(source.name, "damaged", str(error))
+        return Finding(source.name, "damaged", f"{error}; {half}" if unfinished else str(error))
     sentence = f"{len(samples.x):,} samples, {samples.classes} classes"
     if samples.client is not None:
         sentence += f", {int(samples.client.max()) + 1:,} clients"
     if cache.intact(source.name, data_dir) is False:
         cache.discard(source.name, data_dir)
         sentence += "; its cache was damaged or out of date and is removed"
+    if unfinished:
+        sentence += f"; {part} is left over from a download and can be deleted"
     return Finding(source.name, "ok", sentence)

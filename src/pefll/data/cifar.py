@@ -118,26 +118,21 @@ def load_cifar100(data_dir: Path, checksums: Mapping[str, str] | None = CHECKSUM
 
 
 def found(layout: Layout, data_dir: Path) -> list[Path]:
-    """Return the files of a data set that `load_...` would read: those of the folder, else the archive, else none."""
-    if (data_dir / layout.folder).is_dir():
-        return [path for name in layout.files if (path := data_dir / layout.folder / name).is_file()]
+    """Return the files of a data set that `load_...` would read.
+
+    They are those of the folder where it has all of them, else the archive, else what there is of the folder.
+    """
+    there = [path for name in layout.files if (path := data_dir / layout.folder / name).is_file()]
     archive = data_dir / layout.archive
-    return [archive] if archive.is_file() else []
+    return [archive] if len(there) < len(layout.files) and archive.is_file() else there
 
 
 def _load(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -> Samples:
-    raw = _read_files(layout, data_dir)
-    if checksums is not None:
-        for name, data in raw.items():
-            if hashlib.md5(data, usedforsecurity=False).hexdigest() != checksums[name]:
-                raise PefllError(
-                    f"{layout.name}: {data_dir / layout.folder / name} is not the official file (wrong md5); "
-                    f"delete it and run `pefll data get {layout.name}`"
-                )
+    raw, source = _read_files(layout, data_dir, checksums)
     images, labels, split = [], [], []
     for name in (*layout.train, layout.test):
         # Taken out of the dictionary, so that a file's bytes are freed as soon as its pixels are.
-        x, y = _parse(layout, raw.pop(name), str(data_dir / layout.folder / name))
+        x, y = _parse(layout, raw.pop(name), f"{source}/{name}")
         images.append(x)
         labels.append(y)
         split.append(np.full(len(x), TEST if name == layout.test else TRAIN, dtype=np.int8))
@@ -148,20 +143,52 @@ def _load(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -
         split=np.concatenate(split),
         normalise=layout.normalise,
         name=layout.name,
-        class_names=_class_names(layout, raw.pop(layout.meta), str(data_dir / layout.folder / layout.meta)),
+        class_names=_class_names(layout, raw.pop(layout.meta), f"{source}/{layout.meta}"),
     )
 
 
-def _read_files(layout: Layout, data_dir: Path) -> dict[str, bytes]:
-    """Return the bytes of every file of the folder, or of the same files inside the archive."""
+def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -> tuple[dict[str, bytes], Path]:
+    """Return the bytes of every file of the folder, or of the same files inside the archive, and which of the two.
+
+    The archive stands in for a folder that was not unpacked whole: files may be absent, or cut short.
+    """
     folder, archive = data_dir / layout.folder, data_dir / layout.archive
+    get = f"run `pefll data get {layout.name}`"
     if folder.is_dir():
-        missing = [name for name in layout.files if not (folder / name).is_file()]
-        if missing:
-            raise PefllError(f"{layout.name}: {folder} lacks {', '.join(missing)}; unpack {layout.archive} again")
-        return {name: (folder / name).read_bytes() for name in layout.files}
+        raw = {name: (folder / name).read_bytes() for name in layout.files if (folder / name).is_file()}
+        missing = [name for name in layout.files if name not in raw]
+        wrong = _wrong(raw, checksums)
+        if not missing and not wrong:
+            return raw, folder
+        if not archive.is_file():
+            if missing:
+                raise PefllError(f"{layout.name}: {folder} lacks {', '.join(missing)}; {get}")
+            raise PefllError(
+                f"{layout.name}: {folder / wrong[0]} is not the official file (wrong md5); delete it and {get}"
+            )
+        del raw
     if not archive.is_file():
-        raise PefllError(f"{layout.name}: there is neither {folder} nor {archive}; run `pefll data get {layout.name}`")
+        raise PefllError(f"{layout.name}: there is neither {folder} nor {archive}; {get}")
+    raw = _unpack(layout, archive)
+    wrong = _wrong(raw, checksums)
+    if wrong:
+        raise PefllError(
+            f"{layout.name}: {wrong[0]} in {archive} is not the official file (wrong md5); delete the archive and {get}"
+        )
+    return raw, archive
+
+
+def _wrong(raw: Mapping[str, bytes], checksums: Mapping[str, str] | None) -> list[str]:
+    """Return the names of the files that do not have their md5."""
+    if checksums is None:
+        return []
+    return [
+        name for name, data in raw.items() if hashlib.md5(data, usedforsecurity=False).hexdigest() != checksums[name]
+    ]
+
+
+def _unpack(layout: Layout, archive: Path) -> dict[str, bytes]:
+    """Return the bytes of every file in the archive that is read."""
     wanted = {f"{layout.folder}/{name}": name for name in layout.files}
     raw: dict[str, bytes] = {}
     try:
@@ -172,10 +199,14 @@ def _read_files(layout: Layout, data_dir: Path) -> dict[str, bytes]:
                 if stream is not None:
                     raw[wanted[member.name]] = stream.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise PefllError(f"{layout.name}: {archive} is damaged ({error}); delete it and download it again") from None
+        raise PefllError(
+            f"{layout.name}: {archive} is damaged ({error}); delete it and run `pefll data get {layout.name}`"
+        ) from None
     missing = [name for name in layout.files if name not in raw]
     if missing:
-        raise PefllError(f"{layout.name}: {archive} lacks {', '.join(missing)}; delete it and download it again")
+        raise PefllError(
+            f"{layout.name}: {archive} lacks {', '.join(missing)}; delete it and run `pefll data get {layout.name}`"
+        )
     return raw
 
 

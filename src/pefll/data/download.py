@@ -68,7 +68,7 @@ RECIPES = {
 }
 
 
-def get(name: str, data_dir: Path, report: Progress | None = None) -> Path | None:
+def get(name: str, data_dir: Path | str, report: Progress | None = None) -> Path | None:
     """Download a data set's official archive into the data folder.
 
     Args:
@@ -79,6 +79,7 @@ def get(name: str, data_dir: Path, report: Progress | None = None) -> Path | Non
     Returns:
         The archive, which is read as it is; None for a data set that needs no file.
     """
+    data_dir = Path(data_dir).expanduser()
     if name == "digits":
         return None
     if name in RECIPES:
@@ -93,9 +94,14 @@ def get(name: str, data_dir: Path, report: Progress | None = None) -> Path | Non
     return fetch(archive, data_dir, report)
 
 
+def part_of(archive: Archive, data_dir: Path) -> Path:
+    """Return where an archive's bytes are kept until all are there."""
+    return data_dir / f"{archive.file}.part"
+
+
 def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> Path:
     """Download one file, continuing `FILE.part` if it is there; see `get`."""
-    target, part = data_dir / archive.file, data_dir / f"{archive.file}.part"
+    target, part = data_dir / archive.file, part_of(archive, data_dir)
     if target.is_file() and _md5(target) == archive.md5:
         return target
     by_hand = f"download {archive.url} by hand into {data_dir}, then run `pefll data check {data_dir}`"

@@ -16,6 +16,8 @@ from pefll.errors import PefllError
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")
+# Arrays are hashed in pieces of about this many bytes.
+_HASHED = 1 << 24
 
 Array = npt.NDArray[Any]
 
@@ -37,11 +39,13 @@ class Samples:
         classes: the number of classes.
         split: [N] int8 with 0 train, 1 validation, 2 test as the makers split it; None where they did not.
         client: [N] int64 natural owner of each sample, 0..n-1; None where there is none.
-        normalise: per-channel statistics for uint8 pixels; None for features and tokens.
+        normalise: per-channel statistics for uint8 pixels; None for features and tokens, and for images whose
+            statistics are to be measured once it is known which samples are for training.
         name: the name of the data set.
         class_names: one per class, or empty.
         client_names: one per natural client, or empty.
         tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
+        feature_names: one per column of x where it is a table's, or empty.
     """
 
     x: Array
@@ -54,9 +58,14 @@ class Samples:
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
     tokens: bool = False
+    feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_samples(self)
+
+    def __repr__(self) -> str:
+        kind = "tokens" if self.tokens else str(self.x.dtype)
+        return f"<Samples {self.name!r}: {len(self.x):,} of shape {self.x.shape[1:]} ({kind}), {self.classes} classes>"
 
 
 def check_samples(samples: Samples) -> None:
@@ -69,7 +78,10 @@ def check_samples(samples: Samples) -> None:
         if array is not None and len(array) != total:
             raise PefllError(f"{name}: x has {total:,} samples but {what} has {len(array):,}; they must be equal")
     if not np.issubdtype(y.dtype, np.integer):
-        raise PefllError(f"{name}: labels are {y.dtype}; they must be whole numbers 0..{samples.classes - 1}")
+        raise PefllError(
+            f"{name}: labels are {y.dtype}; they must be whole numbers 0..{samples.classes - 1}: convert them with "
+            "y.astype(int)"
+        )
     if y.ndim != 1:
         raise PefllError(f"{name}: y must have one label per sample, but its shape is {tuple(y.shape)}")
     low, high = int(y.min()), int(y.max())
@@ -82,6 +94,10 @@ def check_samples(samples: Samples) -> None:
         )
     if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):
         raise PefllError(f"{name}: x is {x.dtype}; it must hold numbers (uint8 pixels, float features or tokens)")
+    if samples.feature_names and x.shape[1:] != (len(samples.feature_names),):
+        raise PefllError(
+            f"{name}: there are {len(samples.feature_names)} feature names for samples of shape {list(x.shape[1:])}"
+        )
     if np.issubdtype(x.dtype, np.floating):
         bad = _first_not_finite(x)
         if bad is not None:
@@ -118,6 +134,7 @@ class Federation:
         name: of the data set.
         partition: in words, for example `"by-class 2"`.
         class_names: one per class, or empty.
+        feature_names: one per column of x where it is a table's, or empty.
     """
 
     x: Tensor
@@ -132,6 +149,7 @@ class Federation:
     name: str = "arrays"
     partition: str = "natural"
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -145,6 +163,13 @@ class Federation:
             )
         if not 0 <= self.num_seen <= self.num_clients:
             raise PefllError(f"{self.name}: num_seen is {self.num_seen} of {self.num_clients} clients")
+
+    def __repr__(self) -> str:
+        return (
+            f"<Federation {self.name!r}, {self.partition}: {self.num_clients:,} clients "
+            f"({self.num_seen:,} seen, {self.num_unseen:,} unseen), {len(self.rows):,} samples of shape "
+            f"{self.input_shape}, {self.classes} classes>"
+        )
 
     @property
     def num_clients(self) -> int:
@@ -160,6 +185,11 @@ class Federation:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def holds_images(self) -> bool:
+        """Whether x holds uint8 images, which are never used without `normalise`."""
+        return self.x.dtype == torch.uint8 and self.x.ndim == 4 and not self.tokens
 
     @property
     def device(self) -> torch.device:
@@ -178,22 +208,24 @@ class Federation:
 
     def histograms(self, split: int = TRAIN) -> Array:
         """Return how many samples of each class every client has, int64 [n, classes]."""
-        count, offset = self.count[split].cpu().numpy(), self.offset[split].cpu().numpy()
+        offset, count = self.offset[split].cpu().numpy(), self.count[split].cpu().numpy()
+        labels = self.y.cpu().numpy()[self.rows.cpu().numpy()[places(offset, count)]]
         owner = np.repeat(np.arange(self.num_clients), count)
-        place = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(offset, count)
-        labels = self.y.cpu().numpy()[self.rows.cpu().numpy()[place]]
         table = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return table.reshape(self.num_clients, self.classes)
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over everything training depends on; x enters through a sample of its rows."""
+        """Return a SHA-256 over everything training depends on: every sample, who has it, and what it means."""
         if "sha256" not in self._cache:
             digest = hashlib.sha256()
-            for tensor in (self.y, self.rows, self.offset, self.count):
-                digest.update(tensor.cpu().numpy().tobytes())
-            step = max(1, len(self.x) // 4096)
-            digest.update(self.x[::step].cpu().contiguous().numpy().tobytes())
-            digest.update(repr((tuple(self.x.shape), self.num_seen, self.classes, self.normalise)).encode())
+            digest.update(repr((self.num_seen, self.classes, self.normalise, self.tokens)).encode())
+            for tensor in (self.x, self.y, self.rows, self.offset, self.count):
+                digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+                step = max(1, _HASHED // max(1, tensor[:1].nbytes))
+                for start in range(0, len(tensor), step):
+                    # On the CPU this is the tensor's own memory, not a copy.
+                    block = tensor[start : start + step].cpu().contiguous().numpy()
+                    digest.update(block.reshape(-1).view(np.uint8).data)
             self._cache["sha256"] = digest.hexdigest()
         return str(self._cache["sha256"])
 
@@ -207,6 +239,11 @@ class Federation:
         if self.tokens:
             return x.long()
         if self.normalise is None:
+            if self.holds_images:
+                raise PefllError(
+                    f"{self.name}: its pixels have no channel statistics; make the federation with make_federation, "
+                    "or pass it through pefll.data.measured"
+                )
             return x.to(dtype)
         scale, shift = self._affine(dtype)
         return x.to(dtype) * scale + shift
@@ -220,6 +257,13 @@ class Federation:
             self._cache[dtype] = ((1 / (255 * std)).to(self.device, dtype), (-mean / std).to(self.device, dtype))
         scale, shift = self._cache[dtype]
         return scale, shift
+
+
+def places(offset: Array, count: Array) -> Array:
+    """Return offset[0], offset[0] + 1, ... (count[0] of them), then those from offset[1] on, and so on, int64 [R]."""
+    start = np.cumsum(count) - count
+    steps: Array = np.arange(int(count.sum())) + np.repeat(offset - start, count)
+    return steps
 
 
 def _tensor(array: Array) -> Tensor:
@@ -268,4 +312,5 @@ def assemble(
         name=samples.name,
         partition=partition,
         class_names=samples.class_names,
+        feature_names=samples.feature_names,
     )

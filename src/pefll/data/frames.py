@@ -38,31 +38,41 @@ def from_frame(
         classes: how many classes there are; by default the largest label + 1.
         name: of the data, for errors and records.
     """
-    x = feature_matrix(frame, features, without=(label, client, split), name=name)
+    # First, because a label that goes by another name would be taken for a feature.
+    labels = column(frame, label, name)
+    chosen = feature_names(frame, (label, client, split), name) if features is None else tuple(features)
     return samples_from_arrays(
-        x,
-        column(frame, label, name),
+        feature_matrix(frame, chosen, name),
+        labels,
         client=None if client is None else column(frame, client, name),
         split=None if split is None else column(frame, split, name),
         classes=classes,
         name=name,
+        feature_names=chosen,
     )
 
 
-def feature_matrix(
-    frame: Any, features: Sequence[str] | None, without: Sequence[str | None], name: str = "frame"
-) -> Array:
-    """Return the feature columns as float32 [N, features]."""
-    chosen = list(features) if features is not None else [each for each in columns(frame) if each not in without]
+def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:
+    """Return the names of a table's columns that are not among `without`, in order."""
+    chosen = tuple(each for each in columns(frame) if each not in without)
     if not chosen:
         raise PefllError(f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}")
-    first = column(frame, chosen[0], name)
+    return chosen
+
+
+def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
+    """Return the named columns in this order, float32 [N, features], or int64 where they hold tokens."""
+    if not features:
+        raise PefllError(f"{name}: there are no feature columns")
+    first = column(frame, features[0], name)
     # Column by column into the result, so that a wide table is never there twice in float64.
-    x = np.empty((len(first), len(chosen)), dtype=np.float32)
-    for place, each in enumerate(chosen):
+    x = np.empty((len(first), len(features)), dtype=np.int64 if tokens else np.float32)
+    for place, each in enumerate(features):
         values = column(frame, each, name)
         if values.dtype.kind not in "uif":
             raise PefllError(f"{name}: column {each!r} does not hold numbers; turn it into numbers or leave it out")
+        if tokens and values.dtype.kind == "f":
+            raise PefllError(f"{name}: column {each!r} is {values.dtype}; tokens must be whole numbers")
         with np.errstate(over="ignore"):
             x[:, place] = values
     return x

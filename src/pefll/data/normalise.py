@@ -1,4 +1,4 @@
-"""Channel statistics of a user's own images, from what training may look at and nothing else."""
+"""Channel statistics of images that come without them, from what training may look at and nothing else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def measured(federation: Federation) -> Federation:
     Only training samples of seen clients are counted: what unseen clients, validation and test hold must not change
     a byte of what is trained.
     """
-    images = federation.x.dtype == torch.uint8 and federation.x.ndim == 4
-    if not images or federation.tokens or federation.normalise is not None or federation.num_seen == 0:
+    if not federation.holds_images or federation.normalise is not None or federation.num_seen == 0:
         return federation
     rows = entries(federation, TRAIN, 0, federation.num_seen)
     channels = federation.x.shape[1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pefll.data import folders, frames
+from pefll.data import cache, folders, frames
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Samples
 from pefll.data.normalise import measured
@@ -18,7 +19,7 @@ from pefll.errors import PefllError
 
 
 def read_samples(
-    path: Path, *, label: str = "label", client: str = "client", split: str = "split", classes: int | None = None
+    path: Path | str, *, label: str = "label", client: str = "client", split: str = "split", classes: int | None = None
 ) -> Samples:
     """Return the samples in a user's file or folder.
 
@@ -29,6 +30,7 @@ def read_samples(
         split: a table's column with train, validation, test; may be absent.
         classes: how many classes there are; by default the largest label + 1.
     """
+    path = Path(path).expanduser()
     kind = _kind(path)
     if kind == "folder":
         return folders.from_folder(path, classes)
@@ -49,17 +51,74 @@ def read_samples(
     )
 
 
-def read_client(path: Path, *, label: str = "label", class_names: Sequence[str] = ()) -> tuple[Array, Array | None]:
+def load(
+    path: Path | str,
+    data_dir: Path,
+    report: cache.Report | None = None,
+    *,
+    label: str = "label",
+    client: str = "client",
+) -> Samples:
+    """Return what `read_samples` does, from the cache in the data folder where nothing has changed since.
+
+    Args:
+        path: see `read_samples`.
+        data_dir: has the cache.
+        report: is told what takes time.
+        label: see `read_samples`.
+        client: see `read_samples`.
+    """
+    path = Path(path).expanduser()
+    kind = _kind(path)
+    if kind == "npz":
+        # It is plain arrays already: a copy of them would be read no faster.
+        return read_samples(path, label=label, client=client)
+    place = str(path.resolve())
+    try:
+        status = path.stat()
+        state = folders.state(path) if kind == "folder" else [status.st_size, status.st_mtime_ns]
+    except OSError as error:
+        raise PefllError(f"{path} cannot be read: {error.strerror}") from None
+
+    def build() -> Samples:
+        cache.discard_orphans(data_dir)
+        return read_samples(path, label=label, client=client)
+
+    return cache.cached(
+        f"own-{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}",
+        data_dir,
+        {"path": place, "state": state, "label": label, "client": client},
+        build,
+        report,
+        what=str(path),
+    )
+
+
+def read_client(
+    path: Path | str,
+    *,
+    label: str = "label",
+    client: str = "client",
+    split: str = "split",
+    features: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    tokens: bool = False,
+) -> tuple[Array, Array | None]:
     """Return one client's own samples, to personalise a model for it.
 
     Args:
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
         label: a table's column of labels; may be absent.
+        client: a table's column that is no feature; may be absent.
+        split: another one.
+        features: a table's columns that make up x, in order: those the model was trained on. By default all others.
         class_names: the classes of the model; needed where the labels are texts.
+        tokens: x holds tokens, which stay whole numbers.
 
     Returns:
         x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
     """
+    path = Path(path).expanduser()
     kind = _kind(path)
     y: Any
     if kind == "folder":
@@ -70,11 +129,10 @@ def read_client(path: Path, *, label: str = "label", class_names: Sequence[str] 
     else:
         frame = frames.read_frame(path)
         y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
-        x = frames.feature_matrix(frame, None, without=(label,), name=path.name)
-    if y is None:
-        return _checked(inputs(x, path.name), None, path), None
-    labels = labels_of(y, class_names, path.name)
-    return _checked(inputs(x, path.name), labels, path), labels
+        chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
+        x = frames.feature_matrix(frame, chosen, path.name, tokens=tokens)
+    labels = None if y is None else labels_of(y, class_names, path.name)
+    return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
 
 
 def federation_from_arrays(
@@ -142,7 +200,8 @@ def _kind(path: Path) -> str:
     raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder client/class/*.png")
 
 
-def _checked(x: Array, y: Array | None, path: Path) -> Array:
+def _checked(x: Array, y: Array | None, path: Path, tokens: bool) -> Array:
     """Pass x through the checks that all samples get: finite, as many as labels, labels not negative."""
     labels = np.zeros(len(x), dtype=np.int64) if y is None else y
-    return samples_from_arrays(x, labels, classes=max(1, int(labels.max(initial=0)) + 1), name=path.name).x
+    classes = max(1, int(labels.max(initial=0)) + 1)
+    return samples_from_arrays(x, labels, classes=classes, name=path.name, tokens=tokens).x

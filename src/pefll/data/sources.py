@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pefll.data import cifar, digits, femnist, leaf, mnist_writers, own, shakespeare
-from pefll.data.cache import Report, cached
+from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
 from pefll.data.normalise import measured
 from pefll.data.partition import by_class, dirichlet, natural
@@ -27,7 +27,6 @@ class Source:
         files: what is expected in the data folder, in words.
         partition: the usual one.
         clients: the usual number; None for all natural clients.
-        model: the usual client model.
         load: reads it from a data folder.
         found: the files in a data folder that `load` would read; empty where it is absent or needs none.
     """
@@ -38,7 +37,6 @@ class Source:
     files: str
     partition: str
     clients: int | None
-    model: str
     load: Callable[[Path], Samples]
     found: Callable[[Path], list[Path]]
 
@@ -58,7 +56,6 @@ DATASETS: dict[str, Source] = {
             files="",
             partition="by-class 3",
             clients=50,
-            model="cnn",
             load=digits.load,
             found=lambda data_dir: [],
         ),
@@ -69,7 +66,6 @@ DATASETS: dict[str, Source] = {
             files="cifar-10-batches-py/ or cifar-10-python.tar.gz",
             partition="by-class 2",
             clients=100,
-            model="lenet",
             load=cifar.load_cifar10,
             found=lambda data_dir: cifar.found(cifar.CIFAR10, data_dir),
         ),
@@ -80,7 +76,6 @@ DATASETS: dict[str, Source] = {
             files="cifar-100-python/ or cifar-100-python.tar.gz",
             partition="by-class 10",
             clients=100,
-            model="lenet",
             load=cifar.load_cifar100,
             found=lambda data_dir: cifar.found(cifar.CIFAR100, data_dir),
         ),
@@ -91,7 +86,6 @@ DATASETS: dict[str, Source] = {
             files="femnist/train/*.json and femnist/test/*.json",
             partition="natural",
             clients=None,
-            model="lenet",
             load=femnist.load,
             found=lambda data_dir: leaf.shards(data_dir / "femnist"),
         ),
@@ -102,7 +96,6 @@ DATASETS: dict[str, Source] = {
             files=str(mnist_writers.FILE),
             partition="natural",
             clients=None,
-            model="lenet",
             load=mnist_writers.load,
             found=mnist_writers.found,
         ),
@@ -113,7 +106,6 @@ DATASETS: dict[str, Source] = {
             files="shakespeare/roles.jsonl, or shakespeare/train/*.json and shakespeare/test/*.json",
             partition="natural",
             clients=None,
-            model="lstm",
             load=shakespeare.load,
             found=shakespeare.found,
         ),
@@ -121,25 +113,35 @@ DATASETS: dict[str, Source] = {
 }
 
 
-def load_samples(name_or_path: str, data_dir: Path, report: Report | None = None) -> Samples:
+def load_samples(
+    name_or_path: str | Path,
+    data_dir: Path | str = "data",
+    report: Report | None = None,
+    *,
+    label: str = "label",
+    client: str = "client",
+) -> Samples:
     """Return the samples of a named data set, or those in a user's file or folder.
 
     Args:
         name_or_path: a key of `DATASETS`, or a path to an `.npz`, CSV or Parquet file or a folder of images.
-        data_dir: where the named data sets lie.
+        data_dir: where the named data sets lie, and the cache: what is slow to read is read once.
         report: is told what takes time.
+        label: a table's column of labels; named data sets and other files have no use for it.
+        client: a table's column that says whose each row is; may be absent.
     """
-    source = DATASETS.get(name_or_path)
+    data_dir = Path(data_dir).expanduser()
+    source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
         path = Path(name_or_path).expanduser()
         # What looks like a path gets the error of a path; a bare word is a misspelt name.
         if path.exists() or path.suffix or len(path.parts) > 1:
-            return own.read_samples(path)
-        raise unknown("data set", name_or_path, DATASETS)
+            return own.load(path, data_dir, report, label=label, client=client)
+        raise unknown("data set", str(name_or_path), DATASETS)
     found = source.found(data_dir)
     if not found:
         return source.load(data_dir)
-    return cached(source.name, data_dir, found, lambda: source.load(data_dir), report)
+    return cached(source.name, data_dir, stamp_of(found, data_dir), lambda: source.load(data_dir), report)
 
 
 def make_federation(

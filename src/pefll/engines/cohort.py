@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Ledger:
         return Ledger(self.down - earlier.down, self.up - earlier.up, self.exchanges - earlier.exchanges)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class DoorCohort:
     """The part of a cohort that every engine shares. An engine adds `_reach`.
 
@@ -88,6 +88,31 @@ class DoorCohort:
         raise NotImplementedError
 
 
+class TorchSettings(NamedTuple):
+    """Process-wide settings of torch that an engine changes while it is open."""
+
+    threads: int
+    matmul_tf32: bool
+    convolution_tf32: bool
+
+    @classmethod
+    def take(cls, tensor_cores: bool = False) -> TorchSettings:
+        """Set them for an engine and return what they were.
+
+        One thread a process: clients are small, and sums of several threads would not repeat on machines with other
+        numbers of cores. TF32 is on or off for products and convolutions alike; torch's defaults differ for the two.
+        """
+        before = cls(torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        cls(1, tensor_cores, tensor_cores).give_back()
+        return before
+
+    def give_back(self) -> None:
+        """Set torch to these values."""
+        torch.set_num_threads(self.threads)
+        torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
+        torch.backends.cudnn.allow_tf32 = self.convolution_tf32
+
+
 class Engine(Protocol):
     """How a method's rounds are carried out."""
 
@@ -95,6 +120,7 @@ class Engine(Protocol):
     ledger: Ledger
     device: torch.device
     dtype: torch.dtype
+    clients_per_round: int
     name: str
 
     def start(self) -> Tree:
@@ -120,8 +146,8 @@ def sample_cohort(federation: Federation, seed: int, round_: Tensor, size: int) 
 
 
 def check_cohort_size(federation: Federation, size: int) -> None:
-    """Raise PefllError where a round cannot have that many clients."""
-    if size < 1:
+    """Raise PefllError where a round cannot have that many clients; 0 is for engines that only evaluate."""
+    if size < 0:
         raise PefllError("there must be at least one client per round")
     if size > federation.num_seen:
         raise PefllError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import Federation
-from pefll.engines.cohort import DoorCohort, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.cohort import DoorCohort, Ids, Ledger, TorchSettings, check_cohort_size, not_finite, sample_cohort
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone
@@ -22,13 +22,14 @@ from pefll.tree import Tree, leaves, map_tree
 CLIENTS_AT_ONCE = 16
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class SerialCohort(DoorCohort):
     """Clients one after another, on their own cores."""
 
-    engine: SerialEngine = None  # type: ignore[assignment]
-    ids: Ids = None  # type: ignore[assignment]
-    round: int = 0
+    engine: SerialEngine
+    ids: Ids
+    round: int
+    trains: bool
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
@@ -40,7 +41,8 @@ class SerialCohort(DoorCohort):
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf.reshape(self.size, -1)).all(dim=1)
             if not bool(fine.all()):
-                raise not_finite(name or "a task", int(self.ids[int(fine.int().argmin())]), self.round)
+                client = int(self.ids[int(fine.int().argmin())])
+                raise not_finite(name or "a task", client, self.round if self.trains else None)
         return replies
 
 
@@ -51,7 +53,7 @@ class SerialEngine:
         federation: the data.
         method: what to run.
         seed: of the run.
-        clients_per_round: c.
+        clients_per_round: c; 0 for an engine that only evaluates.
         dtype: of weights and inputs.
         processes: how many processes share the clients; 1 for none but this one.
     """
@@ -72,10 +74,8 @@ class SerialEngine:
         self.clients_per_round = clients_per_round
         self.device = torch.device("cpu")
         self.ledger = Ledger()
-        # One thread a process: clients are small, and sums of several threads would not repeat on other machines.
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         self.workers: Workers | None = Workers(self.run_here, method, processes) if processes > 1 else None
+        self._settings = TorchSettings.take()
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
@@ -92,14 +92,14 @@ class SerialEngine:
         """Yield (clients, cohort) that together hold all `clients`."""
         for start in range(0, len(clients), CLIENTS_AT_ONCE):
             chosen = clients[start : start + CLIENTS_AT_ONCE]
-            yield chosen, self._cohort(chosen, 0, Ledger())
+            yield chosen, self._cohort(chosen, 0, Ledger(), trains=False)
 
     def close(self) -> None:
-        """End the processes and give torch its threads back."""
+        """End the processes and give torch its settings back."""
         if self.workers is not None:
             self.workers.close()
             self.workers = None
-        torch.set_num_threads(self._threads)
+        self._settings.give_back()
 
     def cast(self, value: Tensor) -> Tensor:
         """Return a value in the engine's precision."""
@@ -145,5 +145,6 @@ class SerialEngine:
         drawn = sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round)
         return drawn.numpy()
 
-    def _cohort(self, ids: Ids, t: int, ledger: Ledger) -> SerialCohort:
-        return SerialCohort(size=len(ids), ledger=ledger, engine=self, ids=np.asarray(ids, dtype=np.int64), round=t)
+    def _cohort(self, ids: Ids, t: int, ledger: Ledger, trains: bool = True) -> SerialCohort:
+        chosen = np.asarray(ids, dtype=np.int64)
+        return SerialCohort(size=len(ids), ledger=ledger, engine=self, ids=chosen, round=t, trains=trains)

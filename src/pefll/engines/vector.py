@@ -11,25 +11,27 @@ import torch
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.data.federation import TRAIN, Federation
-from pefll.engines.cohort import DoorCohort, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.data.federation import Federation
+from pefll.engines.cohort import DoorCohort, Ids, Ledger, TorchSettings, check_cohort_size, not_finite, sample_cohort
 from pefll.methods.contract import Each, Everyone
 from pefll.tree import Tree, leaves, map_tree
 
-# Evaluation maps as many clients at once as have about this many training samples together (with their padding).
+# Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
+# models of about this many parameters.
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
+PARAMETERS_AT_ONCE = 1 << 28
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class VectorCohort(DoorCohort):
     """Clients as one axis: a task for one client is mapped over all of them."""
 
-    federation: Federation = None  # type: ignore[assignment]
-    seed: int = 0
-    dtype: torch.dtype = torch.float32
-    ids: Tensor = None  # type: ignore[assignment]
-    round: Tensor = None  # type: ignore[assignment]
-    capacity: tuple[int, int, int] = (0, 0, 0)
+    federation: Federation
+    seed: int
+    dtype: torch.dtype
+    ids: Tensor
+    round: Tensor
+    capacity: tuple[int, int, int]
     healthy: Tensor | None = None
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
@@ -58,9 +60,10 @@ class VectorEngine:
         federation: the data; moved to `device` once.
         method: what to run.
         seed: of the run.
-        clients_per_round: c.
+        clients_per_round: c; 0 for an engine that only evaluates.
         device: a CUDA device, where a round becomes one graph, or the CPU.
         dtype: of weights and inputs.
+        tensor_cores: whether a GPU may round products to TF32.
     """
 
     name = "vector"
@@ -73,19 +76,18 @@ class VectorEngine:
         clients_per_round: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        tensor_cores: bool = False,
     ) -> None:
         check_cohort_size(federation, clients_per_round)
         self._counts = federation.count.numpy(force=True)
         self.device = torch.device(device)
-        # On a CPU, sums of several threads would not repeat on machines with other numbers of cores.
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         self.federation = federation.to(self.device)
         self.method, self.seed, self.dtype = method, seed, dtype
         self.clients_per_round = clients_per_round
         self.ledger = Ledger()
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
+        self._settings = TorchSettings.take(tensor_cores)
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
@@ -110,11 +112,13 @@ class VectorEngine:
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, VectorCohort]]:
         """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
-        order = clients[np.argsort(self._counts[TRAIN, clients], kind="stable")[::-1]]
+        widths = self._counts[:, clients].max(axis=0)
+        by_width = np.argsort(widths, kind="stable")[::-1]
+        order, widths = clients[by_width], widths[by_width]
+        most = max(1, PARAMETERS_AT_ONCE // self.method.problem.model.size)
         start = 0
         while start < len(order):
-            widest = max(1, int(self._counts[TRAIN, order[start]]))
-            stop = start + max(1, SAMPLES_AT_ONCE[self.device.type] // widest)
+            stop = start + min(most, max(1, SAMPLES_AT_ONCE[self.device.type] // max(1, int(widths[start]))))
             chosen = np.ascontiguousarray(order[start:stop])
             ids = torch.from_numpy(chosen).to(self.device)
             cohort = self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]))
@@ -124,9 +128,9 @@ class VectorEngine:
             start = stop
 
     def close(self) -> None:
-        """Free the graph and give torch its threads back."""
+        """Free the graph and give torch its settings back."""
         self._graph = None
-        torch.set_num_threads(self._threads)
+        self._settings.give_back()
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
         cohort = self._cohort(self._sample(t), t, self.ledger)
@@ -172,7 +176,7 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=side):  # a stream of this device, which need not be the current one
             after, healthy = engine._round(self.server, self.t)
             map_tree(lambda old, new: old.copy_(new), self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))

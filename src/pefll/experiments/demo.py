@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,10 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
 from pefll.errors import PefllError
-from pefll.models import MLP
-from pefll.progress import say
+from pefll.progress import monitor, say
 from pefll.record import RunFolder
 from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
 from pefll.run import Run, fit
@@ -29,11 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pefll": {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "linear"},
 }
 CLIENTS, UNSEEN, PARTITION, ROUNDS, PER_ROUND = 100, 0.3, "dirichlet 0.3", 250, 10
-
-
-def tiny_mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a model small enough for any device: 4 hidden units, which cannot serve all clients at once."""
-    return MLP(input_shape, classes, hidden=(4,))
 
 
 def demo(folder: Path, seeds: int, console: Console) -> None:
@@ -55,7 +50,14 @@ def demo(folder: Path, seeds: int, console: Console) -> None:
         "Every client runs a network of 4 hidden units. Local trains each alone, FedAvg one for all, PeFLL "
         "generates one per client.",
     )
-    runs = {method: [_train(folder, method, seed, console) for seed in range(seeds)] for method in SETTINGS}
+    jobs = [(method, seed) for method in SETTINGS for seed in range(seeds)]
+    runs: dict[str, list[Run]] = {method: [] for method in SETTINGS}
+    with monitor(console if console.is_terminal else None, "training", len(jobs)) as watch:
+        for done, (method, seed) in enumerate(jobs, start=1):
+            runs[method].append(
+                _train(folder, method, seed, watch.say if console.is_terminal else partial(say, console))
+            )
+            watch.at(done)
     console.print(_table(runs))
     _personal_model(folder, runs, console)
     _pictures(folder, runs, seeds, console)
@@ -63,8 +65,8 @@ def demo(folder: Path, seeds: int, console: Console) -> None:
     first = folder / "runs" / "pefll-0"
     for command in (
         f"pefll show {first} {folder}/runs/fedavg-0",
-        f"pefll personalize {first} --data {folder}/new_client.npz --out me.safetensors",
-        f"pefll predict me.safetensors --data {folder}/new_client_later.npz",
+        f"pefll personalize {first} --data {folder}/new_client.npz --out {folder}/me.safetensors",
+        f"pefll predict {folder}/me.safetensors --data {folder}/new_client_later.npz",
         "pefll train --data digits --partition 'by-class 3' --rounds 300 --out runs/first",
         "pefll data list",
     ):
@@ -77,15 +79,14 @@ def clients(seed: int) -> Federation:
     return make_federation(samples, partition=PARTITION, clients=CLIENTS, seed=seed, unseen=UNSEEN)
 
 
-def _train(folder: Path, method: str, seed: int, console: Console) -> Run:
+def _train(folder: Path, method: str, seed: int, report: Callable[[str], None]) -> Run:
     run = fit(
         clients(seed),
         method,
-        model="pefll.experiments.demo:tiny_mlp",
+        model="tiny",
         rounds=ROUNDS,
         seed=seed,
         out=folder / "runs" / f"{method}-{seed}",
-        console=console if console.is_terminal else None,
         clients_per_round=PER_ROUND,
         eval_every=25,
         device="cpu",
@@ -93,7 +94,7 @@ def _train(folder: Path, method: str, seed: int, console: Console) -> Run:
     )
     best = run.summary["accuracy"]["best"]
     seen, unseen = (100 * best[group]["per_sample"] for group in ("seen", "unseen"))
-    say(console, f"  {TITLES[method]}, seed {seed}: seen {seen:.1f}%, unseen {unseen:.1f}%")
+    report(f"  {TITLES[method]}, seed {seed}: seen {seen:.1f}%, unseen {unseen:.1f}%")
     return run
 
 

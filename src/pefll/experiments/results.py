@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.files import read_json, write_json
 from pefll.record import GROUPS, RunFolder
@@ -67,16 +67,14 @@ def collect(folder: RunFolder, target: Path) -> Path:
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
     target.mkdir(parents=True, exist_ok=True)
-    path = target / f"{name}-{_changes(summary)}seed{summary['seed']}.json"
+    path = target / f"{name}-{_changes(folder)}seed{summary['seed']}.json"
     write_json(path, summary | {"validation": history})
     return path
 
 
-def _changes(summary: dict[str, Any]) -> str:
-    """Return the hyper-parameters that the command names, for a file name."""
-    words = str(summary["command"]).split()
-    chosen = [word for before, word in itertools.pairwise(words) if before == "--set"]
-    return "".join(f"{word.replace('=', '_')}-" for word in chosen)
+def _changes(folder: RunFolder) -> str:
+    """Return the hyper-parameters that differ from their defaults, for a file name."""
+    return "".join(f"{key}_{value}-" for key, value in Config.load(folder.config_file).settings.items())
 
 
 def read_results(source: Path) -> list[dict[str, Any]]:

@@ -105,6 +105,26 @@ class Method(Protocol[State]):
         """What there is to learn."""
         ...
 
+    @property
+    def trains_in_rounds(self) -> bool:
+        """Whether `round` learns anything; otherwise all training happens in `personalize`."""
+        ...
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether a client needs labels to be personalised."""
+        ...
+
+    @property
+    def local_steps(self) -> int:
+        """How many steps a client does in a round."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """How many samples a step takes; 0 for all."""
+        ...
+
     def init(self, seed: int, cohort: Cohort) -> State:
         """Return the server's state before the first round; `cohort` is the first round's."""
         ...
@@ -115,6 +135,10 @@ class Method(Protocol[State]):
 
     def personalize(self, server: State, cohort: Cohort) -> Tensor:
         """Return a personal model for every client of the cohort, [c, D]."""
+        ...
+
+    def descriptors(self, server: State, cohort: Cohort) -> Tensor | None:
+        """Return what the clients of the cohort look like to the server, [c, l]; None where it does not matter."""
         ...
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ class FedAvg:
     client_clip: float = 50.0
     weight_decay: float = 5e-5
 
+    trains_in_rounds: ClassVar[bool] = True
+    uses_labels: ClassVar[bool] = False  # to personalise, which is to hand out the global model
+
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first global model."""
         del cohort
@@ -63,6 +66,9 @@ class FedAvg:
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Return the global model for each, [c, D]: FedAvg does not personalise."""
         return server.theta.expand(cohort.size, -1)
+
+    def descriptors(self, server: Server, cohort: Cohort) -> None:
+        """Return nothing: clients are not described."""
 
     def train(self, client: Client, theta: Tensor) -> Update:
         """Train the global model on one client's samples."""

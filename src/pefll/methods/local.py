@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class Local:
 
     Attributes:
         problem: what there is to learn.
-        epochs: passes over a client's training samples.
+        epochs: of as many steps as make one pass over a client's samples; each step draws its batch afresh.
         batch_size: of a step.
         client_lr: learning rate.
         client_momentum: of SGD.
@@ -42,7 +42,9 @@ class Local:
     client_clip: float = 50.0
     weight_decay: float = 5e-5
 
-    trains_in_rounds = False
+    trains_in_rounds: ClassVar[bool] = False
+    uses_labels: ClassVar[bool] = True
+    local_steps: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -62,6 +64,9 @@ class Local:
         """Let every client train on its own, [c, D]."""
         theta: Tensor = cohort.run(self.train, everyone(server.theta))
         return theta
+
+    def descriptors(self, server: Server, cohort: Cohort) -> None:
+        """Return nothing: clients are not described."""
 
     def train(self, client: Client, theta: Tensor) -> Tensor:
         """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vjp
 
+from pefll import randomness
 from pefll.data.client import Client
 from pefll.errors import PefllError, unknown
 from pefll.methods.adam import Moments, adam, no_moments
@@ -59,7 +60,7 @@ class PeFLL:
         client_clip: a local gradient's norm is cut to this; 0 for no cut.
         server_optimizer: adam, or sgd for Algorithm 2's averaged steps to the letter.
         server_lr: of adam; Algorithm 2 has none.
-        server_clip: the mean gradient's norm is cut to this; 0 for no cut.
+        server_clip: of adam: the mean gradient's norm is cut to this; 0 for no cut.
         lambda_h: λ_h of the objective.
         lambda_v: λ_v of the objective.
         lambda_theta: λ_θ of the objective; 2.5e-5 is the published code's weight decay of 5e-5.
@@ -82,6 +83,8 @@ class PeFLL:
     lambda_v: float = 0.0
     lambda_theta: float = 2.5e-5
 
+    trains_in_rounds: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if self.server_optimizer not in ("adam", "sgd"):
             raise unknown("server optimizer", self.server_optimizer, ("adam", "sgd"))
@@ -100,12 +103,14 @@ class PeFLL:
     def phi(self) -> Network:
         """The embedding network, with parameters η_v."""
         p = self.problem
-        return Network(build_embedding(self.embedding, p.input_shape, p.classes, self.descriptor, p.tokens))
+        with randomness.initial_weights(0, "architecture"):  # not used: `init` draws anew
+            return Network(build_embedding(self.embedding, p.input_shape, p.classes, self.descriptor, p.tokens))
 
     @cached_property
     def h(self) -> Network:
         """The hypernetwork, with parameters η_h."""
-        return Network(Hypernetwork(self.descriptor, self.problem.model.size, self.hypernetwork))
+        with randomness.initial_weights(0, "architecture"):  # not used: `init` draws anew
+            return Network(Hypernetwork(self.descriptor, self.problem.model.size, self.hypernetwork))
 
     @property
     def uses_labels(self) -> bool:
@@ -146,7 +151,6 @@ class PeFLL:
 
     def step(self, server: Server, d_hypernetwork: Tensor, d_embedder: Tensor) -> Server:
         """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added."""
-        d_hypernetwork, d_embedder = self._clipped(d_hypernetwork, d_embedder)
         step = server.step + 1
         if self.server_optimizer == "sgd":
             return server._replace(
@@ -154,6 +158,7 @@ class PeFLL:
                 embedder=(1 - 2 * self.client_lr * self.lambda_v) * server.embedder - d_embedder,
                 step=step,
             )
+        d_hypernetwork, d_embedder = self._clipped(d_hypernetwork, d_embedder)
         d_hypernetwork = d_hypernetwork + 2 * self.lambda_h * server.hypernetwork
         d_embedder = d_embedder + 2 * self.lambda_v * server.embedder
         lr = self.server_lr
@@ -174,13 +179,17 @@ class PeFLL:
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Algorithm 1: one descriptor up, one model [c, D] down."""
-        v = cohort.run(self.describe_all, everyone(server.embedder))
-        return self.generate(server, server.hypernetwork, v)
+        return self.generate(server, server.hypernetwork, self.descriptors(server, cohort))
+
+    def descriptors(self, server: Server, cohort: Cohort) -> Tensor:
+        """Return what the clients of a cohort look like to the server, [c, l]."""
+        v: Tensor = cohort.run(self.describe_all, everyone(server.embedder))
+        return v
 
     # One client.
 
     def describe(self, client: Client, eta_v: Tensor) -> Tensor:
-        """V = mean of φ over a fresh random batch, [l]."""
+        """Return v, the mean of φ over a fresh random batch, [l]."""
         (batch,) = client.batches("descriptor", self.descriptor_batch or None, steps=1)
         return batch.mean(self.phi(eta_v, batch.x, batch.y))
 
@@ -191,13 +200,13 @@ class PeFLL:
         return d_eta_v  # type: ignore[no-any-return]
 
     def adapt(self, client: Client, theta: Tensor) -> Tensor:
-        """K steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""
+        """Run k steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
         batches = client.batches("adapt", self.batch_size or None, self.local_steps)
         return theta - descend(self.problem.loss, theta, batches, sgd)
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
-        """V = mean of φ over all training samples, [l]."""
+        """Return v, the mean of φ over all training samples, [l]."""
         total = torch.zeros(self.descriptor, dtype=eta_v.dtype, device=eta_v.device)
         samples = torch.zeros((), dtype=eta_v.dtype, device=eta_v.device)
         for batch in client.everything():

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 
-import torch
 from torch import nn
 
+from pefll import randomness
 from pefll.errors import PefllError, unknown
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
 from pefll.models.hypernetwork import HIDDEN_LAYERS, Hypernetwork
 from pefll.models.lstm import CharLSTM
-from pefll.models.mlp import MLP
+from pefll.models.mlp import MLP, tiny_mlp
 from pefll.models.network import Network, check_model
 
 __all__ = [
@@ -37,6 +39,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "lenet": lenet,
     "cnn": small_cnn,
     "mlp": MLP,
+    "tiny": tiny_mlp,
     "lstm": CharLSTM,
 }
 
@@ -62,25 +65,30 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
         classes: width of the output.
     """
     name = resolve_model(name, input_shape)
-    if ":" in name:
-        return _import_model(name, input_shape, classes)
-    if name not in MODELS:
-        raise unknown("model", name, ["auto", *MODELS, "your.module:function"])
-    return MODELS[name](input_shape, classes)
+    # Weights that no layer can draw anew are drawn here; a run must not depend on what was drawn before it, nor change
+    # what is drawn after it.
+    with randomness.initial_weights(0, "model"):
+        if ":" in name:
+            return _import_model(name, input_shape, classes)
+        if name not in MODELS:
+            raise unknown("model", name, ["auto", *MODELS, "your.module:function"])
+        return MODELS[name](input_shape, classes)
 
 
 def _import_model(reference: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     module_name, _, attribute = reference.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
     try:
         function = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise PefllError(f"cannot import the model {reference!r}: {error}") from error
     if not callable(function):
         raise PefllError(f"{reference} is not a function of (input_shape, classes)")
-    # Weights that no layer can draw anew are drawn here; a run must not depend on what was drawn before it.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    try:
         model = function(input_shape, classes)
+    except Exception as error:
+        raise PefllError(f"{reference}(input_shape, classes) failed: {error}") from error
     if not isinstance(model, nn.Module):
         raise PefllError(f"{reference} returned a {type(model).__name__}, not a torch.nn.Module")
     return model

@@ -63,8 +63,7 @@ class Network:
         Returns:
             float32 [size].
         """
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(randomness.torch_seed(seed, f"init/{purpose}"))
+        with randomness.initial_weights(seed, f"init/{purpose}"), torch.no_grad():
             module = copy.deepcopy(self.module)  # a user's own module keeps its weights
             for layer in module.modules():
                 reset = getattr(layer, "reset_parameters", None)
@@ -93,34 +92,42 @@ def refuse_changing_state(module: nn.Module) -> None:
     """Raise PefllError where a layer keeps statistics or draws random numbers while it trains."""
     for name, layer in module.named_modules():
         where = f"layer {name!r} ({type(layer).__name__})"
-        if getattr(layer, "track_running_stats", False):
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise PefllError(
-                f"{where} keeps running statistics, which no hypernetwork can generate; "
-                "use GroupNorm, or BatchNorm with track_running_stats=False"
+                f"{where} keeps statistics of batches, which no hypernetwork can generate; use GroupNorm or LayerNorm"
             )
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise PefllError(f"{where} draws its own random numbers, so runs would not repeat; set its p to 0")
 
 
 def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
-    """Raise PefllError where a client model does not map samples of `input_shape` to `classes` scores."""
-    kind = torch.int64 if tokens else torch.float32
-    example = torch.zeros((2, *input_shape), dtype=kind)
-    before = {name: buffer.clone() for name, buffer in network.module.named_buffers()}
+    """Raise PefllError where a client model does not map each sample of `input_shape` to `classes` scores.
+
+    Samples must not influence each other, and the same sample must get the same scores again: otherwise padding would
+    change results, and runs would not repeat.
+    """
     name = type(network.module).__name__
-    try:
-        with torch.no_grad():
-            output = network.module(example)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise PefllError(f"the model {name} does not accept samples of shape {input_shape}: {reason}") from error
-    for buffer_name, buffer in network.module.named_buffers():
-        if not torch.equal(buffer, before[buffer_name]):
-            raise PefllError(f"the model {name} changes its buffer {buffer_name!r} when it is evaluated; remove it")
+    before = {key: buffer.clone() for key, buffer in network.module.named_buffers()}
+    with randomness.initial_weights(0, "example"):
+        shape = (3, *input_shape)
+        example = torch.zeros(shape, dtype=torch.int64) if tokens else torch.randn(shape)
+        try:
+            with torch.no_grad():
+                output, again, alone = (network.module(x) for x in (example, example, example[:2]))
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise PefllError(f"the model {name} does not accept samples of shape {input_shape}: {reason}") from error
+    for key, buffer in network.module.named_buffers():
+        if not torch.equal(buffer, before[key]):
+            raise PefllError(f"the model {name} changes its buffer {key!r} when it is evaluated; remove it")
     if not isinstance(output, Tensor):
         raise PefllError(f"the model {name} returns a {type(output).__name__}; it must return one tensor of scores")
-    if tuple(output.shape) != (2, classes):
+    if tuple(output.shape) != (3, classes):
         raise PefllError(
             f"the model {name} gives {tuple(output.shape)[1:]} scores per sample but there are {classes} classes; "
             "make its last layer as wide as the number of classes"
         )
+    if not torch.equal(output, again):
+        raise PefllError(f"the model {name} gives the same samples other scores each time; remove what is random in it")
+    if not torch.allclose(output[:2], alone, rtol=1e-3, atol=1e-4):
+        raise PefllError(f"the model {name} gives a sample other scores in other batches; remove what mixes samples")

@@ -28,9 +28,13 @@ def runs_table(folders: Sequence[RunFolder]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         _add_row(table, run.name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
+    table.caption = (
+        "masked: classes that a client's training labels do not have are ruled out;\n"
+        "worst tenth: the mean of the tenth of the clients that fare worst"
+    )
     if not all(run.finished for run in runs):
-        table.caption = "* not finished: validation accuracy at the latest evaluation"
-        table.caption_justify = "left"
+        table.caption += "\n* not finished: validation accuracy at the latest evaluation"
+    table.caption_justify = "left"
     return table
 
 
