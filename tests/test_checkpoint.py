@@ -206,3 +206,13 @@ def test_trees_are_walked_in_one_order_and_rebuilt_by_name():
     doubled = map_tree(lambda a, b: a + b, tree, again)
     assert torch.equal(flat(doubled), 2 * flat(tree))
     assert dict(named_leaves(torch.ones(1))).keys() == {"value"}
+
+
+def test_damaged_ones_that_were_passed_over_do_not_push_out_good_ones(tmp_path):
+    for round_ in (1, 2):
+        checkpoint.save(tmp_path, round_, {"a": torch.zeros(2)}, {})
+    (tmp_path / "round-00000002" / "state.safetensors").write_bytes(b"no")
+    assert checkpoint.latest(tmp_path, lambda sentence: None).round == 1
+    checkpoint.drop_newer(tmp_path, 1)
+    checkpoint.save(tmp_path, 3, {"a": torch.zeros(2)}, {})
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["round-00000001", "round-00000003"]

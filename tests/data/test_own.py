@@ -465,3 +465,16 @@ def test_read_only_arrays_are_used_as_they_are():
         warnings.simplefilter("error")
         federation = federation_from_arrays(x, y, CLIENT)
     assert federation.x.data_ptr() == x.ctypes.data
+
+
+def test_a_file_of_several_clients_is_not_one_clients(tmp_path):
+    path = tmp_path / "many.npz"
+    np.savez(path, x=np.zeros((4, 2)), y=np.zeros(4, dtype=int), client=np.array([0, 0, 1, 2]))
+    with pytest.raises(PefllError, match="holds the samples of 3 clients; give a file with those of one"):
+        read_client(path)
+    np.savez(path, x=np.zeros((4, 2)), y=np.zeros(4, dtype=int), client=np.array([7, 7, 7, 7]))
+    assert read_client(path)[0].shape == (4, 2)
+    table = tmp_path / "many.csv"
+    table.write_text("a,label,client\n1,0,x\n2,1,y\n")
+    with pytest.raises(PefllError, match="holds the samples of 2 clients"):
+        read_client(table)

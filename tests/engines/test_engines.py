@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -281,6 +282,13 @@ def troubled(trouble: str, processes: int) -> SerialEngine:
     return SerialEngine(federation, method, seed=0, clients_per_round=4, processes=processes)
 
 
+def forget_coverage(processes) -> None:
+    """Remove what killed processes had half written for coverage, which would complain about it."""
+    for process in processes:
+        for path in Path.cwd().glob(f".coverage.*pid{process.pid}.*"):
+            path.unlink()
+
+
 def gone(engine_processes) -> bool:
     return all(not process.is_alive() for process in engine_processes)
 
@@ -294,6 +302,7 @@ def test_a_worker_that_dies_at_work_gives_a_sentence_and_no_hang():
     engine.close()
     assert time.monotonic() - started < 20
     assert gone(processes)
+    forget_coverage(processes)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -307,6 +316,7 @@ def test_a_worker_that_died_while_idle_gives_a_sentence(which):
         engine.advance(server, 1, 1)
     engine.close()
     assert gone(processes)
+    forget_coverage(processes)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,16 @@ def test_adam_is_torchs_adam_on_the_mean_gradient():
     torch.testing.assert_close(server.embedder, eta_v.detach(), rtol=0, atol=1e-9)
 
 
+def test_algorithm_2_does_not_clip():
+    federation = ragged(clients=7, seen=5)
+    states = []
+    for clip in (0.0, 1e-3):
+        method = build_method("pefll", problem_of(federation), EXACT | {"server_clip": clip})
+        engine = VectorEngine(federation, method, seed=3, clients_per_round=5, dtype=torch.float64)
+        states.append(flat(engine.advance(engine.start(), 0, 2)))
+    assert torch.equal(*states)
+
+
 def test_local_steps_are_torchs_sgd():
     federation = ragged(clients=3, seen=3, sizes=(20,))
     settings = {"local_steps": 4, "batch_size": 0, "client_lr": 0.3, "client_clip": 0.2, "lambda_theta": 0.02}

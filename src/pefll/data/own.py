@@ -124,15 +124,24 @@ def read_client(
     if kind == "folder":
         x, y = folders.one_client(path)
     elif kind == "npz":
-        arrays = read_npz(path, needed=("x",), optional=("y",))
+        arrays = read_npz(path, needed=("x",), optional=("y", client))
         x, y = arrays["x"], arrays.get("y")
+        _refuse_several(arrays.get(client), path)
     else:
         frame = frames.read_frame(path)
+        _refuse_several(frames.column(frame, client, path.name) if client in frames.columns(frame) else None, path)
         y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
         x = frames.feature_matrix(frame, chosen, path.name, tokens=tokens)
     labels = None if y is None else labels_of(y, class_names, path.name)
     return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
+
+
+def _refuse_several(owners: Any, path: Path) -> None:
+    """Raise PefllError where a file that should be one client's says that it is several clients'."""
+    count = 0 if owners is None else len(set(np.asarray(owners).tolist()))
+    if count > 1:
+        raise PefllError(f"{path} holds the samples of {count} clients; give a file with those of one")
 
 
 def federation_from_arrays(

@@ -1,0 +1,65 @@
+"""What Python users do with a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pefll
+from pefll.training import Stopped
+from tests.federations import ragged
+
+QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2}
+
+
+@pytest.mark.parametrize("shape", [(9, 9), (9, 9, 3)])
+def test_a_new_clients_images_may_be_laid_out_as_the_training_images_were(shape):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (60, *shape), dtype=np.uint8)
+    y = np.array(["cat", "dog"])[rng.integers(0, 2, 60)]
+    federation = pefll.federation_from_arrays(x, y, np.repeat(np.arange(6), 10))
+    run = pefll.fit(federation, **QUICK)
+    model = run.personalize(x[:5], y[:5])
+    assert model.predict(x[:5]).shape == (5,)
+    stored = np.moveaxis(x[:5].reshape(5, 9, 9, -1), 3, 1)
+    np.testing.assert_array_equal(model.probabilities(x[:5]), model.probabilities(stored))
+    with pytest.raises(pefll.PefllError, match="there is a class 'cow'"):
+        run.personalize(x[:5], np.array(["cow"] * 5))
+
+
+def test_fedavg_needs_no_labels_and_pefll_says_how_to_do_without():
+    federation = ragged()
+    x = federation.x[:3].numpy()
+    model = pefll.fit(federation, "fedavg", **QUICK).personalize(x)
+    assert model.predict(x).shape == (3,)
+    with pytest.raises(pefll.PefllError, match="embedding=mlp-unlabeled"):
+        pefll.fit(federation, **QUICK).personalize(x)
+
+
+def test_other_data_must_be_of_the_same_kind():
+    run = pefll.fit(ragged(), **QUICK)
+    assert run.evaluate(federation=ragged(seed=1)).seen is not None
+    assert run.evaluate(federation=ragged(seen=0)).seen is None  # new clients only
+    with pytest.raises(
+        pefll.PefllError, match=r"trained on 3 classes of shape \(6,\), but arrays has 3 of shape \(7,\)"
+    ):
+        run.evaluate(federation=ragged(shape=(7,)))
+
+
+def test_settings_that_belong_elsewhere():
+    with pytest.raises(pefll.PefllError, match="unseen belongs to the federation"):
+        pefll.fit(ragged(), unseen=0.2)
+
+
+def test_stopping_is_an_interrupt_that_a_loop_over_seeds_does_not_swallow():
+    assert issubclass(Stopped, KeyboardInterrupt)
+    assert not issubclass(Stopped, Exception)
+
+
+def test_a_loaded_run_finds_its_data(tmp_path):
+    samples = pefll.load_samples("digits")
+    federation = pefll.make_federation(samples, partition="by-class 2", clients=10, seed=0)
+    run = pefll.fit(federation, out=tmp_path / "run", model="mlp", **QUICK)
+    loaded = pefll.load(tmp_path / "run")
+    assert loaded.evaluate() == run.evaluate()
+    assert repr(loaded) == "Run(pefll on digits, best of 2 rounds)"
