@@ -214,7 +214,11 @@ def test_class_names_with_commas_and_brackets(pefll, tmp_path):
     said = pefll("train", "--data", path, *SMALL[2:], "--out", out)
     assert said.code == 0
     assert f"Next: pefll show {out}" in said.out
-    assert pefll("personalize", out, "--data", path, "--out", tmp_path / "m").code == 0
+    assert "samples of 8 clients" in pefll("personalize", out, "--data", path, "--out", tmp_path / "m").err
+    with np.load(path) as arrays:
+        mine = arrays["client"] == arrays["client"][0]
+        one = npz(tmp_path / "one.npz", x=arrays["x"][mine], y=arrays["y"][mine])
+    assert pefll("personalize", out, "--data", one, "--out", tmp_path / "m").code == 0
     assert pefll("predict", tmp_path / "m", "--data", path, "--out", tmp_path / "p.csv").code == 0
     rows = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))
     model = PersonalModel.load(tmp_path / "m")

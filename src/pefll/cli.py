@@ -257,7 +257,7 @@ def personalize(
 ) -> None:
     """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training."""
     trained = run.load(path, err)
-    x, y = _read_client(data, label, trained.facts)
+    x, y = _read_client(data, label, trained.facts, alone=True)
     personal = trained.personalize(x, y)
     personal.save(model)
     say(out, f"{model}: a personal {trained.facts['model']} from {len(x)} samples")
@@ -428,7 +428,7 @@ def _free(folder: Path) -> Path:
     return next(path for number in itertools.count(2) if not (path := Path(f"{folder}-{number}")).exists())
 
 
-def _read_client(data: Path, label: str, facts: dict[str, Any]) -> tuple[Any, Any]:
+def _read_client(data: Path, label: str, facts: dict[str, Any], alone: bool = False) -> tuple[Any, Any]:
     """Read one client's samples as the data that a model was trained on."""
     return sources.read_client(
         data,
@@ -436,6 +436,7 @@ def _read_client(data: Path, label: str, facts: dict[str, Any]) -> tuple[Any, An
         class_names=facts["class_names"],
         tokens=facts["tokens"],
         features=facts["feature_names"],
+        alone=alone,
     )
 
 

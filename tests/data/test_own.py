@@ -471,10 +471,11 @@ def test_a_file_of_several_clients_is_not_one_clients(tmp_path):
     path = tmp_path / "many.npz"
     np.savez(path, x=np.zeros((4, 2)), y=np.zeros(4, dtype=int), client=np.array([0, 0, 1, 2]))
     with pytest.raises(PefllError, match="holds the samples of 3 clients; give a file with those of one"):
-        read_client(path)
+        read_client(path, alone=True)
     np.savez(path, x=np.zeros((4, 2)), y=np.zeros(4, dtype=int), client=np.array([7, 7, 7, 7]))
-    assert read_client(path)[0].shape == (4, 2)
+    assert read_client(path, alone=True)[0].shape == (4, 2)
     table = tmp_path / "many.csv"
     table.write_text("a,label,client\n1,0,x\n2,1,y\n")
     with pytest.raises(PefllError, match="holds the samples of 2 clients"):
-        read_client(table)
+        read_client(table, alone=True)
+    assert read_client(table)[0].tolist() == [[1], [2]]

@@ -103,8 +103,9 @@ def read_client(
     features: Sequence[str] = (),
     class_names: Sequence[str] = (),
     tokens: bool = False,
+    alone: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Return one client's own samples, to personalise a model for it.
+    """Return one client's own samples, to personalise a model for it or to classify them.
 
     Args:
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
@@ -114,6 +115,7 @@ def read_client(
         features: a table's columns that make up x, in order: those the model was trained on. By default all others.
         class_names: the classes of the model; needed where the labels are texts.
         tokens: x holds tokens, which stay whole numbers.
+        alone: refuse a file that says that its samples are several clients'.
 
     Returns:
         x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
@@ -123,16 +125,19 @@ def read_client(
     y: Any
     if kind == "folder":
         x, y = folders.one_client(path)
+        owners = None
     elif kind == "npz":
         arrays = read_npz(path, needed=("x",), optional=("y", client))
         x, y = arrays["x"], arrays.get("y")
-        _refuse_several(arrays.get(client), path)
+        owners = arrays.get(client)
     else:
         frame = frames.read_frame(path)
-        _refuse_several(frames.column(frame, client, path.name) if client in frames.columns(frame) else None, path)
+        owners = frames.column(frame, client, path.name) if client in frames.columns(frame) else None
         y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
         x = frames.feature_matrix(frame, chosen, path.name, tokens=tokens)
+    if alone:
+        _refuse_several(owners, path)
     labels = None if y is None else labels_of(y, class_names, path.name)
     return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
 
