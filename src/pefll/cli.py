@@ -150,14 +150,17 @@ def train(
 ) -> None:
     """Train a method on a federation; Ctrl-C saves and stops, `--resume` goes on.
 
-    Examples:
-    `pefll train --data digits --rounds 300 --out runs/first`
+    For example:
 
-    `pefll train --data cifar10 --clients 100 --rounds 5000 --seed 0 --out runs/c10`
+    - `pefll train --data digits --rounds 300 --out runs/first`
 
-    `pefll train --data cifar100 --clients 100 --rounds 5000 --set embedding=linear --out runs/c100`
+    - `pefll train --data cifar10 --clients 100 --rounds 5000 --seed 0 --out runs/c10`
 
-    `pefll train --resume runs/c10`
+    - `pefll train --data cifar100 --clients 100 --rounds 5000 --set embedding=linear --out runs/c100`
+
+    - `pefll train --data my.csv --label y --client-column writer --method local`
+
+    - `pefll train --resume runs/c10`
     """
     given: dict[str, Any] = {
         "method": method,
@@ -232,7 +235,10 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Score the personal models of all clients of a run, seen and unseen, at its best round."""
+    """Score the personal models of all clients of a run, seen and unseen, at its best round.
+
+    For example: `pefll evaluate runs/c10 --split test --mask-labels`
+    """
     trained = run.load(path, err)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
@@ -255,7 +261,10 @@ def personalize(
     model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
     label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
 ) -> None:
-    """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training."""
+    """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
+
+    For example: `pefll personalize runs/c10 --data my_samples.npz --out me.safetensors`
+    """
     trained = run.load(path, err)
     x, y = _read_client(data, label, trained.facts, alone=True)
     personal = trained.personalize(x, y)
@@ -286,7 +295,10 @@ def predict(
         str | None, typer.Option("--model", help="your.module:function, for a model that is not the package's own.")
     ] = None,
 ) -> None:
-    """Classify samples with a personal model; says how many are right where the file has labels."""
+    """Classify samples with a personal model; says how many are right where the file has labels.
+
+    For example: `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
+    """
     personal = PersonalModel.load(model, architecture=architecture)
     x, y = _read_client(data, label, personal.facts)
     chances = personal.probabilities(x)
@@ -315,7 +327,10 @@ def show(
         Path | None, typer.Option("--out", help="Where to write pictures. [default: the first run]")
     ] = None,
 ) -> None:
-    """Show runs side by side: tables, curves, the map of client descriptors."""
+    """Show runs side by side: tables, curves, the map of client descriptors.
+
+    For example: `pefll show runs/c10 runs/c10-fedavg --out pictures`
+    """
     from pefll.report import show as show_runs
 
     show_runs(paths, folder, out)
@@ -338,7 +353,9 @@ def data_list(data_dir: DataDir = Path("data")) -> None:
 
 
 @data_app.command("get")
-def data_get(name: str, data_dir: DataDir = Path("data")) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set of `pefll data list`.")], data_dir: DataDir = Path("data")
+) -> None:
     """Download a data set from its makers, with a check of its md5; a transfer that broke off goes on."""
     columns = (
         TextColumn("{task.description}"),
@@ -384,7 +401,10 @@ def data_summary(
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of who has what.")] = None,
 ) -> None:
-    """Show a federation before training on it: clients, samples, classes, and a picture."""
+    """Show a federation before training on it: clients, samples, classes, and a picture.
+
+    For example: `pefll data summary digits --partition 'dirichlet 0.3' --clients 100 --picture who.png`
+    """
     from pefll.report import federation_picture, print_federation
 
     federation = run.federation_of(
