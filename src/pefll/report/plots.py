@@ -418,7 +418,7 @@ def _divide(axes: Axes, seen: int, shown: int) -> None:
 
 
 def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     parts = [sizes[:num_seen], sizes[num_seen:]]
     axes.set_title("Samples per client", pad=22)
@@ -429,13 +429,14 @@ def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
         axes.text(0.5, 0.46, "every client", transform=axes.transAxes, ha="center", va="top")
         return
     axes.grid(axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_ylabel("clients")
     # Edges between whole numbers: a bar per number where they are few.
     bins = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
     axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
-    axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,g}, most {sizes.max():,}")
+    axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,.0f},\nmost {sizes.max():,}")
 
 
 def _cycle(colours: Sequence[str]) -> Iterator[str]:
