@@ -13,7 +13,7 @@ import torch
 from pefll.data.federation import SPLITS
 from pefll.engines.cohort import Engine, Ids
 from pefll.errors import unknown
-from pefll.methods.contract import each
+from pefll.methods.contract import Method, each
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     engine: Engine,
-    method: Any,
+    method: Method[Any],
     server: Any,
     split: int,
     progress: Callable[[int], None] | None = None,
@@ -82,7 +82,7 @@ def _some(clients: Ids, share: float) -> Ids:
 @torch.no_grad()
 def client_scores(
     engine: Engine,
-    method: Any,
+    method: Method[Any],
     server: Any,
     clients: Ids,
     split: int,
@@ -128,7 +128,7 @@ def split_number(name: str) -> int:
 
 
 @torch.no_grad()
-def descriptors(engine: Engine, method: Any, server: Any) -> Floats | None:
+def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | None:
     """Return the descriptor of every client from all its training samples, [n, l]; None for methods without."""
     parts: list[tuple[Ids, Floats]] = []
     for ids, cohort in engine.cohorts(np.arange(engine.federation.num_clients)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -51,9 +50,3 @@ def read_json(path: Path) -> Any:
         raise PefllError(f"there is no {path}") from error
     except (OSError, ValueError) as error:
         raise PefllError(f"{path} is damaged: {error}") from error
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,7 +17,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
 from pefll.errors import PefllError
-from pefll.methods.contract import Problem
+from pefll.methods.contract import Method, Problem
 
 SMALL_FLOPS = 10_000_000
 
@@ -54,7 +54,7 @@ def forward_flops(problem: Problem) -> int:
     return int(counter.get_total_flops())
 
 
-def make_engine(config: Config, federation: Federation, method: Any, clients_per_round: int) -> Engine:
+def make_engine(config: Config, federation: Federation, method: Method[Any], clients_per_round: int) -> Engine:
     """Return the engine that a config asks for."""
     device = pick_device(config.device)
     kind = config.engine if config.engine != "auto" else pick_engine(device, method.problem)

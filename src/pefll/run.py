@@ -32,7 +32,7 @@ from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
 from pefll.files import write_whole
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device
 from pefll.methods import build_method, typed_settings
-from pefll.methods.contract import Problem
+from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
 from pefll.personal import PersonalModel, check_input
 from pefll.progress import monitor, say
@@ -60,7 +60,7 @@ class Run:
     """
 
     config: Config
-    method: Any
+    method: Method[Any]
     server: Tree
     final: Tree
     facts: dict[str, Any]
@@ -216,7 +216,7 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     )
 
 
-def method_template(method: Any, config: Config) -> Tree:
+def method_template(method: Method[Any], config: Config) -> Tree:
     """Return a state of the right shape and type for a method, from one made-up client."""
     problem = method.problem
     kind = np.int64 if problem.tokens else np.float32
@@ -305,7 +305,7 @@ def federation_of(config: Config, console: Console | None) -> Federation:
 
 
 @contextmanager
-def opened(config: Config, federation: Federation, method: Any, trains: bool = True) -> Iterator[Engine]:
+def opened(config: Config, federation: Federation, method: Method[Any], trains: bool = True) -> Iterator[Engine]:
     """Open the engine that a config asks for, and close it after the block."""
     engine = make_engine(config, federation, method, clients_per_round(config, federation) if trains else 0)
     try:
@@ -365,7 +365,12 @@ def _claim(out: str | Path, config: Config) -> RunFolder:
 
 
 def _summarise(
-    engine: Engine, method: Any, config: Config, federation: Federation, progress: Progress, console: Console | None
+    engine: Engine,
+    method: Method[Any],
+    config: Config,
+    federation: Federation,
+    progress: Progress,
+    console: Console | None,
 ) -> dict[str, Any]:
     """Score the best and the last state on the test split and gather everything about the run."""
     accuracy = {}
@@ -413,7 +418,9 @@ def _summarise(
     }
 
 
-def _write_descriptors(engine: Engine, method: Any, server: Tree, federation: Federation, folder: RunFolder) -> None:
+def _write_descriptors(
+    engine: Engine, method: Method[Any], server: Tree, federation: Federation, folder: RunFolder
+) -> None:
     if federation.num_clients > MAP_CLIENTS:
         return
     v = descriptors(engine, method, server)

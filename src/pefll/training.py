@@ -20,6 +20,7 @@ from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Engine
 from pefll.evaluation import evaluate
 from pefll.events import Events
+from pefll.methods.contract import Method
 from pefll.progress import Monitor
 from pefll.record import RunFolder
 from pefll.tree import Tree, from_named, map_tree, named_leaves
@@ -65,7 +66,12 @@ class Progress:
 
 
 def train(
-    engine: Engine, method: Any, config: Config, folder: RunFolder | None, monitor: Monitor, facts: dict[str, Any]
+    engine: Engine,
+    method: Method[Any],
+    config: Config,
+    folder: RunFolder | None,
+    monitor: Monitor,
+    facts: dict[str, Any],
 ) -> Progress:
     """Train for `config.rounds` rounds, from the newest checkpoint in `folder` where there is one.
 
@@ -115,7 +121,7 @@ def train(
     return progress
 
 
-def evaluated_share(engine: Engine, method: Any, config: Config) -> float:
+def evaluated_share(engine: Engine, method: Method[Any], config: Config) -> float:
     """Return the share of clients that evaluations during training use.
 
     Evaluating a sample costs a forward pass, and training on one about three times that; so a quarter as many samples
@@ -150,7 +156,12 @@ def _advance(engine: Engine, progress: Progress, rounds: int) -> float:
 
 
 def _evaluate(
-    engine: Engine, method: Any, progress: Progress, folder: RunFolder | None, events: Events | None, share: float
+    engine: Engine,
+    method: Method[Any],
+    progress: Progress,
+    folder: RunFolder | None,
+    events: Events | None,
+    share: float,
 ) -> str:
     """Measure validation accuracy, remember the best state, record it, and return it in words."""
     started = time.perf_counter()

@@ -15,7 +15,7 @@ from pefll.data.federation import Federation
 from pefll.engines.cohort import DoorCohort, Ids, Ledger, TorchSettings, check_cohort_size, not_finite, sample_cohort
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
-from pefll.methods.contract import Each, Everyone
+from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.
@@ -63,7 +63,7 @@ class SerialEngine:
     def __init__(
         self,
         federation: Federation,
-        method: Any,
+        method: Method[Any],
         seed: int,
         clients_per_round: int,
         dtype: torch.dtype = torch.float32,

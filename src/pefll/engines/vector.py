@@ -13,7 +13,7 @@ from torch import Tensor
 from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import DoorCohort, Ids, Ledger, TorchSettings, check_cohort_size, not_finite, sample_cohort
-from pefll.methods.contract import Each, Everyone
+from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
@@ -71,7 +71,7 @@ class VectorEngine:
     def __init__(
         self,
         federation: Federation,
-        method: Any,
+        method: Method[Any],
         seed: int,
         clients_per_round: int,
         device: torch.device | str = "cpu",

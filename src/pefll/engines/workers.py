@@ -16,7 +16,7 @@ import torch
 from pefll.engines.cohort import Ids
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
-from pefll.methods.contract import Each, Everyone
+from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, map_tree
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
@@ -36,7 +36,7 @@ class Workers:
         processes: how many.
     """
 
-    def __init__(self, run_here: RunHere, method: Any, processes: int) -> None:
+    def __init__(self, run_here: RunHere, method: Method[Any], processes: int) -> None:
         # Its first use imports for seconds; once, here, instead of in every process.
         torch.func.grad(torch.square)(torch.zeros(()))
         context = multiprocessing.get_context("fork")
@@ -104,7 +104,7 @@ def _died() -> PefllError:
     return PefllError("a worker process ended unexpectedly (out of memory?); resume the run, or use --processes 1")
 
 
-def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, method: Any) -> None:
+def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, method: Method[Any]) -> None:
     # Copies of other workers' pipes came along with the fork; open, they would hide the server's end from them.
     for other in inherited:
         other.close()

@@ -22,9 +22,9 @@ from pefll.report import curves, descriptor_map, federation_picture, mean_and_st
 from pefll.run import Run, fit
 
 TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
-# Learning rates: the best of three or four on the validation samples of seen clients.
+# Learning rates: the best on the validation samples of seen clients (benchmarks/demo_grid.py).
 SETTINGS: dict[str, dict[str, Any]] = {
-    "local": {"client_lr": 0.02},
+    "local": {"client_lr": 5e-3},
     "fedavg": {"client_lr": 0.02, "local_steps": 10},
     "pefll": {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "linear"},
 }
@@ -79,19 +79,24 @@ def clients(seed: int) -> Federation:
     return make_federation(samples, partition=PARTITION, clients=CLIENTS, seed=seed, unseen=UNSEEN)
 
 
-def _train(folder: Path, method: str, seed: int, report: Callable[[str], None]) -> Run:
-    run = fit(
+def train_demo(method: str, seed: int, changes: dict[str, Any] | None = None, out: Path | None = None) -> Run:
+    """Train one of the demo's methods, with other hyper-parameters where `changes` names some."""
+    return fit(
         clients(seed),
         method,
         model="tiny",
         rounds=ROUNDS,
         seed=seed,
-        out=folder / "runs" / f"{method}-{seed}",
+        out=out,
         clients_per_round=PER_ROUND,
         eval_every=25,
         device="cpu",
-        **SETTINGS[method],
+        **SETTINGS[method] | (changes or {}),
     )
+
+
+def _train(folder: Path, method: str, seed: int, report: Callable[[str], None]) -> Run:
+    run = train_demo(method, seed, out=folder / "runs" / f"{method}-{seed}")
     best = run.summary["accuracy"]["best"]
     seen, unseen = (100 * best[group]["per_sample"] for group in ("seen", "unseen"))
     report(f"  {TITLES[method]}, seed {seed}: seen {seen:.1f}%, unseen {unseen:.1f}%")

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from pefll.errors import PefllError, unknown
-from pefll.methods.contract import Problem
+from pefll.methods.contract import Method, Problem
 from pefll.methods.fedavg import FedAvg
 from pefll.methods.local import Local
 from pefll.methods.pefll import PeFLL
 
 __all__ = ["METHODS", "FedAvg", "Local", "PeFLL", "Problem", "build_method", "hyperparameters", "typed_settings"]
 
-METHODS: dict[str, type[Any]] = {"pefll": PeFLL, "fedavg": FedAvg, "local": Local}
+METHODS: dict[str, Callable[..., Method[Any]]] = {"pefll": PeFLL, "fedavg": FedAvg, "local": Local}
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
     """Return the names and defaults of a method's hyper-parameters."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    return {field.name: field.default for field in dataclasses.fields(METHODS[name]) if field.name != "problem"}
+    fields = dataclasses.fields(METHODS[name])  # type: ignore[arg-type]
+    return {field.name: field.default for field in fields if field.name != "problem"}
 
 
-def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Any:
+def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:
     """Return a method with the given hyper-parameters; the others keep their defaults.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -99,6 +99,8 @@ class Method(Protocol[State]):
 
     Functions that run on clients take a `Client` first and are written for one client.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def problem(self) -> Problem:
