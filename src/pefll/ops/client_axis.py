@@ -1,0 +1,305 @@
+"""Operations with a client axis: written for one client, and under `torch.func.vmap` one kernel for all of them.
+
+Each is a `torch.library` operation that takes the client axis first, with a vmap rule that merges mapped axes into it,
+and an autograd function for one client around it. They are differentiable once. The kernels are Triton's; what they
+do not cover (other devices and types, grouped or dilated convolutions) is for `pefll.ops.blocks` to do plainly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from pefll.errors import PefllError
+from pefll.ops.geometry import Geometry
+from pefll.ops.precision import products
+
+# A batch up to this size fits into one program of the linear layer's backward kernel.
+MOST_SAMPLES = 128
+
+
+@cache
+def _compiled() -> bool:
+    return find_spec("triton") is not None
+
+
+def available(x: Tensor) -> bool:
+    """Return whether the kernels take this tensor: float32 on a CUDA device (or Triton's interpreter)."""
+    where = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return where and x.dtype == torch.float32 and _compiled()
+
+
+# The operations, all with a client axis.
+
+
+@custom_op("pefll::convolve", mutates_args=())
+def _convolve(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what pooling and ReLU let through."""
+    from pefll.ops.triton import convolution
+
+    y, route = convolution.forward(x, w, bias, _geometry(x, w, stride, padding, pool, relu), products())
+    return y.permute(0, 1, 4, 2, 3), route
+
+
+@custom_op("pefll::convolve_backward", mutates_args=())
+def _convolve_backward(
+    g: Tensor,
+    x: Tensor,
+    w: Tensor,
+    route: Tensor,
+    stride: int,
+    padding: int,
+    pool: int,
+    relu: bool,
+    wants_input: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
+    from pefll.ops.triton import convolution
+
+    s = _geometry(x, w, stride, padding, pool, relu)
+    g = g.permute(0, 1, 3, 4, 2).contiguous()
+    dw, db = convolution.weight_gradient(g, route, x, s, products())
+    if not wants_input:
+        return x.new_empty((len(x), 0)), dw, db
+    return convolution.input_gradient(g, route, w, s, products()).permute(0, 1, 4, 2, 3), dw, db
+
+
+def _geometry(x: Tensor, w: Tensor, stride: int, padding: int, pool: int, relu: bool) -> Geometry:
+    co, ci, kh, kw = w.shape[1:]
+    return Geometry(ci, x.shape[3], x.shape[4], co, kh, kw, stride, padding, pool, relu)
+
+
+@custom_op("pefll::linear", mutates_args=())
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """Map x [c, b, i] to [c, b, o]."""
+    from pefll.ops.triton import linear
+
+    return linear.forward(_rows(x), _rows(w), bias, relu, products())
+
+
+@custom_op("pefll::linear_backward", mutates_args=())
+def _linear_backward(
+    g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
+    from pefll.ops.triton import linear
+
+    dx, dw, db = linear.backward(_rows(g), y.contiguous(), _rows(x), _rows(w), relu, wants_input, products())
+    return dx if wants_input else x.new_empty((len(x), 0)), dw, db
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x [c, a, b] with each row contiguous, and rows in equal distances."""
+    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+@custom_op("pefll::cross_entropy", mutates_args=())
+def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted mean cross-entropy [c] of scores [c, b, classes], and its gradient."""
+    from pefll.ops.triton import pointwise
+
+    return pointwise.cross_entropy(scores.contiguous(), y.contiguous(), weight.contiguous())
+
+
+@custom_op("pefll::sgd", mutates_args=())
+def _sgd(
+    theta: Tensor,
+    velocity: Tensor | None,
+    gradient: Tensor,
+    active: Tensor | None,
+    lr: float,
+    momentum: float,
+    decay: float,
+    clip: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Return parameters and velocity, each [c, D], after one step."""
+    from pefll.ops.triton import pointwise
+
+    return pointwise.sgd(theta, velocity, gradient, active, lr, momentum, decay, clip)
+
+
+@custom_op("pefll::pixels", mutates_args=())
+def _pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return samples `rows` [c, b] of x [N, ci, h, w], scaled and shifted per channel, [c, b, ci, h, w]."""
+    from pefll.ops.triton import pointwise
+
+    return pointwise.pixels(x, rows.contiguous(), scale, shift).permute(0, 1, 4, 2, 3)
+
+
+# How they are mapped.
+
+
+def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> None:
+    """Register the vmap rule of an operation whose tensors (all but the `shared`) have the client axis first."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        def merge(place: int, value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if place in shared:
+                if dim is not None:
+                    raise PefllError("samples are shared by all clients of a federation, so they cannot be mapped")
+                return value
+            every = value.unsqueeze(0).expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            return every.flatten(0, 1)
+
+        merged = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
+        result = operation(*merged)
+        if isinstance(result, Tensor):
+            return result.unflatten(0, (info.batch_size, -1)), 0
+        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in result), (0,) * len(result)
+
+    operation.register_vmap(rule)
+
+
+for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd):
+    _merge_mapped_axis(_operation)
+_merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
+
+
+# For one client, with gradients.
+
+
+class _Once(torch.autograd.Function):
+    """A backward pass: it has no gradient of its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise PefllError("the CUDA kernels have no second derivatives; use the serial engine for this method")
+
+
+class _ConvolveBackward(_Once):
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, w: Tensor, route: Tensor, *numbers: Any) -> tuple[Tensor, Tensor, Tensor]:
+        parts = (part.unsqueeze(0) for part in (g, x, w, route))
+        dx, dw, db = _convolve_backward(*parts, *numbers)
+        return dx.squeeze(0), dw.squeeze(0), db.squeeze(0)
+
+
+class _Convolve(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
+        one = None if bias is None else bias.unsqueeze(0)
+        y, route = _convolve(x.unsqueeze(0), w.unsqueeze(0), one, *numbers)
+        return y.squeeze(0), route.squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs[:2], output[1])
+        ctx.numbers = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
+        wants_input, _, wants_bias = ctx.needs_input_grad[:3]
+        dx, dw, db = _ConvolveBackward.apply(g, *ctx.saved_tensors, *ctx.numbers, wants_input)
+        return dx if wants_input else None, dw, db if wants_bias else None, None, None, None, None
+
+
+class _LinearBackward(_Once):
+    @staticmethod
+    def forward(g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool) -> Any:
+        parts = (part.unsqueeze(0) for part in (g, y, x, w))
+        return tuple(part.squeeze(0) for part in _linear_backward(*parts, relu, wants_input))
+
+
+class _Linear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        one = None if bias is None else bias.unsqueeze(0)
+        return _linear(x.unsqueeze(0), w.unsqueeze(0), one, relu).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, w, _, relu = inputs
+        ctx.save_for_backward(output, x, w)
+        ctx.relu = relu
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        wants_input, _, wants_bias, _ = ctx.needs_input_grad
+        dx, dw, db = _LinearBackward.apply(g, *ctx.saved_tensors, ctx.relu, wants_input)
+        return dx if wants_input else None, dw, db if wants_bias else None, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        loss, gradient = _cross_entropy(scores.unsqueeze(0), y.unsqueeze(0), weight.unsqueeze(0))
+        return loss.squeeze(0), gradient.squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return g * gradient, None, None
+
+
+def convolve(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool
+) -> Tensor:
+    """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU."""
+    apply: Callable[..., Any] = _Convolve.apply
+    y: Tensor = apply(x, w, bias, stride, padding, pool, relu)[0]
+    return y
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """Return x [b, i] times w [o, i], plus bias [o], through ReLU."""
+    apply: Callable[..., Any] = _Linear.apply
+    y: Tensor = apply(x, w, bias, relu)
+    return y
+
+
+def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean cross-entropy [] of scores [b, classes] with labels y [b], weighted by `weight` [b]."""
+    apply: Callable[..., Any] = _CrossEntropy.apply
+    loss: Tensor = apply(scores, y, weight)[0]
+    return loss
+
+
+def sgd(
+    theta: Tensor,
+    velocity: Tensor | None,
+    gradient: Tensor,
+    active: Tensor | None,
+    lr: float,
+    momentum: float,
+    decay: float,
+    clip: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Return parameters and velocity [D] after one step of SGD; see `pefll.methods.local_sgd.SGD`."""
+    tensors = (None if part is None else part.unsqueeze(0) for part in (theta, velocity, gradient, active))
+    new_theta, new_velocity = _sgd(*tensors, lr, momentum, decay, clip)
+    return new_theta.squeeze(0), new_velocity.squeeze(0)
+
+
+def pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return samples `rows` [b] of x (uint8 [N, ci, h, w]) as float32 [b, ci, h, w], scaled and shifted per channel."""
+    taken: Tensor = _pixels(rows.unsqueeze(0), x, scale, shift).squeeze(0)
+    return taken

@@ -1,0 +1,404 @@
+"""Convolution + max-pool + bias + ReLU with a client axis, forwards and backwards, as Triton kernels.
+
+Activations lie in memory with channels last. Each pooled output looks at one *window* of the input: all pixels that any
+convolution position in its pooling cell looks at. A row of a tile is such a window, so each pixel is fetched once per
+window and not once per position; the columns are (position in the cell, output channel), and their filters, the
+*spread* weights, are zero where a position does not look. Tensor cores multiply by these zeros faster than
+memory would bring the pixels again.
+
+What pooling and ReLU let through is remembered in one byte per output, the `route`: which position of its cell won, or
+BLOCKED where ReLU gave zero. The convolution's own output never exists in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pefll.ops.geometry import Geometry
+
+BLOCKED = 255
+
+
+@triton.jit
+def _spread(
+    w, out, sw_c, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr,
+    WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the filters [co, ci, kh, kw] as [position, co, (wy, wx, ci)]."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    K: tl.constexpr = WH * WW * CI
+    SIZE: tl.constexpr = POOL * POOL * CO * K
+    k, co, place = at % K, (at // K) % CO, at // (K * CO)
+    ky = k // (WW * CI) - (place // POOL) * STRIDE
+    kx = (k // CI) % WW - (place % POOL) * STRIDE
+    looks = (at < SIZE) & (ky >= 0) & (ky < KH) & (kx >= 0) & (kx < KW)
+    value = tl.load(w + client * sw_c + ((co * CI + k % CI) * KH + ky) * KW + kx, mask=looks, other=0.0)
+    tl.store(out + client * SIZE + at, value, mask=at < SIZE)
+
+
+@triton.jit
+def _pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, VECTOR: tl.constexpr):
+    """Return row and column in the window, and the offset in x, of the window's elements k = (wy, wx, ci)."""
+    wy = k // (WW * CI)
+    wx = (k // CI) % WW
+    offset = wy * sx_h + wx * sx_w + (k % CI) * sx_k
+    if VECTOR > 1:  # CI is a multiple of VECTOR, and channels are neighbours in memory
+        wy = tl.max_constancy(wy, VECTOR)
+        wx = tl.max_constancy(wx, VECTOR)
+        offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
+    return wy, wx, offset
+
+
+@triton.jit
+def _corner(rows, PH: tl.constexpr, PW: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr):
+    """Return the sample of each output in `rows`, and where its window starts."""
+    b = rows // (PH * PW)
+    rest = rows % (PH * PW)
+    return b, (rest // PW) * STEP - PAD, (rest % PW) * STEP - PAD
+
+
+@triton.jit
+def _forward(
+    x, w, bias, y, route, B, sx_c, sx_b, sx_h, sx_w, sx_k, sb_c,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
+    PLACES: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.arange(0, PLACES * BN)
+    place, channel = n // BN, tl.program_id(1) * BN + n % BN
+    b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
+    start = b * sx_b + iy * sx_h + ix * sx_w
+    K: tl.constexpr = WH * WW * CI
+    x += client * sx_c
+    w += client * (POOL * POOL * CO * K)
+    column = (place * CO + channel) * K
+    real = (place < POOL * POOL) & (channel < CO)
+    total = tl.zeros([BM, PLACES * BN], tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, VECTOR)
+        inside = (b < B)[:, None] & (k < K)[None, :]
+        if PAD > 0:
+            jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
+            inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
+        a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
+        f = tl.load(w + column[None, :] + k[:, None], mask=(k < K)[:, None] & real[None, :], other=0.0)
+        if PRECISION == "bf16":
+            total = tl.dot(a.to(tl.bfloat16), f.to(tl.bfloat16), total)
+        else:
+            total = tl.dot(a, f, total, input_precision=PRECISION)
+    co = tl.program_id(1) * BN + tl.arange(0, BN)
+    if PLACES > 1:
+        if PLACES > POOL * POOL:
+            total = tl.where((place < POOL * POOL)[None, :], total, float("-inf"))
+        cells = tl.reshape(total, [BM, PLACES, BN])
+        value = tl.max(cells, axis=1)
+        winner = tl.argmax(cells, axis=1)
+    else:
+        value = total
+        winner = tl.zeros([BM, BN], tl.int32)
+    if BIAS:
+        value += tl.load(bias + client * sb_c + co, mask=co < CO, other=0.0)[None, :]
+    if RELU:
+        winner = tl.where(value <= 0, 255, winner)
+        value = tl.where(value <= 0, 0.0, value)  # not maximum, which would hide NaN
+    inside = (rows < B * PH * PW)[:, None] & (co < CO)[None, :]
+    out = (client * B * PH * PW + rows)[:, None] * CO + co[None, :]
+    tl.store(y + out, value, mask=inside)
+    if RELU or PLACES > 1:
+        tl.store(route + out, winner.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _weight_gradient(
+    x, g, route, partial, B, C, sx_c, sx_b, sx_h, sx_w, sx_k, ROWS: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
+    PLACES: tl.constexpr, ROUTED: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CO_BLOCKS: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """Write this program's share of the gradient of the spread weights; the row after the last is of the bias."""
+    k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
+    n = tl.arange(0, PLACES * BN)
+    place, channel = n // BN, (tl.program_id(0) % CO_BLOCKS) * BN + n % BN
+    split = tl.program_id(1)
+    client = tl.program_id(2).to(tl.int64)
+    K: tl.constexpr = WH * WW * CI
+    wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, VECTOR)
+    x += client * sx_c
+    g += client * B * PH * PW * CO
+    route += client * B * PH * PW * CO
+    total = tl.zeros([BK, PLACES * BN], tl.float32)
+    for row in range(0, ROWS, BM):
+        rows = split * ROWS + row + tl.arange(0, BM)
+        b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
+        start = b * sx_b + iy * sx_h + ix * sx_w
+        if TURNED:
+            inside = (b < B)[None, :] & (k < K)[:, None]
+            if PAD > 0:
+                jy, jx = iy[None, :] + wy[:, None], ix[None, :] + wx[:, None]
+                inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
+            a = tl.load(x + start[None, :] + offset[:, None], mask=inside, other=0.0)
+            a = tl.where((k == K)[:, None], 1.0, a)
+        else:
+            inside = (b < B)[:, None] & (k < K)[None, :]
+            if PAD > 0:
+                jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
+                inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
+            a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
+            a = tl.trans(tl.where((k == K)[None, :], 1.0, a))
+        out = rows[:, None] * CO + channel[None, :]
+        valid = (b < B)[:, None] & (channel < CO)[None, :]
+        d = tl.load(g + out, mask=valid, other=0.0)
+        if ROUTED:
+            way = tl.load(route + out, mask=valid, other=255)
+            d = tl.where(way.to(tl.int32) == place[None, :], d, 0.0)
+        if PRECISION == "bf16":
+            total = tl.dot(a.to(tl.bfloat16), d.to(tl.bfloat16), total)
+        else:
+            total = tl.dot(a, d, total, input_precision=PRECISION)
+    partial += (split.to(tl.int64) * C + client) * ((K + 1) * POOL * POOL * CO)
+    at = k[:, None] * (POOL * POOL * CO) + (place * CO + channel)[None, :]
+    tl.store(partial + at, total, mask=(k <= K)[:, None] & ((place < POOL * POOL) & (channel < CO))[None, :])
+
+
+@triton.jit
+def _gather_up(
+    partial, dw, db, C, SPLITS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    co, k = at % CO, at // CO  # neighbours read neighbours
+    ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI
+    is_weight, is_bias = k < KH * KW * CI, k == KH * KW * CI
+    K: tl.constexpr = WH * WW * CI
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(SPLITS):
+        share = partial + (split * C + client) * ((K + 1) * POOL * POOL * CO)
+        for place in tl.static_range(POOL * POOL):
+            wy, wx = ky + (place // POOL) * STRIDE, kx + (place % POOL) * STRIDE
+            row = tl.where(is_bias, K, (wy * WW + wx) * CI + ci)
+            total += tl.load(share + (row * POOL * POOL + place) * CO + co, mask=is_weight | is_bias, other=0.0)
+    tl.store(dw + client * (KH * KW * CI * CO) + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=is_weight)
+    tl.store(db + client * CO + co, total, mask=is_bias)
+
+
+@triton.jit
+def _spread_back(
+    w, out, sw_c, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr,
+    PAD: tl.constexpr, POOL: tl.constexpr, SIDE: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
+    CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the filters [co, ci, kh, kw] as [cell, position, pixel of the block, ci, co], zero where none leads."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    SIZE: tl.constexpr = CELLS_Y * CELLS_X * POOL * POOL * SIDE * SIDE * CI * CO
+    co, ci = at % CO, (at // CO) % CI
+    pixel = (at // (CO * CI)) % (SIDE * SIDE)
+    place = (at // (CO * CI * SIDE * SIDE)) % (POOL * POOL)
+    cell = at // (CO * CI * SIDE * SIDE * POOL * POOL)
+    ky = pixel // SIDE + PAD - ((FIRST_Y + cell // CELLS_X) * POOL + place // POOL) * STRIDE
+    kx = pixel % SIDE + PAD - ((FIRST_X + cell % CELLS_X) * POOL + place % POOL) * STRIDE
+    leads = (at < SIZE) & (ky >= 0) & (ky < KH) & (kx >= 0) & (kx < KW)
+    value = tl.load(w + client * sw_c + ((co * CI + ci) * KH + ky) * KW + kx, mask=leads, other=0.0)
+    tl.store(out + client * SIZE + at, value, mask=at < SIZE)
+
+
+@triton.jit
+def _input_gradient(
+    g, route, w, dx, B,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    POOL: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
+    CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
+    ROUTED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
+
+    All pixels of a block look back at the same few pooling cells; each cell's gradient is fetched once, and each of its
+    positions is one product with the filters that lead from it to the block's pixels.
+    """
+    client = tl.program_id(2).to(tl.int64)
+    BH: tl.constexpr = (H + SIDE - 1) // SIDE
+    BW: tl.constexpr = (W + SIDE - 1) // SIDE
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    b, rest = rows // (BH * BW), rows % (BH * BW)
+    ry, rx = rest // BW, rest % BW
+    n = tl.arange(0, SIDE * SIDE * BN)
+    pixel, ci = n // BN, tl.program_id(1) * BN + n % BN
+    qy, qx = pixel // SIDE, pixel % SIDE
+    g += client * B * PH * PW * CO
+    route += client * B * PH * PW * CO
+    w += client * (CELLS_Y * CELLS_X * POOL * POOL * SIDE * SIDE * CI * CO)
+    BLOCKS: tl.constexpr = (CO + BK - 1) // BK
+    total = tl.zeros([BM, SIDE * SIDE * BN], tl.float32)
+    for step in range(CELLS_Y * CELLS_X * BLOCKS):
+        cell = step // BLOCKS
+        co = (step % BLOCKS) * BK + tl.arange(0, BK)
+        py, px = R * ry + FIRST_Y + cell // CELLS_X, R * rx + FIRST_X + cell % CELLS_X
+        here = (b < B) & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
+        out = ((b * PH + py) * PW + px)[:, None] * CO + co[None, :]
+        valid = here[:, None] & (co < CO)[None, :]
+        d = tl.load(g + out, mask=valid, other=0.0)
+        if ROUTED:
+            way = tl.load(route + out, mask=valid, other=255).to(tl.int32)
+        for place in tl.static_range(POOL * POOL):
+            at = ((cell * POOL * POOL + place) * SIDE * SIDE * CI + pixel * CI + ci) * CO
+            f = tl.load(w + at[None, :] + co[:, None], mask=(ci < CI)[None, :] & (co < CO)[:, None], other=0.0)
+            e = tl.where(way == place, d, 0.0) if ROUTED else d
+            if PRECISION == "bf16":
+                total = tl.dot(e.to(tl.bfloat16), f.to(tl.bfloat16), total)
+            else:
+                total = tl.dot(e, f, total, input_precision=PRECISION)
+    iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
+    out = ((client * B + b[:, None]) * H + iy) * W + ix
+    real = (b < B)[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
+    tl.store(dx + out * CI + ci[None, :], total, mask=real)
+
+
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:
+    """Return outputs and routes, both [c, b, ph, pw, co].
+
+    Args:
+        x: [c, b, ci, h, w], in any layout.
+        w: [c, co, ci, kh, kw], each client's contiguous.
+        bias: [c, co], or None.
+        geometry: of the convolution.
+        precision: of products: ieee, tf32 or bf16.
+    """
+    s = geometry
+    clients, samples = x.shape[:2]
+    spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * s.ci))
+    grid = (triton.cdiv(spread[0].numel(), 1024), clients)
+    _spread[grid](
+        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=1024, num_warps=4
+    )
+    y = x.new_empty((clients, samples, s.ph, s.pw, s.co))
+    route = torch.empty(y.shape if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
+    places = triton.next_power_of_2(s.pool**2)
+    rows = samples * s.ph * s.pw
+    bm, bn, bk, warps, stages = _forward_tile(s, clients, rows)
+    grid = (triton.cdiv(rows, bm), triton.cdiv(s.co, bn), clients)
+    _forward[grid](
+        x, spread, x if bias is None else bias, y, route, samples, *_strides(x),
+        0 if bias is None else bias.stride(0), s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw,
+        s.pool, places, s.relu, bias is not None, _vector(x, s), precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
+        num_stages=stages,
+    )  # fmt: skip
+    return y, route
+
+
+def weight_gradient(
+    g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, precision: str
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
+
+    Args:
+        g: of the output, [c, b, ph, pw, co], contiguous.
+        route: from `forward`.
+        x: [c, b, ci, h, w], in any layout.
+        geometry: of the convolution.
+        precision: of products.
+    """
+    s = geometry
+    clients, samples = x.shape[:2]
+    places = triton.next_power_of_2(s.pool**2)
+    window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
+    bm, bn, bk, warps, stages, programs, turned = _weight_tile(s, clients, rows)
+    blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
+    chunks = triton.cdiv(rows, bm)
+    splits = max(1, min(chunks, triton.cdiv(programs, blocks * clients)))
+    each = triton.cdiv(chunks, splits)
+    splits = triton.cdiv(chunks, each)
+    partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
+    dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
+    db = x.new_empty((clients, s.co))
+    _weight_gradient[(blocks, splits, clients)](
+        x, g, route, partial, samples, clients, *_strides(x), each * bm,
+        s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, places, s.routed,
+        _vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn), TURNED=turned,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    block = 256
+    grid = (triton.cdiv((s.kh * s.kw * s.ci + 1) * s.co, block), clients)
+    _gather_up[grid](
+        partial, dw, db, clients, splits, s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=block, num_warps=4
+    )
+    return dw, db
+
+
+def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, precision: str) -> Tensor:
+    """Return the gradient of x as [c, b, h, w, ci].
+
+    Args:
+        g: of the output, [c, b, ph, pw, co], contiguous.
+        route: from `forward`.
+        w: [c, co, ci, kh, kw], each client's contiguous.
+        geometry: of the convolution.
+        precision: of products.
+    """
+    s = geometry
+    clients, samples = g.shape[:2]
+    dx = g.new_empty((clients, samples, s.h, s.w, s.ci))
+    bm, bn, bk, warps, stages, side = _input_tile(s, clients, samples)
+    step = s.stride * s.pool
+    first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
+    last = (side - 1 + s.padding) // step
+    cells = last - first_y + 1, last - first_x + 1
+    spread = g.new_empty((clients, *cells, s.pool**2, side**2, s.ci, s.co))
+    _spread_back[(triton.cdiv(spread[0].numel(), 1024), clients)](
+        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, side, first_y, first_x, *cells,
+        BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    rows = samples * triton.cdiv(s.h, side) * triton.cdiv(s.w, side)
+    grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
+    _input_gradient[grid](
+        g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, side, side // step, first_y, first_x,
+        *cells, s.routed, precision, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dx
+
+
+def _side(size: int, most: int = 64) -> int:
+    """Return the side of a tile over `size` channels: a power of two that tensor cores take."""
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+# Sizes of tiles (rows, channels, inner), warps and stages.
+
+
+def _forward_tile(s: Geometry, clients: int, rows: int) -> tuple[int, int, int, int, int]:
+    places = triton.next_power_of_2(s.pool**2)
+    return 64, _side(s.co, max(16, 128 // places)), 32, 4, 3
+
+
+def _weight_tile(s: Geometry, clients: int, rows: int) -> tuple[int, int, int, int, int, int, bool]:
+    places = triton.next_power_of_2(s.pool**2)
+    return 64, _side(s.co, max(16, 128 // places)), 64, 4, 3, 4 * 132, False
+
+
+def _input_tile(s: Geometry, clients: int, samples: int) -> tuple[int, int, int, int, int, int]:
+    side = triton.next_power_of_2(s.stride * s.pool)
+    if side % (s.stride * s.pool):
+        raise ValueError("pooling and stride must be powers of two")
+    return 64, _side(s.ci, max(16, 128 // side**2)), _side(s.co, 32), 4, 3, side
+
+
+def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
+    """Return the strides of client, sample, row, column and channel of x [c, b, ci, h, w]."""
+    client, sample, channel, row, column = x.stride()
+    return client, sample, row, column, channel
+
+
+def _vector(x: Tensor, geometry: Geometry) -> int:
+    """Return how many neighbours in a window are neighbours in memory, at places that are multiples of it."""
+    whole = geometry.ci % 4 == 0 and x.stride(2) == 1 and all(x.stride(axis) % 4 == 0 for axis in (0, 1, 3, 4))
+    return 4 if whole and x.data_ptr() % 16 == 0 else 1

@@ -1,0 +1,146 @@
+"""Linear layers with a client axis, with bias and ReLU, forwards and backwards, as Triton kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_SAMPLES = 128  # of a batch that the backward kernel holds at once
+
+
+@triton.jit
+def _forward(
+    x, w, bias, y, B, sx_c, sx_b, sw_c, sb_c, I: tl.constexpr, O: tl.constexpr,
+    RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    b = tl.program_id(1) * BB + tl.arange(0, BB)
+    o = tl.program_id(0) * BO + tl.arange(0, BO)
+    x += client * sx_c
+    w += client * sw_c
+    total = tl.zeros([BB, BO], tl.float32)
+    for i0 in range(0, I, BI):
+        i = i0 + tl.arange(0, BI)
+        a = tl.load(x + b[:, None] * sx_b + i[None, :], mask=(b < B)[:, None] & (i < I)[None, :], other=0.0)
+        f = tl.load(w + o[None, :] * I + i[:, None], mask=(o < O)[None, :] & (i < I)[:, None], other=0.0)
+        if PRECISION == "bf16":
+            total = tl.dot(a.to(tl.bfloat16), f.to(tl.bfloat16), total)
+        else:
+            total = tl.dot(a, f, total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + client * sb_c + o, mask=o < O, other=0.0)[None, :]
+    if RELU:
+        total = tl.where(total <= 0, 0.0, total)
+    out = (client * B + b)[:, None] * O + o[None, :]
+    tl.store(y + out, total, mask=(b < B)[:, None] & (o < O)[None, :])
+
+
+@triton.jit
+def _backward(
+    g, y, x, w, dx, dw, db, B, sg_c, sg_b, sx_c, sx_b, sw_c, I: tl.constexpr, O: tl.constexpr,
+    RELU: tl.constexpr, INPUT: tl.constexpr, PRECISION: tl.constexpr,
+    BB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    """One program has all samples and all outputs of some inputs: it makes its columns of dx and of dw."""
+    client = tl.program_id(1).to(tl.int64)
+    b = tl.arange(0, BB)
+    i = tl.program_id(0) * BI + tl.arange(0, BI)
+    g += client * sg_c
+    y += client * B * O
+    w += client * sw_c
+    a = tl.load(x + client * sx_c + b[:, None] * sx_b + i[None, :], mask=(b < B)[:, None] & (i < I)[None, :], other=0.0)
+    total = tl.zeros([BB, BI], tl.float32)
+    for o0 in range(0, O, BO):
+        o = o0 + tl.arange(0, BO)
+        valid = (b < B)[:, None] & (o < O)[None, :]
+        d = tl.load(g + b[:, None] * sg_b + o[None, :], mask=valid, other=0.0)
+        if RELU:
+            d = tl.where(tl.load(y + b[:, None] * O + o[None, :], mask=valid, other=0.0) > 0, d, 0.0)
+        inside = (o < O)[:, None] & (i < I)[None, :]
+        if PRECISION == "bf16":
+            change = tl.dot(tl.trans(d).to(tl.bfloat16), a.to(tl.bfloat16))
+        else:
+            change = tl.dot(tl.trans(d), a, input_precision=PRECISION)
+        tl.store(dw + client * (O * I) + o[:, None] * I + i[None, :], change, mask=inside)
+        if tl.program_id(0) == 0:
+            tl.store(db + client * O + o, tl.sum(d, axis=0), mask=o < O)
+        if INPUT:
+            f = tl.load(w + o[:, None] * I + i[None, :], mask=inside, other=0.0)
+            if PRECISION == "bf16":
+                total = tl.dot(d.to(tl.bfloat16), f.to(tl.bfloat16), total)
+            else:
+                total = tl.dot(d, f, total, input_precision=PRECISION)
+    if INPUT:
+        out = (client * B + b)[:, None] * I + i[None, :]
+        tl.store(dx + out, total, mask=(b < B)[:, None] & (i < I)[None, :])
+
+
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool, precision: str) -> Tensor:
+    """Return [c, b, o].
+
+    Args:
+        x: [c, b, i], inputs of a sample contiguous.
+        w: [c, o, i], each client's contiguous.
+        bias: [c, o], or None.
+        relu: whether ReLU follows.
+        precision: of products: ieee, tf32 or bf16.
+    """
+    clients, samples, inputs = x.shape
+    outputs = w.shape[1]
+    y = x.new_empty((clients, samples, outputs))
+    bb, bo, bi, warps, stages = _forward_tile(clients, samples, inputs, outputs)
+    grid = (triton.cdiv(outputs, bo), triton.cdiv(samples, bb), clients)
+    _forward[grid](
+        x, w, x if bias is None else bias, y, samples, x.stride(0), x.stride(1), w.stride(0),
+        0 if bias is None else bias.stride(0), inputs, outputs, relu, bias is not None, precision,
+        BB=bb, BO=bo, BI=bi, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+def backward(
+    g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x [c, b, i] (empty where not wanted), w [c, o, i] and bias [c, o].
+
+    Args:
+        g: of the output, [c, b, o], outputs of a sample contiguous.
+        y: the output, [c, b, o], contiguous; looked at only with ReLU.
+        x: [c, b, i], inputs of a sample contiguous; b is at most MOST_SAMPLES.
+        w: [c, o, i], each client's contiguous.
+        relu: whether ReLU followed.
+        wants_input: whether the gradient of x is needed.
+        precision: of products.
+    """
+    clients, samples, inputs = x.shape
+    outputs = w.shape[1]
+    dx = x.new_empty((clients, samples, inputs) if wants_input else (0,))
+    dw = x.new_empty((clients, outputs, inputs))
+    db = x.new_empty((clients, outputs))
+    bo, bi, warps, stages = _backward_tile(clients, samples, inputs, outputs)
+    grid = (triton.cdiv(inputs, bi), clients)
+    _backward[grid](
+        g, y, x, w, dx, dw, db, samples, g.stride(0), g.stride(1), x.stride(0), x.stride(1), w.stride(0),
+        inputs, outputs, relu, wants_input, precision,
+        BB=max(16, triton.next_power_of_2(samples)), BO=bo, BI=bi,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dx, dw, db
+
+
+def _side(size: int, most: int) -> int:
+    """Return the side of a tile: a power of two that tensor cores take."""
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+# Sizes of tiles, warps and stages.
+
+
+def _forward_tile(clients: int, samples: int, inputs: int, outputs: int) -> tuple[int, int, int, int, int]:
+    return _side(samples, 64), 16 if clients * outputs <= 16 * 264 else 32, _side(inputs, 128), 4, 3
+
+
+def _backward_tile(clients: int, samples: int, inputs: int, outputs: int) -> tuple[int, int, int, int]:
+    return _side(outputs, 32), 32 if clients * inputs <= 64 * 132 else 64, 4, 2

@@ -1,0 +1,167 @@
+"""Small things with a client axis that would each take many kernels: the loss, a step of SGD, a batch of pixels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+_SHARES = 64  # parts that a client's squared gradient norm is summed in
+
+
+@triton.jit
+def _cross_entropy(
+    scores, y, weight, loss, gradient, ss_c, sy_c, sw_c,
+    B: tl.constexpr, C: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BC)
+    whole = tl.zeros([BB], tl.float32)
+    for b0 in range(0, B, BB):
+        b = b0 + tl.arange(0, BB)
+        whole += tl.load(weight + client * sw_c + b, mask=b < B, other=0.0)
+    samples = tl.sum(whole)
+    total = tl.zeros([BB], tl.float32)
+    for b0 in range(0, B, BB):
+        b = b0 + tl.arange(0, BB)
+        valid = (b < B)[:, None] & (c < C)[None, :]
+        z = tl.load(scores + client * ss_c + b[:, None] * C + c[None, :], mask=valid, other=float("-inf"))
+        label = tl.load(y + client * sy_c + b, mask=b < B, other=0)
+        share = tl.load(weight + client * sw_c + b, mask=b < B, other=0.0) / samples
+        most = tl.max(z, axis=1)
+        most = tl.where(b < B, most, 0.0)
+        exponent = tl.exp(z - most[:, None])
+        sums = tl.sum(exponent, axis=1)
+        is_label = c[None, :] == label[:, None]
+        of_label = tl.sum(tl.where(is_label & valid, z, 0.0), axis=1)
+        total += tl.where(b < B, share * (tl.log(sums) + most - of_label), 0.0)
+        d = share[:, None] * (exponent / sums[:, None] - tl.where(is_label, 1.0, 0.0))
+        tl.store(gradient + (client * B + b)[:, None] * C + c[None, :], d, mask=valid)
+    tl.store(loss + client, tl.sum(total))
+
+
+@triton.jit
+def _squares(g, partial, sg_c, D: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr):
+    client = tl.program_id(1).to(tl.int64)
+    share = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, D, SHARES * BLOCK):
+        at = start + share * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(g + client * sg_c + at, mask=at < D, other=0.0)
+        total += value * value
+    tl.store(partial + client * SHARES + share, tl.sum(total))
+
+
+@triton.jit
+def _sgd(
+    theta, velocity, g, partial, active, new_theta, new_velocity, D, st_c, sv_c, sg_c, lr, momentum, decay, clip,
+    CLIP: tl.constexpr, FIRST: tl.constexpr, MASKED: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < D
+    d = tl.load(g + client * sg_c + at, mask=there, other=0.0)
+    if CLIP:
+        norm = tl.sqrt(tl.sum(tl.load(partial + client * SHARES + tl.arange(0, SHARES))))
+        scale = clip / (norm + 1e-6)
+        d *= tl.where(scale >= 1.0, 1.0, scale)  # NaN stays NaN
+    t = tl.load(theta + client * st_c + at, mask=there, other=0.0)
+    v = d + decay * t
+    if not FIRST:
+        v += momentum * tl.load(velocity + client * sv_c + at, mask=there, other=0.0)
+    change = lr * v
+    if MASKED:
+        change = tl.where(tl.load(active + client) != 0, change, 0.0)
+    tl.store(new_velocity + client * D + at, v, mask=there)
+    tl.store(new_theta + client * D + at, t - change, mask=there)
+
+
+@triton.jit
+def _pixels(x, rows, scale, shift, out, SIZE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """One program per sample and block of it; stored channels first, written channels last."""
+    sample = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel, pixel = at % CHANNELS, at // CHANNELS
+    there = at < SIZE
+    row = tl.load(rows + sample)
+    value = tl.load(x + row * SIZE + channel * PIXELS + pixel, mask=there, other=0).to(tl.float32)
+    factor = tl.load(scale + channel, mask=there, other=0.0)
+    value = value * factor + tl.load(shift + channel, mask=there, other=0.0)
+    tl.store(out + sample * SIZE + at, value, mask=there)
+
+
+def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted mean cross-entropy [c] and its gradient [c, b, classes].
+
+    Args:
+        scores: [c, b, classes], each client's contiguous.
+        y: int64 [c, b], each client's contiguous.
+        weight: [c, b], each client's contiguous.
+    """
+    clients, samples, classes = scores.shape
+    loss = scores.new_empty(clients)
+    gradient = scores.new_empty(scores.shape)
+    wide = max(16, triton.next_power_of_2(classes))
+    _cross_entropy[(clients,)](
+        scores, y, weight, loss, gradient, scores.stride(0), y.stride(0), weight.stride(0), samples, classes,
+        BB=min(triton.next_power_of_2(samples), max(1, 8192 // wide)), BC=wide, num_warps=4,
+    )  # fmt: skip
+    return loss, gradient
+
+
+def sgd(
+    theta: Tensor,
+    velocity: Tensor | None,
+    gradient: Tensor,
+    active: Tensor | None,
+    lr: float,
+    momentum: float,
+    decay: float,
+    clip: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Return parameters and velocity [c, D] after one step of SGD.
+
+    Args:
+        theta: [c, D], each client's contiguous.
+        velocity: [c, D], likewise; None before the first step.
+        gradient: [c, D], likewise.
+        active: bool [c], which clients take the step; None for all.
+        lr: learning rate.
+        momentum: of the velocity.
+        decay: weight decay.
+        clip: the gradient's norm is cut to this.
+    """
+    clients, size = theta.shape
+    new_theta, new_velocity = theta.new_empty(theta.shape), theta.new_empty(theta.shape)
+    partial = theta.new_empty((clients, _SHARES) if clip is not None else (1,))
+    if clip is not None:
+        _squares[(_SHARES, clients)](gradient, partial, gradient.stride(0), size, _SHARES, _BLOCK, num_warps=4)
+    v = gradient if velocity is None else velocity
+    _sgd[(triton.cdiv(size, _BLOCK), clients)](
+        theta, v, gradient, partial, theta if active is None else active, new_theta, new_velocity, size,
+        theta.stride(0), v.stride(0), gradient.stride(0), lr, momentum, decay, 0.0 if clip is None else clip,
+        CLIP=clip is not None, FIRST=velocity is None, MASKED=active is not None, SHARES=_SHARES, BLOCK=_BLOCK,
+        num_warps=4,
+    )  # fmt: skip
+    return new_theta, new_velocity
+
+
+def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return samples `rows` of x, scaled and shifted per channel, as float32 [c, b, h, w, channels].
+
+    Args:
+        x: uint8 [N, channels, h, w], contiguous.
+        rows: int64 [c, b], contiguous.
+        scale: [channels].
+        shift: [channels].
+    """
+    channels, height, width = x.shape[1:]
+    out = torch.empty((*rows.shape, height, width, channels), dtype=torch.float32, device=x.device)
+    size = channels * height * width
+    block = min(1024, triton.next_power_of_2(size))
+    grid = (rows.numel(), triton.cdiv(size, block))
+    _pixels[grid](x, rows, scale, shift, out, size, height * width, channels, BLOCK=block, num_warps=4)
+    return out
