@@ -102,4 +102,6 @@ class Client:
     def _take(self, place: Tensor, weight: Tensor) -> Batch:
         # Padding of a split that ends with the arrays may point past their end.
         rows = self.federation.rows[place.clamp(max=len(self.federation.rows) - 1)]
-        return Batch(self.federation.prepare(self.federation.x[rows], self.dtype), self.federation.y[rows], weight)
+        # `index_select` copies whole samples where indexing would copy number by number.
+        x = self.federation.x.index_select(0, rows)
+        return Batch(self.federation.prepare(x, self.dtype), self.federation.y.index_select(0, rows), weight)

@@ -19,6 +19,7 @@ from pefll.methods.local_sgd import SGD, clipped, descend
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
+from pefll.ops.alone import pull_back
 
 
 class Server(NamedTuple):
@@ -195,9 +196,7 @@ class PeFLL:
 
     def describe_backward(self, client: Client, eta_v: Tensor, d_v: Tensor) -> Tensor:
         """Pull Δv back to Δη_v [E]; the batch is drawn again, so nothing was remembered since `describe`."""
-        _, pullback = vjp(lambda eta: self.describe(client, eta), eta_v)  # type: ignore[misc]
-        (d_eta_v,) = pullback(d_v)
-        return d_eta_v  # type: ignore[no-any-return]
+        return pull_back(lambda eta: self.describe(client, eta), eta_v, d_v)
 
     def adapt(self, client: Client, theta: Tensor) -> Tensor:
         """Run k steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pefll import randomness
 from pefll.errors import PefllError
+from pefll.models.fused import fused
 
 
 class Network:
@@ -29,6 +30,7 @@ class Network:
     def __init__(self, module: nn.Module) -> None:
         refuse_changing_state(module)
         self.module = module
+        self._fused = fused(module)
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = [parameter.shape for parameter in module.parameters()]
         self._sizes = [parameter.numel() for parameter in module.parameters()]
@@ -40,7 +42,7 @@ class Network:
     def __call__(self, parameters: Tensor, *inputs: Tensor) -> Tensor:
         """Evaluate the module with the weights in `parameters` [size]."""
         values = self.unflatten(parameters) | self._constants(parameters)
-        output: Tensor = torch.func.functional_call(self.module, values, inputs)
+        output: Tensor = torch.func.functional_call(self._fused, values, inputs)
         return output
 
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""The operations that networks are made of, written for one client and mapped over many."""
