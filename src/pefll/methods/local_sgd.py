@@ -32,8 +32,12 @@ def clipped(gradient: Tensor, limit: float | None) -> Tensor:
     """Return the gradient, scaled so that its norm is at most `limit`."""
     if limit is None:
         return gradient
-    norm = gradient.square().sum().sqrt()
-    return gradient * (limit / (norm + 1e-6)).clamp(max=1.0)
+    return gradient * shrinkage(torch.linalg.vector_norm(gradient), limit)
+
+
+def shrinkage(norm: Tensor, limit: float) -> Tensor:
+    """Return the factor, at most 1, that brings a norm [] down to `limit`."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
 
 
 def descend(
