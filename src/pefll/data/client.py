@@ -30,12 +30,12 @@ class Batch(NamedTuple):
     weight: Tensor
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of [b, ...] values over the samples, without the padding."""
+        """Return the mean of values [b] or [b, n] over the samples, without the padding."""
         return self.sum(values) / self.weight.sum()
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of [b, ...] values over the samples, without the padding."""
-        return torch.einsum("b,b...->...", self.weight, values)
+        """Return the sum of values [b] or [b, n] over the samples, without the padding."""
+        return torch.matmul(self.weight, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +79,9 @@ class Client:
         else:
             draws = randomness.spread(randomness.key(self.seed, purpose, self.round, self.id), steps)
             chosen = randomness.choose(draws, self.count[TRAIN], width)
+        rows = self._rows(self.offset[TRAIN] + chosen)
         for step in range(steps):
-            yield self._take(self.offset[TRAIN] + chosen[step], weight)
+            yield self._take(rows[step], weight)
 
     def everything(self, split: int = TRAIN) -> Iterator[Batch]:
         """Yield all samples of a split in blocks."""
@@ -89,7 +90,7 @@ class Client:
             place = torch.arange(start, stop, device=self.count.device)
             weight = (place < self.count[split]).to(self.dtype)
             inside = torch.minimum(place, (self.count[split] - 1).clamp(min=0))
-            yield self._take(self.offset[split] + inside, weight)
+            yield self._take(self._rows(self.offset[split] + inside), weight)
 
     def has_class(self) -> Tensor:
         """Return which classes occur among the training labels, bool [classes]."""
@@ -99,7 +100,11 @@ class Client:
         names = torch.arange(self.federation.classes, device=self.count.device)
         return (labels[:, None] == names).any(dim=0)
 
-    def _take(self, place: Tensor, weight: Tensor) -> Batch:
+    def _rows(self, place: Tensor) -> Tensor:
         # Padding of a split that ends with the arrays may point past their end.
-        rows = self.federation.rows[place.clamp(max=len(self.federation.rows) - 1)]
-        return Batch(self.federation.prepare(self.federation.x[rows], self.dtype), self.federation.y[rows], weight)
+        return self.federation.rows[place.clamp(max=len(self.federation.rows) - 1)]
+
+    def _take(self, rows: Tensor, weight: Tensor) -> Batch:
+        # `index_select` copies whole samples where indexing would copy number by number.
+        x = self.federation.x.index_select(0, rows)
+        return Batch(self.federation.prepare(x, self.dtype), self.federation.y.index_select(0, rows), weight)

@@ -246,7 +246,7 @@ class Federation:
                 )
             return x.to(dtype)
         scale, shift = self._affine(dtype)
-        return x.to(dtype) * scale + shift
+        return x.to(dtype, copy=True).mul_(scale).add_(shift)
 
     def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         # Kept on the device: a copy from the host inside a CUDA graph is not allowed.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pefll.engines.cohort import Ids
+from pefll.engines.cohort import Ids, TorchSettings
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method
@@ -112,7 +112,7 @@ def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, met
     # gone, however it went, the pipe ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    TorchSettings.take()
     kinds: dict[str, Callable[[Tree], Everyone | Each]] = {"each": Each, "everyone": Everyone}
     while True:
         try:

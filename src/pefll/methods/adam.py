@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
+BLOCK = 1 << 15
 
 
 class Moments(NamedTuple):
@@ -32,6 +33,16 @@ def adam(parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, l
         step: int64 [], 1 for the first step.
         lr: learning rate.
     """
+    if parameters.device.type != "cpu":
+        return _adam(parameters, gradient, moments, step, lr)
+    # In blocks that stay in a core's cache from one operation to the next; a hypernetwork's weights would not.
+    vectors = [torch.split(vector, BLOCK) for vector in (parameters, gradient, *moments)]
+    blocks = [_adam(p, g, Moments(*m), step, lr) for p, g, *m in zip(*vectors, strict=True)]
+    changed, after = zip(*blocks, strict=True)
+    return torch.cat(changed), Moments(*(torch.cat(parts) for parts in zip(*after, strict=True)))
+
+
+def _adam(parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, lr: float) -> tuple[Tensor, Moments]:
     first = FIRST_DECAY * moments.first + (1 - FIRST_DECAY) * gradient
     second = SECOND_DECAY * moments.second + (1 - SECOND_DECAY) * gradient.square()
     count = step.to(parameters.dtype)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from pefll.ops.alone import gradient, is_constant
 
 
 class SGD(NamedTuple):
@@ -29,8 +32,12 @@ def clipped(gradient: Tensor, limit: float | None) -> Tensor:
     """Return the gradient, scaled so that its norm is at most `limit`."""
     if limit is None:
         return gradient
-    norm = gradient.square().sum().sqrt()
-    return gradient * (limit / (norm + 1e-6)).clamp(max=1.0)
+    return gradient * shrinkage(torch.linalg.vector_norm(gradient), limit)
+
+
+def shrinkage(norm: Tensor, limit: float) -> Tensor:
+    """Return the factor, at most 1, that brings a norm [] down to `limit`."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
 
 
 def descend(
@@ -52,13 +59,26 @@ def descend(
     Returns:
         [D].
     """
-    gradient_of = torch.func.grad(loss)
+    if is_constant(theta):
+        return _descend_alone(loss, theta, batches, sgd, None if steps is None else int(steps))
     velocity = torch.zeros_like(theta)
     for index, batch in enumerate(batches):
-        gradient = clipped(gradient_of(theta, batch), sgd.clip) + sgd.decay * theta
-        velocity = sgd.momentum * velocity + gradient
+        of_theta = clipped(gradient(loss, theta, batch), sgd.clip) + sgd.decay * theta
+        velocity = sgd.momentum * velocity + of_theta
         change = sgd.lr * velocity
         if steps is not None:
             change = torch.where(index < steps, change, torch.zeros_like(change))
         theta = theta - change
+    return theta
+
+
+def _descend_alone(
+    loss: Callable[[Tensor, Any], Tensor], theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: int | None
+) -> Tensor:
+    """Do the same for one client that is not mapped over: in place, on a copy of its own."""
+    theta, velocity = theta.clone(), torch.zeros_like(theta)
+    for batch in itertools.islice(batches, steps):
+        of_theta = clipped(gradient(loss, theta, batch), sgd.clip).add_(theta, alpha=sgd.decay)
+        velocity.mul_(sgd.momentum).add_(of_theta)
+        theta.sub_(velocity, alpha=sgd.lr)
     return theta

@@ -15,10 +15,11 @@ from pefll.data.client import Client
 from pefll.errors import PefllError, unknown
 from pefll.methods.adam import Moments, adam, no_moments
 from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
-from pefll.methods.local_sgd import SGD, clipped, descend
+from pefll.methods.local_sgd import SGD, descend, shrinkage
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
+from pefll.ops.alone import pull_back
 
 
 class Server(NamedTuple):
@@ -159,8 +160,10 @@ class PeFLL:
                 step=step,
             )
         d_hypernetwork, d_embedder = self._clipped(d_hypernetwork, d_embedder)
-        d_hypernetwork = d_hypernetwork + 2 * self.lambda_h * server.hypernetwork
-        d_embedder = d_embedder + 2 * self.lambda_v * server.embedder
+        if self.lambda_h:
+            d_hypernetwork = d_hypernetwork + 2 * self.lambda_h * server.hypernetwork
+        if self.lambda_v:
+            d_embedder = d_embedder + 2 * self.lambda_v * server.embedder
         lr = self.server_lr
         hypernetwork, of_h = adam(server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, lr)
         embedder, of_v = adam(server.embedder, d_embedder, server.embedder_moments, step, lr)
@@ -173,9 +176,12 @@ class PeFLL:
         )
 
     def _clipped(self, d_hypernetwork: Tensor, d_embedder: Tensor) -> tuple[Tensor, Tensor]:
-        joined = clipped(torch.cat([d_hypernetwork, d_embedder]), self.server_clip or None)
-        of_h, of_v = torch.split(joined, [self.h.size, self.phi.size])
-        return of_h, of_v
+        """Cut the norm of both parts of the gradient, seen as one vector."""
+        if not self.server_clip:
+            return d_hypernetwork, d_embedder
+        norms = torch.stack([torch.linalg.vector_norm(part) for part in (d_hypernetwork, d_embedder)])
+        factor = shrinkage(torch.linalg.vector_norm(norms), self.server_clip)
+        return factor * d_hypernetwork, factor * d_embedder
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Algorithm 1: one descriptor up, one model [c, D] down."""
@@ -195,9 +201,7 @@ class PeFLL:
 
     def describe_backward(self, client: Client, eta_v: Tensor, d_v: Tensor) -> Tensor:
         """Pull Δv back to Δη_v [E]; the batch is drawn again, so nothing was remembered since `describe`."""
-        _, pullback = vjp(lambda eta: self.describe(client, eta), eta_v)  # type: ignore[misc]
-        (d_eta_v,) = pullback(d_v)
-        return d_eta_v  # type: ignore[no-any-return]
+        return pull_back(lambda eta: self.describe(client, eta), eta_v, d_v)
 
     def adapt(self, client: Client, theta: Tensor) -> Tensor:
         """Run k steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pefll import randomness
 from pefll.errors import PefllError
+from pefll.models.fused import fused
 
 
 class Network:
@@ -29,6 +31,8 @@ class Network:
     def __init__(self, module: nn.Module) -> None:
         refuse_changing_state(module)
         self.module = module
+        self._fused = fused(module)
+        self._places = _places(self._fused)
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = [parameter.shape for parameter in module.parameters()]
         self._sizes = [parameter.numel() for parameter in module.parameters()]
@@ -40,7 +44,15 @@ class Network:
     def __call__(self, parameters: Tensor, *inputs: Tensor) -> Tensor:
         """Evaluate the module with the weights in `parameters` [size]."""
         values = self.unflatten(parameters) | self._constants(parameters)
-        output: Tensor = torch.func.functional_call(self.module, values, inputs)
+        # As `torch.func.functional_call`, which would look for every weight's place again at every call.
+        before = [slots[key] for slots, key, _ in self._places]
+        try:
+            for slots, key, name in self._places:
+                slots[key] = values[name]
+            output: Tensor = self._fused(*inputs)
+        finally:
+            for (slots, key, _), value in zip(self._places, before, strict=True):
+                slots[key] = value
         return output
 
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -86,6 +98,19 @@ class Network:
                 for name, buffer in self.module.named_buffers()
             }
         return self._buffers[place]
+
+
+def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
+    """Return where each parameter and buffer lies: a layer's dictionary, the key in it, and the tensor's first name."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    first_name = {id(tensor): name for name, tensor in named}
+    return [
+        (slots, key, first_name[id(tensor)])
+        for layer in module.modules()
+        for slots in (layer._parameters, layer._buffers)
+        for key, tensor in slots.items()
+        if tensor is not None
+    ]
 
 
 def refuse_changing_state(module: nn.Module) -> None:

@@ -1,0 +1,154 @@
+"""How many client steps does a second of one core give: a plain PyTorch loop, and the serial engine?
+
+The paper's LeNet on made-up pictures of CIFAR's shape, batch 32, 50 local steps. Every contestant has a process of its
+own, because how the C library hands out memory is a setting of a whole process. They take turns, one at a time, so that
+what else the machine does meets all of them; medians over turns are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from pefll.data import Federation, federation_from_arrays
+from pefll.engines.serial import SerialEngine
+from pefll.methods import build_method
+from pefll.models import lenet
+from pefll.run import describe_problem
+
+CLIENTS, SAMPLES, CLIENTS_PER_ROUND, LOCAL_STEPS, BATCH = 20, 250, 4, 50, 32
+STEPS = CLIENTS_PER_ROUND * LOCAL_STEPS
+Turn = Callable[[], None]
+
+
+def pictures() -> Federation:
+    """Return a federation of random pictures."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (CLIENTS * SAMPLES, 3, 32, 32), dtype=np.uint8)
+    y = rng.integers(0, 10, len(x))
+    return federation_from_arrays(x, y, np.arange(len(x)) % CLIENTS)
+
+
+def plain() -> Turn:
+    """Return a turn of a loop as it is usually written: float pictures, a module, torch's optimiser."""
+    torch.set_num_threads(1)
+    federation = pictures()
+    data = [
+        (federation.prepare(federation.x[rows], torch.float32), federation.y[rows])
+        for rows in (federation.indices(client) for client in range(CLIENTS_PER_ROUND))
+    ]
+    server = lenet((3, 32, 32), 10)
+    client = lenet((3, 32, 32), 10)
+
+    def turn() -> None:
+        for x, y in data:
+            client.load_state_dict(server.state_dict())
+            optimiser = torch.optim.SGD(client.parameters(), lr=2e-3, momentum=0.9, weight_decay=5e-5)
+            for _ in range(LOCAL_STEPS):
+                rows = torch.randperm(len(x))[:BATCH]
+                optimiser.zero_grad()
+                F.cross_entropy(client(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(client.parameters(), 50.0)
+                optimiser.step()
+
+    return turn
+
+
+def serial(method: str, processes: int) -> Turn:
+    """Return a turn of the serial engine: one round."""
+    federation = pictures()
+    problem, _ = describe_problem(federation, "lenet")
+    chosen = build_method(method, problem, {"local_steps": LOCAL_STEPS, "batch_size": BATCH})
+    engine = SerialEngine(federation, chosen, 0, CLIENTS_PER_ROUND, processes=processes)
+    server = [engine.start()]
+
+    def turn() -> None:
+        server[0] = engine.advance(server[0], 0, 1)
+
+    return turn
+
+
+CONTESTANTS: dict[str, Callable[[], Turn]] = {
+    "plain PyTorch loop": plain,
+    "serial, FedAvg": lambda: serial("fedavg", 1),
+    "serial, PeFLL": lambda: serial("pefll", 1),
+    "serial, FedAvg, 2 processes": lambda: serial("fedavg", 2),
+    "serial, PeFLL, 2 processes": lambda: serial("pefll", 2),
+}
+
+
+@dataclass
+class Contestant:
+    """A process that takes turns when told to, and how long they took."""
+
+    pipe: Connection
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    def take_turn(self) -> None:
+        """Let it do one turn, and note the seconds of its own core and those on the clock."""
+        self.pipe.send_bytes(b"turn")
+        cpu, wall = np.frombuffer(self.pipe.recv_bytes())
+        self.cpu.append(float(cpu))
+        self.wall.append(float(wall))
+
+
+def _serve(pipe: Connection, make: Callable[[], Turn]) -> None:
+    turn = make()
+    turn()
+    pipe.send_bytes(b"ready")
+    while pipe.recv_bytes():
+        cpu, wall = time.process_time(), time.perf_counter()
+        turn()
+        pipe.send_bytes(np.array([time.process_time() - cpu, time.perf_counter() - wall]).tobytes())
+
+
+def main() -> None:
+    """Compare, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=15)
+    turns = parser.parse_args().turns
+    context = multiprocessing.get_context("fork")
+    contestants: dict[str, Contestant] = {}
+    for name, make in CONTESTANTS.items():
+        mine, theirs = context.Pipe()
+        context.Process(target=_serve, args=(theirs, make)).start()
+        theirs.close()
+        mine.recv_bytes()
+        contestants[name] = Contestant(mine)
+    for _ in range(turns):
+        for contestant in contestants.values():
+            contestant.take_turn()
+    table = Table("", "client steps a CPU second", "against the loop", "a second", "against 1 process", "best")
+    base = contestants["plain PyTorch loop"]
+    for name, one in contestants.items():
+        many = "2 processes" in name
+        of_loop = statistics.median(b / a for a, b in zip(one.cpu, base.cpu, strict=True))
+        alone = contestants[name.removesuffix(", 2 processes")]
+        ratios = [b / a for a, b in zip(one.wall, alone.wall, strict=True)]
+        table.add_row(
+            name,
+            "" if many else f"{STEPS / statistics.median(one.cpu):.0f}",
+            "" if many else f"{of_loop:.2f}",
+            f"{STEPS / statistics.median(one.wall):.0f}",
+            f"{statistics.median(ratios):.2f}" if many else "",
+            f"{max(ratios):.2f}" if many else "",
+        )
+        one.pipe.send_bytes(b"")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Any network, rewritten so that a layer and what follows it are one operation.
+
+`torch.fx` records what a module does; in the record, convolutions with their pooling and ReLU become `conv_block`, and
+linear layers with their ReLU become `linear_block`. Nobody has to write a model in a special way for that.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from pefll.ops.blocks import conv_block, linear_block
+
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_LINEAR = ("input", "weight", "bias")
+_POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+
+_RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
+_RELU_METHODS = ("relu", "relu_")
+_POOLS = (F.max_pool2d, torch.max_pool2d)
+
+
+def fused(module: nn.Module) -> nn.Module:
+    """Return a module that computes what `module` does, in fewer operations.
+
+    It has the very same parameters and buffers, under the same names. A module that cannot be recorded (its Python code
+    looks at the numbers, say), or that has hooks, which rewriting would skip, is returned as it is.
+    """
+    if any(_has_hooks(layer) for layer in module.modules()):
+        return module
+    try:
+        # Recording runs the module's code, which may write to the module: to a copy, then.
+        graph = _Recorder().trace(copy.deepcopy(module))
+    except Exception:  # noqa: BLE001 - whatever code a user has written, it can still be run as it is
+        return module
+    if not _names_are_kept(graph, module):
+        return module
+    changed = False
+    for node in list(graph.nodes):
+        changed |= _fuse_convolution(graph, node, module) or _fuse_linear(graph, node, module)
+    if not changed:
+        return module
+    # The module itself with another `forward`: a GraphModule would lose parameters that are not used, and their order.
+    result = copy.copy(module)
+    forward = type(fx.GraphModule(module, graph)).forward
+    result.forward = types.MethodType(forward, result)
+    return result
+
+
+class _Recorder(fx.Tracer):
+    """Records buffers by name too, so that they can be replaced by ones on another device or of another type."""
+
+    proxy_buffer_attributes = True
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks) or hasattr(layer, "parametrizations")
+
+
+def _names_are_kept(graph: fx.Graph, module: nn.Module) -> bool:
+    """Whether all tensors in the record are the module's own; one made while recording would never change again."""
+    names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return all(node.target in names for node in graph.nodes if node.op == "get_attr")
+
+
+def _fuse_convolution(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool:
+    layer = _layer(node, module)
+    if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and _only_input(node):
+        found = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation, "groups": layer.groups}
+    elif node.op == "call_function" and node.target is F.conv2d:
+        found = _bind(node, _CONVOLUTION)
+    else:
+        return False
+    numbers = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1} | found
+    numbers["padding"] = 0 if numbers["padding"] == "valid" else numbers["padding"]
+    if not all(_is_pair(numbers[name]) for name in ("stride", "padding", "dilation", "groups")):
+        return False
+    chain, relu, pool = _followers(node, module, pools=True)
+    with graph.inserting_before(node):
+        x, weight, bias = _operands(graph, node, layer, found)
+        rest = (numbers["stride"], numbers["padding"], numbers["dilation"], numbers["groups"], relu, pool)
+        block = graph.call_function(conv_block, (x, weight, bias, *rest))
+    _replace(graph, chain, block)
+    return True
+
+
+def _fuse_linear(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool:
+    layer = _layer(node, module)
+    if type(layer) is nn.Linear and _only_input(node):
+        found: dict[str, Any] = {}
+    elif node.op == "call_function" and node.target is F.linear:
+        found = _bind(node, _LINEAR)
+    else:
+        return False
+    chain, relu, _ = _followers(node, module, pools=False)
+    with graph.inserting_before(node):
+        block = graph.call_function(linear_block, (*_operands(graph, node, layer, found), relu))
+    _replace(graph, chain, block)
+    return True
+
+
+def _operands(graph: fx.Graph, node: fx.Node, layer: nn.Module | None, found: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return where input, weight and bias of a layer, or of a function, come from."""
+    if layer is None:
+        return found["input"], found["weight"], found.get("bias")
+    bias = None if layer.bias is None else graph.get_attr(f"{node.target}.bias")
+    return node.args[0], graph.get_attr(f"{node.target}.weight"), bias
+
+
+def _followers(node: fx.Node, module: nn.Module, pools: bool) -> tuple[list[fx.Node], bool, int]:
+    """Return the node with the ReLU and pooling that alone use it, whether there is a ReLU, and the pool's side."""
+    chain, relu, pool = [node], False, 1
+    while len(chain[-1].users) == 1:
+        user = next(iter(chain[-1].users))
+        if _is_relu(user, module):
+            relu = True
+        elif pools and pool == 1 and (side := _pool_side(user, module)):
+            pool = side
+        else:
+            break
+        chain.append(user)
+    return chain, relu, pool
+
+
+def _is_relu(node: fx.Node, module: nn.Module) -> bool:
+    if node.op == "call_method":
+        return node.target in _RELU_METHODS
+    return type(_layer(node, module)) is nn.ReLU or (node.op == "call_function" and node.target in _RELUS)
+
+
+def _pool_side(node: fx.Node, module: nn.Module) -> int:
+    """Return the side of the squares that a node pools, which must neither overlap nor leave gaps; else 0."""
+    layer = _layer(node, module)
+    if type(layer) is nn.MaxPool2d:
+        found = {name: getattr(layer, name) for name in _POOL[1:]}
+    elif node.op == "call_function" and node.target in _POOLS:
+        found = _bind(node, _POOL)
+    else:
+        return 0
+    side = _square(found.get("kernel_size"))
+    stride = found.get("stride")
+    plain = (
+        (stride is None or stride == () or _square(stride) == side)
+        and _square(found.get("padding", 0)) == 0
+        and _square(found.get("dilation", 1)) == 1
+        and found.get("ceil_mode", False) is False
+        and found.get("return_indices", False) is False
+    )
+    return side if side is not None and plain else 0
+
+
+def _square(value: Any) -> int | None:
+    """Return n for n, (n,) or (n, n)."""
+    sides = set(value) if isinstance(value, tuple | list) else {value}
+    side = sides.pop() if len(sides) == 1 else None
+    return side if isinstance(side, int) else None
+
+
+def _is_pair(value: Any) -> bool:
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return len(parts) in (1, 2) and all(isinstance(part, int) for part in parts)
+
+
+def _layer(node: fx.Node, module: nn.Module) -> Any:
+    return module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _only_input(node: fx.Node) -> bool:
+    return len(node.args) == 1 and not node.kwargs
+
+
+def _bind(node: fx.Node, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a function is called with, by name."""
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _replace(graph: fx.Graph, chain: list[fx.Node], block: fx.Node) -> None:
+    chain[-1].replace_all_uses_with(block)
+    for node in reversed(chain):
+        graph.erase_node(node)
