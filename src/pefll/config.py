@@ -13,7 +13,7 @@ from typing import Any
 from pefll.errors import PefllError, unknown
 from pefll.files import write_whole
 
-PRECISIONS = ("float32", "tf32", "float64")
+PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector")
 # What may differ when a run is resumed: where things are and how fast they go. Another engine or device computes the
 # same, but rounds differently.
@@ -41,7 +41,8 @@ class Config:
         seed: of everything random.
         engine: auto, serial, vector.
         device: auto, cpu, cuda, cuda:1, ...
-        precision: float32, tf32 (matrix products on a GPU's tensor cores), float64.
+        precision: auto, float32, tf32 or bf16 (products of float32 numbers rounded for a GPU's tensor cores), float64;
+            auto is tf32 on a GPU.
         processes: of the serial engine; 0 for one per core.
         eval_every: rounds between evaluations.
         eval_clients: how many clients evaluations during training use; 0 for as many as cost little beside training.
@@ -65,7 +66,7 @@ class Config:
     seed: int = 0
     engine: str = "auto"
     device: str = "auto"
-    precision: str = "float32"
+    precision: str = "auto"
     processes: int = 0
     eval_every: int = 30
     eval_clients: int = 0

@@ -46,6 +46,13 @@ def pick_engine(device: torch.device, problem: Problem) -> str:
     return "vector" if device.type == "cuda" or small else "serial"
 
 
+def pick_precision(name: str, device: torch.device) -> str:
+    """Return what `auto` means: tf32 on a GPU, float32 elsewhere, where nothing less exact is faster."""
+    if device.type != "cuda" and name != "float64":
+        return "float32"
+    return "tf32" if name == "auto" else name
+
+
 def forward_flops(problem: Problem) -> int:
     """Return the floating point operations of the client model on a batch of 32; the same on every machine."""
     kind = torch.int64 if problem.tokens else torch.float32
@@ -62,8 +69,8 @@ def make_engine(config: Config, federation: Federation, method: Method[Any], cli
     if kind == "vector":
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        tensor_cores = config.precision == "tf32"
-        return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype, tensor_cores)
+        precision = pick_precision(config.precision, device)
+        return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype, precision)
     if config.device != "auto" and device.type == "cuda":
         raise PefllError("the serial engine runs on the CPU; use --engine vector for CUDA")
     processes = config.processes or cores()

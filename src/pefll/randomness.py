@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.ops import client_axis
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
@@ -100,6 +102,9 @@ def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     """
     if isinstance(total, int):
         total = torch.full((), total, dtype=torch.int64, device=state.device)
+    if client_axis.available(state, torch.int64):
+        constants = (_SHUFFLES, *(_signed(value) for value in (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2)))
+        return client_axis.choose(state, total, count, *constants)
     total = total.unsqueeze(-1)
     keys = spread(state, 3 * _SHUFFLES)
     mirrors = torch.remainder(keys[..., :_SHUFFLES], total)

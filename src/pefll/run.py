@@ -30,7 +30,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
 from pefll.files import write_whole
-from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device
+from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, pick_precision
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
@@ -401,7 +401,7 @@ def _summarise(
         "seed": config.seed,
         "engine": engine.name,
         "device": device_name(engine.device),
-        "precision": config.precision,
+        "precision": pick_precision(config.precision, engine.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "commit": commit(),

@@ -19,6 +19,7 @@ from pefll.engines.vector import VectorEngine
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.evaluation import client_scores
+from pefll.ops.precision import PRODUCTS, products
 from pefll.methods import FedAvg, Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
@@ -238,11 +239,13 @@ def test_engines_give_torch_its_settings_back():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     federation = small(FEATURES)
     learner = build_method("fedavg", problem_of(federation), {})
-    for tensor_cores in (True, False):
-        engine = VectorEngine(federation, learner, seed=0, clients_per_round=2, tensor_cores=tensor_cores)
+    for precision, tensor_cores in (("tf32", True), ("bf16", True), ("float32", False)):
+        engine = VectorEngine(federation, learner, seed=0, clients_per_round=2, precision=precision)
         assert torch.backends.cuda.matmul.allow_tf32 == tensor_cores
         assert torch.backends.cudnn.allow_tf32 == tensor_cores
+        assert products() == PRODUCTS[precision]
         engine.close()
+        assert products() == PRODUCTS["float32"]
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
 

@@ -105,6 +105,4 @@ class Client:
         return self.federation.rows[place.clamp(max=len(self.federation.rows) - 1)]
 
     def _take(self, rows: Tensor, weight: Tensor) -> Batch:
-        # `index_select` copies whole samples where indexing would copy number by number.
-        x = self.federation.x.index_select(0, rows)
-        return Batch(self.federation.prepare(x, self.dtype), self.federation.y.index_select(0, rows), weight)
+        return Batch(self.federation.take(rows, self.dtype), self.federation.y.index_select(0, rows), weight)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pefll.errors import PefllError
+from pefll.ops import client_axis
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")
@@ -228,6 +229,14 @@ class Federation:
                     digest.update(block.reshape(-1).view(np.uint8).data)
             self._cache["sha256"] = digest.hexdigest()
         return str(self._cache["sha256"])
+
+    def take(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return samples `rows` [b] as networks take them, [b, ...]."""
+        if self.normalise is not None and self.holds_images and client_axis.available(self._affine(dtype)[0]):
+            scale, shift = self._affine(dtype)
+            return client_axis.pixels(rows, self.x, scale, shift)
+        # `index_select` copies whole samples where indexing would copy number by number.
+        return self.prepare(self.x.index_select(0, rows), dtype)
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return stored samples as networks take them: normalised pixels, plain features, or long tokens.

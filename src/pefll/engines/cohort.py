@@ -15,6 +15,7 @@ from pefll import randomness
 from pefll.data.federation import Federation
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone
+from pefll.ops import precision as of_products
 from pefll.tree import Tree, leaves
 
 Ids = npt.NDArray[np.int64]
@@ -95,22 +96,28 @@ class TorchSettings(NamedTuple):
     flush_denormal: bool
     matmul_tf32: bool
     convolution_tf32: bool
+    products: str
 
     @classmethod
-    def take(cls, tensor_cores: bool = False) -> TorchSettings:
+    def take(cls, precision: str = "float32") -> TorchSettings:
         """Set them for an engine and return what they were.
 
         One thread a process: clients are small, and sums of several threads would not repeat on machines with other
         numbers of cores. Numbers below 1e-38, which a CPU computes a hundred times slower than others, become 0. TF32
         is on or off for products and convolutions alike; torch's defaults differ for the two.
+
+        Args:
+            precision: of products on a GPU: float32, tf32 or bf16 (which torch's own operations take for tf32).
         """
+        tensor_cores = precision != "float32"
         before = cls(
             torch.get_num_threads(),
             _flushes_denormal(),
             torch.backends.cuda.matmul.allow_tf32,
             torch.backends.cudnn.allow_tf32,
+            of_products.use(precision),
         )
-        cls(1, True, tensor_cores, tensor_cores).give_back()
+        cls(1, True, tensor_cores, tensor_cores, precision).give_back()
         _keep_freed_memory()
         return before
 
@@ -120,6 +127,7 @@ class TorchSettings(NamedTuple):
         torch.set_flush_denormal(self.flush_denormal)
         torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
         torch.backends.cudnn.allow_tf32 = self.convolution_tf32
+        of_products.use(self.products)
 
 
 def _flushes_denormal() -> bool:

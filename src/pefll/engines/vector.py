@@ -63,7 +63,7 @@ class VectorEngine:
         clients_per_round: c; 0 for an engine that only evaluates.
         device: a CUDA device, where a round becomes one graph, or the CPU.
         dtype: of weights and inputs.
-        tensor_cores: whether a GPU may round products to TF32.
+        precision: of products of float32 numbers on a GPU: float32, tf32 or bf16.
     """
 
     name = "vector"
@@ -76,7 +76,7 @@ class VectorEngine:
         clients_per_round: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        tensor_cores: bool = False,
+        precision: str = "float32",
     ) -> None:
         check_cohort_size(federation, clients_per_round)
         self._counts = federation.count.numpy(force=True)
@@ -87,7 +87,7 @@ class VectorEngine:
         self.ledger = Ledger()
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
-        self._settings = TorchSettings.take(tensor_cores)
+        self._settings = TorchSettings.take(precision)
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""

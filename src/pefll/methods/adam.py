@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.ops import client_axis
+
 FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
 BLOCK = 1 << 15
 
@@ -33,6 +35,10 @@ def adam(parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, l
         step: int64 [], 1 for the first step.
         lr: learning rate.
     """
+    if client_axis.available(parameters):
+        numbers = (FIRST_DECAY, SECOND_DECAY, EPSILON)
+        changed, *after = client_axis.adam(parameters, gradient, *moments, step, lr, *numbers)
+        return changed, Moments(*after)
     if parameters.device.type != "cpu":
         return _adam(parameters, gradient, moments, step, lr)
     # In blocks that stay in a core's cache from one operation to the next; a hypernetwork's weights would not.

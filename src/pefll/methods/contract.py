@@ -12,6 +12,7 @@ from torch import Tensor
 from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
 from pefll.models.network import Network
+from pefll.ops.blocks import cross_entropy
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Tree = Any  # a tensor, or a NamedTuple of such
@@ -72,10 +73,7 @@ class Problem:
 
     def loss(self, theta: Tensor, batch: Any) -> Tensor:
         """Return the mean cross-entropy of the model `theta` [D] on a batch."""
-        scores = self.model(theta, batch.x)
-        of_label = scores.gather(1, batch.y[:, None]).squeeze(1)
-        loss: Tensor = batch.mean(scores.logsumexp(dim=1) - of_label)
-        return loss
+        return cross_entropy(self.model(theta, batch.x), batch.y, batch.weight)
 
 
 class Score(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.ops import client_axis
 from pefll.ops.alone import gradient, is_constant
 
 
@@ -63,13 +64,28 @@ def descend(
         return _descend_alone(loss, theta, batches, sgd, None if steps is None else int(steps))
     velocity = torch.zeros_like(theta)
     for index, batch in enumerate(batches):
-        of_theta = clipped(gradient(loss, theta, batch), sgd.clip) + sgd.decay * theta
-        velocity = sgd.momentum * velocity + of_theta
-        change = sgd.lr * velocity
-        if steps is not None:
-            change = torch.where(index < steps, change, torch.zeros_like(change))
-        theta = theta - change
+        active = None if steps is None else index < steps
+        theta, velocity = sgd_step(theta, velocity, gradient(loss, theta, batch), sgd, active)
     return theta
+
+
+def sgd_step(
+    theta: Tensor, velocity: Tensor, of_theta: Tensor, sgd: SGD, active: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return parameters and velocity [D] after one step along the gradient `of_theta` [D].
+
+    Args:
+        theta: [D].
+        velocity: [D].
+        of_theta: [D].
+        sgd: hyper-parameters.
+        active: bool [], whether the parameters move at all; None if they do.
+    """
+    if client_axis.available(theta):
+        return client_axis.sgd(theta, velocity, of_theta, active, sgd.lr, sgd.momentum, sgd.decay, sgd.clip)
+    velocity = sgd.momentum * velocity + clipped(of_theta, sgd.clip) + sgd.decay * theta
+    change = sgd.lr * velocity
+    return theta - (change if active is None else torch.where(active, change, torch.zeros_like(change))), velocity
 
 
 def _descend_alone(

@@ -1,6 +1,7 @@
 """Layers with what usually follows them as one operation: convolution, pooling and ReLU; linear layer and ReLU.
 
-Each is written for one client. `torch.func` transforms and ordinary autograd both take them.
+Each is written for one client. `torch.func` transforms and ordinary autograd both take them. On a GPU, mapped over
+many clients, each is one kernel for all of them where `client_axis` has one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pefll.ops import client_axis
 from pefll.ops.alone import alone
-
-Pair = int | tuple[int, int]
+from pefll.ops.geometry import Pair
 
 
 def conv_block(
@@ -41,6 +42,8 @@ def conv_block(
     Returns:
         [b, co, h', w'].
     """
+    if client_axis.convolves(x, weight, stride, padding, dilation, groups, pool):
+        return client_axis.convolve(x, weight, bias, _side(stride), _side(padding), pool, relu)
     if x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4 and alone():
         # A CPU convolves and pools faster with the channels innermost. What comes out has that layout too, so in a
         # network of such blocks only the first one copies its input.
@@ -64,8 +67,28 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
     Returns:
         [b, o].
     """
+    if client_axis.multiplies(x, weight):
+        return client_axis.linear(x, weight, bias, relu)
     y = F.linear(x, weight, bias)
     return F.relu(y) if relu else y
+
+
+def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean cross-entropy of samples, [].
+
+    Args:
+        scores: [b, classes].
+        y: int64 [b].
+        weight: [b], how much each sample counts.
+    """
+    if client_axis.available(scores):
+        return client_axis.cross_entropy(scores, y, weight)
+    of_label = scores.gather(1, y[:, None]).squeeze(1)
+    return torch.matmul(weight, scores.logsumexp(dim=1) - of_label) / weight.sum()
+
+
+def _side(pair: Pair) -> int:
+    return pair if isinstance(pair, int) else pair[0]
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.errors import PefllError
-from pefll.ops.geometry import Geometry
+from pefll.ops.geometry import Geometry, Pair
 from pefll.ops.precision import products
 
-# A batch up to this size fits into one program of the linear layer's backward kernel.
-MOST_SAMPLES = 128
+# A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
+# size. Larger ones (a hypernetwork's last layer) are what cuBLAS is good at.
+MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
 
 @cache
@@ -30,10 +31,31 @@ def _compiled() -> bool:
     return find_spec("triton") is not None
 
 
-def available(x: Tensor) -> bool:
-    """Return whether the kernels take this tensor: float32 on a CUDA device (or Triton's interpreter)."""
+def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether kernels take this tensor: of one type, on a CUDA device (or in Triton's interpreter)."""
     where = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return where and x.dtype == torch.float32 and _compiled()
+    return where and x.dtype == dtype and _compiled()
+
+
+def convolves(
+    x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
+) -> bool:
+    """Return whether `convolve` takes such a convolution: square steps in powers of two, neither groups nor gaps."""
+    if not available(x) or x.dim() != 4:
+        return False
+    steps = {_both(stride)[0] * pool, _both(stride)[1] * pool}
+    square = len(steps) == 1 and len(set(_both(padding))) == 1
+    places = pool**2 * w.shape[2] * w.shape[3]
+    return square and steps <= {1, 2, 4} and _both(dilation) == (1, 1) and groups == 1 and places <= 256
+
+
+def multiplies(x: Tensor, w: Tensor) -> bool:
+    """Return whether `linear` takes such a layer."""
+    return available(x) and x.dim() == 2 and len(x) <= MOST_SAMPLES and len(w) <= MOST_OUTPUTS
+
+
+def _both(pair: Pair) -> tuple[int, int]:
+    return (pair, pair) if isinstance(pair, int) else (pair[0], pair[-1])
 
 
 # The operations, all with a client axis.
@@ -46,7 +68,7 @@ def _convolve(
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what pooling and ReLU let through."""
     from pefll.ops.triton import convolution
 
-    y, route = convolution.forward(x, w, bias, _geometry(x, w, stride, padding, pool, relu), products())
+    y, route = convolution.forward(x, _packed(w), _maybe_packed(bias), _geometry(x, w, stride, padding, pool, relu), products())
     return y.permute(0, 1, 4, 2, 3), route
 
 
@@ -70,7 +92,7 @@ def _convolve_backward(
     dw, db = convolution.weight_gradient(g, route, x, s, products())
     if not wants_input:
         return x.new_empty((len(x), 0)), dw, db
-    return convolution.input_gradient(g, route, w, s, products()).permute(0, 1, 4, 2, 3), dw, db
+    return convolution.input_gradient(g, route, _packed(w), s, products()).permute(0, 1, 4, 2, 3), dw, db
 
 
 def _geometry(x: Tensor, w: Tensor, stride: int, padding: int, pool: int, relu: bool) -> Geometry:
@@ -83,7 +105,7 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """Map x [c, b, i] to [c, b, o]."""
     from pefll.ops.triton import linear
 
-    return linear.forward(_rows(x), _rows(w), bias, relu, products())
+    return linear.forward(_rows(x), _packed(w), _maybe_packed(bias), relu, products())
 
 
 @custom_op("pefll::linear_backward", mutates_args=())
@@ -93,13 +115,22 @@ def _linear_backward(
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
     from pefll.ops.triton import linear
 
-    dx, dw, db = linear.backward(_rows(g), y.contiguous(), _rows(x), _rows(w), relu, wants_input, products())
+    dx, dw, db = linear.backward(_rows(g), _packed(y), _rows(x), _packed(w), relu, wants_input, products())
     return dx if wants_input else x.new_empty((len(x), 0)), dw, db
 
 
 def _rows(x: Tensor) -> Tensor:
     """Return x [c, a, b] with each row contiguous, and rows in equal distances."""
-    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _packed(x: Tensor) -> Tensor:
+    """Return x [c, ...] with each client's part contiguous, as parts of flat parameter vectors [c, D] are."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
+def _maybe_packed(x: Tensor | None) -> Tensor | None:
+    return None if x is None else _packed(x)
 
 
 @custom_op("pefll::cross_entropy", mutates_args=())
@@ -107,7 +138,7 @@ def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, T
     """Return the weighted mean cross-entropy [c] of scores [c, b, classes], and its gradient."""
     from pefll.ops.triton import pointwise
 
-    return pointwise.cross_entropy(scores.contiguous(), y.contiguous(), weight.contiguous())
+    return pointwise.cross_entropy(_packed(scores), _packed(y), _packed(weight))
 
 
 @custom_op("pefll::sgd", mutates_args=())
@@ -124,7 +155,8 @@ def _sgd(
     """Return parameters and velocity, each [c, D], after one step."""
     from pefll.ops.triton import pointwise
 
-    return pointwise.sgd(theta, velocity, gradient, active, lr, momentum, decay, clip)
+    parts = (None if part is None else _packed(part) for part in (theta, velocity, gradient))
+    return pointwise.sgd(*parts, active if active is None else active.contiguous(), lr, momentum, decay, clip)
 
 
 @custom_op("pefll::pixels", mutates_args=())
@@ -133,6 +165,37 @@ def _pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     from pefll.ops.triton import pointwise
 
     return pointwise.pixels(x, rows.contiguous(), scale, shift).permute(0, 1, 4, 2, 3)
+
+
+@custom_op("pefll::adam", mutates_args=())
+def _adam(
+    parameters: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    lr: float,
+    first_decay: float,
+    second_decay: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameters and moments [D] after one step; the server's, so there is no client axis."""
+    from pefll.ops.triton import pointwise
+
+    vectors = (part.contiguous() for part in (parameters, gradient, first, second))
+    return pointwise.adam(*vectors, step, lr, first_decay, second_decay, epsilon)
+
+
+@custom_op("pefll::choose", mutates_args=())
+def _choose(
+    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
+) -> Tensor:
+    """Return random choices [c, draws, count] from keys and totals [c, draws]."""
+    from pefll.ops.triton import pointwise
+
+    flat = (part.reshape(-1).contiguous() for part in (state, total))
+    chosen = pointwise.choose(*flat, count, shuffles, golden, (multiply_1, multiply_2))
+    return chosen.view(*state.shape, count)
 
 
 # How they are mapped.
@@ -161,7 +224,7 @@ def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> 
     operation.register_vmap(rule)
 
 
-for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd):
+for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd, _choose):
     _merge_mapped_axis(_operation)
 _merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
 
@@ -203,6 +266,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # zeros for the route would be one more kernel
         ctx.save_for_backward(*inputs[:2], output[1])
         ctx.numbers = inputs[3:]
 
@@ -252,6 +316,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -297,6 +362,23 @@ def sgd(
     tensors = (None if part is None else part.unsqueeze(0) for part in (theta, velocity, gradient, active))
     new_theta, new_velocity = _sgd(*tensors, lr, momentum, decay, clip)
     return new_theta.squeeze(0), new_velocity.squeeze(0)
+
+
+def adam(
+    parameters: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, lr: float, *numbers: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameters and moments [D] after one step of Adam; see `pefll.methods.adam`."""
+    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, gradient, first, second, step, lr, *numbers)
+    return result
+
+
+def choose(
+    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
+) -> Tensor:
+    """Return random choices [..., count] from keys and totals [...]; see `pefll.randomness.choose`."""
+    keys, totals = (part.reshape(1, -1) for part in torch.broadcast_tensors(state, total))
+    chosen: Tensor = _choose(keys, totals, count, shuffles, golden, multiply_1, multiply_2)
+    return chosen.reshape(*state.shape, count)
 
 
 def pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

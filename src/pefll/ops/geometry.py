@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+Pair = int | tuple[int, int]
+
 
 class Geometry(NamedTuple):
     """A convolution, max-pooling and ReLU.

@@ -1,15 +1,22 @@
-"""How exact products of matrices are on a GPU: one setting for torch's own operations and for the kernels here."""
+"""How exact products of float32 numbers are on a GPU: one setting for the kernels of this package.
+
+A tensor core multiplies numbers rounded to TF32 (10 bits after the point) or bfloat16 (7 bits). Three TF32 products of the
+parts of two numbers give their float32 product to its last bits, so that `float32` needs no slower hardware.
+"""
 
 from __future__ import annotations
 
-import torch
+PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
+_current = "float32"
 
-_KINDS = {"float32": "ieee", "tf32": "tf32", "bf16": "bf16"}
-_bf16 = False
+
+def use(precision: str) -> str:
+    """Let kernels multiply with this precision from now on; return the one before."""
+    global _current
+    before, _current = _current, precision
+    return before
 
 
 def products() -> str:
-    """Return how kernels are to multiply float32 numbers: ieee, tf32 or bf16."""
-    if _bf16:
-        return "bf16"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """Return how kernels are to multiply, in Triton's words."""
+    return PRODUCTS[_current]

@@ -122,7 +122,7 @@ def _weight_gradient(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
     PLACES: tl.constexpr, ROUTED: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CO_BLOCKS: tl.constexpr, TURNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CO_BLOCKS: tl.constexpr, TURNED: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Write this program's share of the gradient of the spread weights; the row after the last is of the bias."""
     k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
@@ -136,6 +136,7 @@ def _weight_gradient(
     g += client * B * PH * PW * CO
     route += client * B * PH * PW * CO
     total = tl.zeros([BK, PLACES * BN], tl.float32)
+    of_bias = tl.zeros([PLACES * BN], tl.float32)
     for row in range(0, ROWS, BM):
         rows = split * ROWS + row + tl.arange(0, BM)
         b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
@@ -146,33 +147,45 @@ def _weight_gradient(
                 jy, jx = iy[None, :] + wy[:, None], ix[None, :] + wx[:, None]
                 inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
             a = tl.load(x + start[None, :] + offset[:, None], mask=inside, other=0.0)
-            a = tl.where((k == K)[:, None], 1.0, a)
+            if not APART:
+                a = tl.where((k == K)[:, None], 1.0, a)
         else:
             inside = (b < B)[:, None] & (k < K)[None, :]
             if PAD > 0:
                 jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
                 inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
             a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
-            a = tl.trans(tl.where((k == K)[None, :], 1.0, a))
+            if not APART:
+                a = tl.where((k == K)[None, :], 1.0, a)
+            a = tl.trans(a)
         out = rows[:, None] * CO + channel[None, :]
         valid = (b < B)[:, None] & (channel < CO)[None, :]
         d = tl.load(g + out, mask=valid, other=0.0)
         if ROUTED:
             way = tl.load(route + out, mask=valid, other=255)
             d = tl.where(way.to(tl.int32) == place[None, :], d, 0.0)
+        if APART:
+            of_bias += tl.sum(d, axis=0)
         if PRECISION == "bf16":
             total = tl.dot(a.to(tl.bfloat16), d.to(tl.bfloat16), total)
         else:
             total = tl.dot(a, d, total, input_precision=PRECISION)
     partial += (split.to(tl.int64) * C + client) * ((K + 1) * POOL * POOL * CO)
     at = k[:, None] * (POOL * POOL * CO) + (place * CO + channel)[None, :]
-    tl.store(partial + at, total, mask=(k <= K)[:, None] & ((place < POOL * POOL) & (channel < CO))[None, :])
+    real = (place < POOL * POOL) & (channel < CO)
+    if APART:
+        tl.store(partial + at, total, mask=(k < K)[:, None] & real[None, :])
+        if tl.program_id(0) < CO_BLOCKS:
+            tl.store(partial + K * (POOL * POOL * CO) + place * CO + channel, of_bias, mask=real)
+    else:
+        tl.store(partial + at, total, mask=(k <= K)[:, None] & real[None, :])
 
 
 @triton.jit
 def _gather_up(
     partial, dw, db, C, SPLITS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
     client = tl.program_id(1).to(tl.int64)
@@ -182,12 +195,15 @@ def _gather_up(
     is_weight, is_bias = k < KH * KW * CI, k == KH * KW * CI
     K: tl.constexpr = WH * WW * CI
     total = tl.zeros([BLOCK], tl.float32)
-    for split in range(SPLITS):
+    for first in range(0, SPLITS, AT_ONCE):
+        split = first + tl.arange(0, AT_ONCE)
         share = partial + (split * C + client) * ((K + 1) * POOL * POOL * CO)
+        there = (split < SPLITS)[:, None] & (is_weight | is_bias)[None, :]
         for place in tl.static_range(POOL * POOL):
             wy, wx = ky + (place // POOL) * STRIDE, kx + (place % POOL) * STRIDE
             row = tl.where(is_bias, K, (wy * WW + wx) * CI + ci)
-            total += tl.load(share + (row * POOL * POOL + place) * CO + co, mask=is_weight | is_bias, other=0.0)
+            at = (row * POOL * POOL + place) * CO + co
+            total += tl.sum(tl.load(share[:, None] + at[None, :], mask=there, other=0.0), axis=0)
     tl.store(dw + client * (KH * KW * CI * CO) + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=is_weight)
     tl.store(db + client * CO + co, total, mask=is_bias)
 
@@ -312,8 +328,8 @@ def weight_gradient(
     clients, samples = x.shape[:2]
     places = triton.next_power_of_2(s.pool**2)
     window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
-    bm, bn, bk, warps, stages, programs, turned = _weight_tile(s, clients, rows)
-    blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
+    bm, bn, bk, warps, stages, programs, turned, apart = _weight_tile(s, clients, rows)
+    blocks = triton.cdiv(window + (not apart), bk) * triton.cdiv(s.co, bn)
     chunks = triton.cdiv(rows, bm)
     splits = max(1, min(chunks, triton.cdiv(programs, blocks * clients)))
     each = triton.cdiv(chunks, splits)
@@ -324,14 +340,16 @@ def weight_gradient(
     _weight_gradient[(blocks, splits, clients)](
         x, g, route, partial, samples, clients, *_strides(x), each * bm,
         s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, places, s.routed,
-        _vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn), TURNED=turned,
+        _vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn), TURNED=turned, APART=apart,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    block = 256
+    at_once = min(64, triton.next_power_of_2(splits))
+    block = max(16, 512 // at_once)
     grid = (triton.cdiv((s.kh * s.kw * s.ci + 1) * s.co, block), clients)
     _gather_up[grid](
-        partial, dw, db, clients, splits, s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=block, num_warps=4
-    )
+        partial, dw, db, clients, splits, s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=block,
+        AT_ONCE=at_once, num_warps=4,
+    )  # fmt: skip
     return dw, db
 
 
@@ -377,19 +395,21 @@ def _side(size: int, most: int = 64) -> int:
 
 def _forward_tile(s: Geometry, clients: int, rows: int) -> tuple[int, int, int, int, int]:
     places = triton.next_power_of_2(s.pool**2)
-    return 64, _side(s.co, max(16, 128 // places)), 32, 4, 3
+    inner = s.wh * s.ww * s.ci
+    rows_at_once = 128 if inner <= 128 or clients * rows >= 128 * 264 else 64
+    return rows_at_once, _side(s.co, max(16, 64 // places)), 32 if inner > 128 else _side(inner, 128), 4, 3
 
 
-def _weight_tile(s: Geometry, clients: int, rows: int) -> tuple[int, int, int, int, int, int, bool]:
+def _weight_tile(s: Geometry, clients: int, rows: int) -> tuple[int, int, int, int, int, int, bool, bool]:
     places = triton.next_power_of_2(s.pool**2)
-    return 64, _side(s.co, max(16, 128 // places)), 64, 4, 3, 4 * 132, False
+    inner = _side(s.wh * s.ww * s.ci + 1, 128)
+    many = clients * rows >= 32 * 264 * 4
+    return 32 if many else 128, _side(s.co, max(16, 64 // places)), inner, 4 if many else 8, 1, 4 * 132, False, False
 
 
 def _input_tile(s: Geometry, clients: int, samples: int) -> tuple[int, int, int, int, int, int]:
-    side = triton.next_power_of_2(s.stride * s.pool)
-    if side % (s.stride * s.pool):
-        raise ValueError("pooling and stride must be powers of two")
-    return 64, _side(s.ci, max(16, 128 // side**2)), _side(s.co, 32), 4, 3, side
+    side = s.stride * s.pool
+    return 64, _side(s.ci, max(16, 64 // side**2)), _side(s.co, 32), 4, 2, side
 
 
 def _strides(x: Tensor) -> tuple[int, int, int, int, int]:

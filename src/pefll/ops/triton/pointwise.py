@@ -1,4 +1,4 @@
-"""Small things with a client axis that would each take many kernels: the loss, a step of SGD, a batch of pixels."""
+"""Small things that would each take many kernels: the loss, steps of SGD and Adam, a batch of pixels, random choices."""
 
 from __future__ import annotations
 
@@ -93,6 +93,62 @@ def _pixels(x, rows, scale, shift, out, SIZE: tl.constexpr, PIXELS: tl.constexpr
     tl.store(out + sample * SIZE + at, value, mask=there)
 
 
+@triton.jit
+def _adam(
+    p, g, m, v, step, new_p, new_m, new_v, D, lr, first_decay, second_decay, epsilon,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < D
+    count = tl.load(step).to(tl.float32)
+    unbias_first = 1 - tl.exp2(count * tl.log2(first_decay))
+    unbias_second = 1 - tl.exp2(count * tl.log2(second_decay))
+    d = tl.load(g + at, mask=there, other=0.0)
+    first = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
+    second = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
+    change = (first / unbias_first) / (tl.sqrt(second / unbias_second) + epsilon)
+    tl.store(new_p + at, tl.load(p + at, mask=there, other=0.0) - lr * change, mask=there)
+    tl.store(new_m + at, first, mask=there)
+    tl.store(new_v + at, second, mask=there)
+
+
+@triton.jit
+def _scramble(x, MULTIPLY_1: tl.constexpr, MULTIPLY_2: tl.constexpr):
+    """Return a bijective hash of int64 values; see `pefll.randomness`."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * MULTIPLY_1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * MULTIPLY_2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+@triton.jit
+def _below(x, total):
+    """Return x modulo total, not negative."""
+    rest = x % total
+    return tl.where(rest < 0, rest + total, rest)
+
+
+@triton.jit
+def _choose(
+    state, total, out, COUNT: tl.constexpr, SHUFFLES: tl.constexpr, GOLDEN: tl.constexpr, STRIDE: tl.constexpr,
+    MULTIPLY_1: tl.constexpr, MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per draw and block of it; see `pefll.randomness.choose`."""
+    draw = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(state + draw)
+    cards = tl.load(total + draw)
+    card = place.to(tl.int64) % cards
+    for _ in range(SHUFFLES):
+        key += GOLDEN
+        mirror = _below(_scramble(key, MULTIPLY_1, MULTIPLY_2), cards)
+        factor = _scramble(key + STRIDE, MULTIPLY_1, MULTIPLY_2)
+        term = _scramble(key + STRIDE + STRIDE, MULTIPLY_1, MULTIPLY_2)
+        partner = _below(mirror - card, cards)
+        coin = tl.maximum(card, partner) * factor + term
+        card = tl.where(coin < 0, partner, card)
+    tl.store(out + draw * COUNT + place, card, mask=place < COUNT)
+
+
 def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted mean cross-entropy [c] and its gradient [c, b, classes].
 
@@ -164,4 +220,46 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     block = min(1024, triton.next_power_of_2(size))
     grid = (rows.numel(), triton.cdiv(size, block))
     _pixels[grid](x, rows, scale, shift, out, size, height * width, channels, BLOCK=block, num_warps=4)
+    return out
+
+
+def adam(
+    parameters: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    lr: float,
+    first_decay: float,
+    second_decay: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; step is int64 []."""
+    size = parameters.numel()
+    new = tuple(torch.empty_like(parameters) for _ in range(3))
+    _adam[(triton.cdiv(size, _BLOCK),)](
+        parameters, gradient, first, second, step, *new, size, lr, first_decay, second_decay, epsilon, BLOCK=_BLOCK,
+        num_warps=4,
+    )  # fmt: skip
+    return new
+
+
+def choose(
+    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply: tuple[int, int]
+) -> Tensor:
+    """Return `count` different integers below `total`, int64 [draws, count]; see `pefll.randomness.choose`.
+
+    Args:
+        state: int64 [draws], contiguous.
+        total: int64 [draws], contiguous.
+        count: how many.
+        shuffles: rounds of the shuffle.
+        golden: constant of the key sequence.
+        multiply: constants of the hash.
+    """
+    out = torch.empty((len(state), count), dtype=torch.int64, device=state.device)
+    stride = (shuffles * golden + (1 << 63)) % (1 << 64) - (1 << 63)  # as int64 wraps around
+    block = min(256, triton.next_power_of_2(count))
+    grid = (len(state), triton.cdiv(count, block))
+    _choose[grid](state, total, out, count, shuffles, golden, stride, *multiply, BLOCK=block, num_warps=1)
     return out
