@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -22,8 +23,10 @@ from pefll import checkpoint, cli, training
 from pefll.config import Config
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
+from pefll.engines.later import Clock, Later
 from pefll.errors import PefllError
 from pefll.evaluation import Accuracy, Evaluation
+from pefll.lockstep import Job, stop_signals, take_turns
 from pefll.progress import Silent
 from pefll.record import RunFolder
 from pefll.run import fit, load
@@ -221,29 +224,45 @@ class Counting:
     def start(self) -> State:
         return State(torch.zeros(1))
 
-    def advance(self, server: State, first: int, rounds: int) -> State:
+    def launch(self, server: State, first: int, rounds: int) -> tuple[State, Later]:
         assert float(server.theta) == first
         self.calls.append((first, rounds))
         self.ledger.up += rounds
-        return State(server.theta + rounds)
+        return State(server.theta + rounds), ready(None)
+
+    def snapshot(self, server: State) -> State:
+        return server
+
+
+def ready(value: object) -> Later:
+    return Clock(torch.device("cpu")).later(torch.empty(0), lambda _: value)
 
 
 def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list[int]:
     """Let validation accuracy follow a script: round to (seen, unseen); return the splits that were looked at."""
     looked = []
 
-    def fake(engine, method, server, split, progress=None, **_):
-        looked.append(split)
-        pair = values[int(server.theta)]
-        groups = [None, None] if pair is None else [Accuracy(v, 1 - v, 1.0, 1.0, 0.0) for v in pair]
-        return Evaluation(*groups)
+    class Fake:
+        def __init__(self, engine, method, split, share):
+            self.split = split
 
-    monkeypatch.setattr(training, "evaluate", fake)
+        def begin(self, server):
+            looked.append(self.split)
+            pair = values[int(server.theta)]
+            groups = [None, None] if pair is None else [Accuracy(v, 1 - v, 1.0, 1.0, 0.0) for v in pair]
+            return ready(Evaluation(*groups))
+
+    monkeypatch.setattr(training, "Exam", Fake)
     return looked
 
 
 def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> training.Progress:
-    return training.train(engine or Counting(), METHOD, config, folder, Silent(), {})
+    with stop_signals() as asked_to_stop:
+        turns = training.train(engine or Counting(), METHOD, config, folder, Silent(), {}, asked_to_stop)
+        (outcome,) = take_turns([Job(turns, nullcontext)])
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def test_the_best_round_is_the_first_with_the_best_seen_validation_accuracy(monkeypatch):
@@ -310,10 +329,10 @@ def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_pa
     before = signal.getsignal(number)
 
     class Signalled(Counting):
-        def advance(self, server, first, rounds):
+        def launch(self, server, first, rounds):
             if first >= 11:
                 os.kill(os.getpid(), number)
-            return super().advance(server, first, 1) if rounds == 1 else super().advance(server, first, rounds)
+            return super().launch(server, first, rounds)
 
     with pytest.raises(training.Stopped) as stopped:
         run_loop(Config(rounds=100, eval_every=10), RunFolder(tmp_path), Signalled())
@@ -327,7 +346,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch):
     scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))
 
     class Impatient(Counting):
-        def advance(self, server, first, rounds):
+        def launch(self, server, first, rounds):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             raise AssertionError("the second one should not come back")
@@ -386,13 +405,13 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
 
 def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
     values = iter([0.9, 0.1])
-    real = training.evaluate
 
-    def fake(engine, method, server, split, progress=None, **_):
-        result = real(engine, method, server, split, progress, **_)
-        return result._replace(seen=result.seen._replace(per_sample=next(values)))
+    class Fake(training.Exam):
+        def _read(self, scores):
+            result = super()._read(scores)
+            return result._replace(seen=result.seen._replace(per_sample=next(values)))
 
-    monkeypatch.setattr(training, "evaluate", fake)
+    monkeypatch.setattr(training, "Exam", Fake)
     settings = {"local_steps": 8, "client_lr": 0.3, "clients_per_round": 4, "processes": 1}
     run = fit(ragged(sizes=(30,)), "fedavg", rounds=4, eval_every=2, **settings)
     assert run.summary["best_round"] == 2
