@@ -323,6 +323,104 @@ def test_the_ledger_and_the_best_are_resumed(monkeypatch, tmp_path):
     assert engine.ledger.up == 30
 
 
+class Waited:
+    """An answer that is never there before somebody waits for it, as a busy GPU's."""
+
+    seconds = 0.01
+
+    def __init__(self, answer, waited: list, name: object) -> None:
+        self.answer, self.waited, self.name = answer, waited, name
+
+    def done(self) -> bool:
+        return self.name in self.waited
+
+    def wait(self):
+        self.waited.append(self.name)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Busy(Counting):
+    """An engine that works on while others do something else; its states all lie in the same memory."""
+
+    def __init__(self, bad: int | None = None) -> None:
+        super().__init__()
+        self.theta, self.bad = torch.zeros(1), bad
+        self.log: list = []
+
+    def launch(self, server: State, first: int, rounds: int) -> tuple[State, Waited]:
+        assert float(server.theta) == first
+        self.calls.append((first, rounds))
+        self.log.append(("launched", first + rounds))
+        self.theta.fill_(first + rounds)
+        diverged = self.bad is not None and first + rounds >= self.bad
+        return State(self.theta), Waited(PefllError("diverged") if diverged else None, self.log, first + rounds)
+
+    def snapshot(self, server: State) -> State:
+        return State(server.theta.clone())
+
+
+def busy_exams(monkeypatch, engine: Busy, values: dict[int, float]) -> None:
+    class Exam:
+        def __init__(self, *_):
+            pass
+
+        def begin(self, server):
+            at = int(server.theta)
+            result = Evaluation(Accuracy(values.get(at, 0.1), 0.0, 1.0, 1.0, 0.0), None)
+            return Waited(result, engine.log, f"exam {at}")
+
+    monkeypatch.setattr(training, "Exam", Exam)
+
+
+def test_the_next_rounds_are_launched_before_an_evaluation_is_waited_for(monkeypatch, tmp_path):
+    engine = Busy()
+    busy_exams(monkeypatch, engine, {20: 0.9, 30: 0.5})
+    config = Config(rounds=50, eval_every=10, checkpoint_every=1000)
+    progress = run_loop(config, RunFolder(tmp_path), engine)
+    for at in (10, 20, 30):
+        following = min(first + rounds for first, rounds in engine.calls if first + rounds > at)
+        assert engine.log.index(("launched", following)) < engine.log.index(f"exam {at}")
+    # And no further than one stretch ahead, whose evaluation would be recorded in order.
+    waiting = 0
+    for event in engine.log:
+        if isinstance(event, tuple):
+            waiting += 1
+        elif isinstance(event, int):
+            waiting -= 1
+        assert waiting <= training.AHEAD + 1
+    assert [row["round"] for row in RunFolder(tmp_path).history()] == [10, 20, 30, 40, 50]
+    # The best state is the one that was evaluated, not what became of its memory.
+    assert (progress.best_round, float(progress.best.theta)) == (20, 20)
+    assert float(progress.server.theta) == 50
+
+
+def test_no_checkpoint_is_written_while_an_evaluation_is_pending(monkeypatch, tmp_path):
+    engine = Busy()
+    busy_exams(monkeypatch, engine, {10: 0.2, 20: 0.9})
+    save, saved = training._save, []
+
+    def check(engine_, progress, folder, facts):
+        history = [row["round"] for row in folder.history()]
+        launched = [name for name in engine.log if isinstance(name, tuple)][-1][1]
+        saved.append((progress.round, progress.best_round, float(progress.server.theta), launched, history))
+        save(engine_, progress, folder, facts)
+
+    monkeypatch.setattr(training, "_save", check)
+    run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)
+    assert saved == [(20, 20, 20.0, 20, [10, 20]), (40, 20, 40.0, 40, [10, 20, 30, 40])]
+
+
+def test_divergence_that_is_noticed_late_leaves_no_evaluation_of_it(monkeypatch, tmp_path):
+    engine = Busy(bad=25)
+    busy_exams(monkeypatch, engine, {30: 1.0})
+    with pytest.raises(PefllError, match="diverged"):
+        run_loop(Config(rounds=60, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)
+    assert [row["round"] for row in RunFolder(tmp_path).history()] == [10, 20]
+    assert checkpoint.latest(tmp_path / "checkpoints", pytest.fail).round == 20
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_path, number):
     scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))

@@ -387,8 +387,7 @@ def show(
     """
     from pefll.report import show as show_runs
 
-    folders = [each.path for path in paths for each in run_folders(path)]
-    show_runs(folders, folder, out)
+    show_runs([each.path for path in paths for each in run_folders(path)], folder or paths[0], out)
 
 
 @data_app.command("list")
