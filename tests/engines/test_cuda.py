@@ -150,6 +150,6 @@ def test_one_run_that_diverges_leaves_the_others_alone():
         Order(Config(**vars(base) | {"seed": seed, "settings": changed}), federation, None)
         for seed, changed in enumerate([{}, {"client_lr": 1e30, "client_clip": 0.0}, {}])
     ]
-    with pytest.raises(RunsFailed, match="1 of 3 runs failed: seed 1: .*NaN") as failed:
+    with pytest.raises(RunsFailed, match=r"1 of 3 runs failed: seed 1: .*NaN") as failed:
         fit_together(orders)
     assert [run.config.seed for run in failed.value.runs] == [0, 2]
