@@ -236,6 +236,14 @@ def test_settings_that_cannot_be_run_leave_no_folder(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
+def test_a_folder_that_one_seed_may_not_have_keeps_the_others_from_starting(tmp_path):
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1" / "thesis.tex").write_text("...")
+    with pytest.raises(PefllError, match="seed-1 exists and is not a run folder"):
+        fit_seeds(ragged(), seeds=SEEDS, out=tmp_path, **QUICK)
+    assert os.listdir(tmp_path) == ["seed-1"]
+
+
 def test_local_needs_no_rounds_here_either():
     runs = fit_seeds(ragged(), "local", seeds=[0, 1], epochs=1)
     assert [run.summary["rounds"] for run in runs] == [0, 0]

@@ -274,10 +274,13 @@ def _train_all(
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
             prepared.append((Order(config, federation, out), engine, learner, facts))
+        # Only now, so that settings that cannot be run leave no folder behind.
+        for order, *_ in prepared:
+            if order.out is not None:
+                _check_claim(order.out, order.config)
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals())
         for order, engine, learner, facts in prepared:
-            # Only now, so that settings that cannot be run leave no folder behind.
             folder = _claim(order.out, order.config) if order.out is not None else None
             if console:
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
@@ -495,13 +498,18 @@ def _config(
     )
 
 
-def _claim(out: str | Path, config: Config) -> RunFolder:
-    """Make the run's folder, or check that the one that is there is the same run."""
+def _check_claim(out: str | Path, config: Config) -> None:
+    """Raise PefllError where the folder that is there is not the same run's."""
     folder = RunFolder(Path(out))
     if folder.config_file.is_file():
         Config.load(folder.config_file).check_same(config)
     elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
+
+
+def _claim(out: str | Path, config: Config) -> RunFolder:
+    """Make the run's folder, or take the one that is there, with what was asked for now."""
+    folder = RunFolder(Path(out))
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
