@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pefll
+from pefll import run as run_module
 from pefll import training
 from pefll.config import Config
 from pefll.engines.serial import SerialEngine
@@ -209,6 +210,24 @@ def test_stopping_saves_all_and_resuming_goes_on_with_all(tmp_path, monkeypatch,
     for seed in SEEDS:
         assert max(states(tmp_path / f"seed-{seed}").items()) == max(states(alone["vector"] / f"seed-{seed}").items())
         assert history(tmp_path / f"seed-{seed}") == history(alone["vector"] / f"seed-{seed}")
+
+
+@pytest.mark.parametrize("method", ["pefll", "local"])
+def test_stopping_while_a_run_is_tested_keeps_its_rounds(tmp_path, monkeypatch, method):
+    settings = QUICK if method == "pefll" else {"epochs": 1, "processes": 1}
+    evaluated = run_module.evaluate
+
+    def interrupted(*given):
+        os.kill(os.getpid(), signal.SIGINT)
+        return evaluated(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "evaluate", interrupted)
+        with pytest.raises(Stopped) as stopped:
+            fit(ragged(), method, out=tmp_path, **settings)
+    assert stopped.value.round == settings.get("rounds", 0)
+    assert RunFolder(tmp_path).summary() is None
+    assert fit(ragged(), method, out=tmp_path, **settings).summary["rounds"] == settings.get("rounds", 0)
 
 
 def test_a_second_ctrl_c_ends_all_at_once_and_leaves_torch_as_it_was(monkeypatch):

@@ -310,7 +310,7 @@ def _fitting(
             if together > 1:  # said now, because the others may go on for long
                 watch.say(f"seed {config.seed} failed: {error}")
             raise
-    summary = _summarise(engine, learner, config, federation, progress, screen)
+    summary = _summarise(engine, learner, config, federation, progress, screen, asked_to_stop)
     if folder:
         _write_descriptors(engine, learner, progress.best, federation, folder)
         folder.write_summary(summary)
@@ -525,12 +525,19 @@ def _summarise(
     federation: Federation,
     progress: Progress,
     screen: Display,
+    asked_to_stop: Sequence[int],
 ) -> dict[str, Any]:
     """Score the best and the last state on the test split and gather everything about the run."""
     accuracy = {}
     different = progress.best_round != progress.round
     with screen.line(f"testing seed {config.seed}", federation.num_clients * (1 + different)) as watch:
-        report = counting(watch)
+        count = counting(watch)
+
+        def report(clients: int) -> None:
+            if asked_to_stop:  # all rounds are saved, and testing is done again when the run is resumed
+                raise Stopped(progress.round, asked_to_stop[0])
+            count(clients)
+
         best = evaluate(engine, method, progress.best, TEST, report)
         final = evaluate(engine, method, progress.server, TEST, report) if different else best
     for name, result in (("best", best), ("final", final)):

@@ -203,9 +203,8 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            self.graph, pool=engine.pool, stream=side
-        ):  # a stream of this device, which need not be the current one
+        # A stream of this device, which need not be the current one.
+        with torch.cuda.graph(self.graph, pool=engine.pool, stream=side):
             after, healthy = engine._round(self.server, self.t)
             map_tree(lambda old, new: old.copy_(new), self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
