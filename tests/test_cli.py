@@ -325,6 +325,81 @@ def test_in_real_processes(tmp_path, client):
     assert said == Said(2, "", "error: nowhere is not a run folder: it has no config.toml\n")
 
 
+def test_several_seeds_at_once(pefll, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = pefll("train", *DIGITS, "--seeds", "0, 2")
+    assert said.code == 0, said.err
+    assert "Next: pefll show runs/digits-pefll" in said.out
+    assert "mean" in said.out
+    together = tmp_path / "runs" / "digits-pefll"
+    for seed in (0, 2):
+        assert pefll("train", *DIGITS, "--seed", seed, "--out", tmp_path / f"alone-{seed}").code == 0
+        files = [next(folder.glob("checkpoints/*/state.safetensors")) for folder in
+                 (together / f"seed-{seed}", tmp_path / f"alone-{seed}")]  # fmt: skip
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert "finished already" in pefll("train", "--resume", together).err
+    assert pefll("train", "--resume", together, "--rounds", 6).code == 0
+    assert [RunFolder(together / f"seed-{seed}").summary()["rounds"] for seed in (0, 2)] == [6, 6]
+    said = pefll("results", "add", together, "--to", tmp_path / "results")
+    assert said.out.count("wrote ") == 2
+    said = pefll("results", "table", tmp_path / "results")
+    assert said.out.count("| digits, 8 | pefll | 2 |") == 1
+    said = pefll("show", together)
+    assert said.code == 0
+    assert "seed-2" in said.out
+    assert (together / "curves.png").is_file()
+    assert pefll("train", *DIGITS, "--seeds", "7").code == 0
+    assert RunFolder(tmp_path / "runs" / "digits-pefll-2" / "seed-7").summary()["lockstep"] == 1
+
+
+def test_one_seed_that_fails_among_several(pefll, tmp_path, monkeypatch):
+    from pefll.engines.vector import VectorEngine
+    from pefll.errors import PefllError
+
+    launch = VectorEngine.launch
+
+    def instead(self, server, first, rounds):
+        if self.seed == 1 and first == 2:
+            raise PefllError("it diverged")
+        return launch(self, server, first, rounds)
+
+    monkeypatch.setattr(VectorEngine, "launch", instead)
+    said = pefll("train", *DIGITS, "--engine", "vector", "--seeds", "0,1", "--out", tmp_path / "r")
+    assert said.code == 2
+    assert "seed 1 failed: it diverged" in said.err
+    assert said.err.endswith("error: 1 of 2 runs failed: seed 1: it diverged\n")
+    assert "Test accuracy" in said.out
+    assert RunFolder(tmp_path / "r" / "seed-0").summary() is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (
+            ["--seeds", "0,0"],
+            "--seeds takes different whole numbers with commas between them, such as 0,1,2, not '0,0'",
+        ),
+        (["--seeds", "0;1"], "not '0;1'"),
+        (["--seeds", ""], "not ''"),
+        (["--seeds", "0,-1"], "not '0,-1'"),
+        (["--seeds", "0,1", "--seed", "3"], "in place of --seed"),
+    ],
+)
+def test_seeds_that_are_none(refused, tmp_path, arguments, part):
+    assert part in refused("train", *DIGITS, *arguments, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_folders_that_hold_seeds_already(pefll, refused, labelled, tmp_path):
+    assert pefll("train", *DIGITS, "--seeds", "0,1", "--out", tmp_path / "r").code == 0
+    for more in (["--seeds", "0,1"], ["--seeds", "5"], ["--seed", "5"]):
+        assert "already holds a run" in refused("train", *DIGITS, *more, "--out", tmp_path / "r")
+    assert "already holds a run" in refused("train", *DIGITS, "--seeds", "0,1", "--out", labelled)
+    assert "in place of --seed" in refused("train", "--resume", tmp_path / "r", "--seeds", "0,1")
+    assert "holds runs of several seeds" in refused("evaluate", tmp_path / "r")
+    assert "cannot be resumed with 7" in refused("train", "--resume", tmp_path / "r", "--seed", "7")
+
+
 # What users get wrong.
 
 
@@ -573,5 +648,5 @@ def test_a_full_gpu_is_a_sentence(refused, monkeypatch, tmp_path):
     def full(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 lines\nof\ntext")
 
-    monkeypatch.setattr(cli.run, "fit", full)
+    monkeypatch.setattr(cli.run, "fit_together", full)
     assert "the GPU's memory is full" in refused("train", *DIGITS, "--out", tmp_path / "r")

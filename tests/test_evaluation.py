@@ -11,7 +11,7 @@ from pefll.data.federation import TEST, TRAIN, VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
-from pefll.evaluation import descriptors, evaluate, split_number, summarise
+from pefll.evaluation import Exam, descriptors, evaluate, split_number, summarise
 from pefll.methods import build_method
 from pefll.methods.fedavg import Server
 from tests.federations import problem_of, ragged
@@ -110,3 +110,49 @@ def test_descriptors_of_all_clients(make, monkeypatch):
     other = build_method("fedavg", problem_of(federation), {})
     assert descriptors(engine, other, server) is None
     engine.close()
+
+
+@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_an_exam_gives_what_an_evaluation_gives_each_time(make, share, monkeypatch):
+    monkeypatch.setattr("pefll.engines.vector.SAMPLES_AT_ONCE", {"cpu": 50})
+    federation = ragged(clients=70, sizes=(2, 9, 30), seen=40)
+    method = build_method("pefll", problem_of(federation), {"descriptor_size": 4, "local_steps": 2})
+    engine = make(federation, method, seed=0, clients_per_round=2)
+    exam = Exam(engine, method, VALIDATION, share)
+    state = engine.start()
+    for rounds in range(3):
+        state = engine.advance(state, rounds, 1)
+        later = exam.begin(state)
+        assert later.done()
+        assert later.wait() == evaluate(engine, method, state, VALIDATION, share=share)
+        assert later.seconds > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
+@pytest.mark.parametrize("name", ["pefll", "fedavg"])
+def test_a_state_that_is_not_finite_is_noticed(make, name):
+    federation = ragged()
+    method = build_method(name, problem_of(federation), {})
+    engine = make(federation, method, seed=0, clients_per_round=2)
+    state = engine.start()
+    broken = state._replace(**{state._fields[0]: torch.full_like(state[0], torch.nan)})
+    for look in (
+        lambda: evaluate(engine, method, broken, TEST),
+        lambda: Exam(engine, method, VALIDATION).begin(broken).wait(),
+    ):
+        with pytest.raises(PefllError, match="NaN or infinity"):
+            look()
+    engine.close()
+
+
+def test_descriptors_that_are_not_finite_are_noticed():
+    federation = ragged()
+    method = build_method("pefll", problem_of(federation), {})
+    for make in (SerialEngine, VectorEngine):
+        engine = make(federation, method, seed=0, clients_per_round=2)
+        state = engine.start()
+        with pytest.raises(PefllError, match="NaN or infinity"):
+            descriptors(engine, method, state._replace(embedder=state.embedder * torch.inf))
+        engine.close()

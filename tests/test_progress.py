@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pefll import progress
-from pefll.progress import Bar, Lines, Silent, monitor
+from pefll.progress import Bar, Lines, Silent, display, monitor
 
 
 def test_nothing_without_a_console():
@@ -60,3 +60,22 @@ def test_a_bar_in_a_terminal():
     assert "10/10" in text
     assert "seen 12.5%" in text
     assert "hello" in text
+
+
+def test_several_jobs_are_lines_of_one_display(monkeypatch):
+    monkeypatch.setattr(progress, "QUIET_SECONDS", -1.0)
+    for terminal in (False, True):
+        file = io.StringIO()
+        with display(Console(file=file, width=120, force_terminal=terminal)) as screen:
+            with screen.line("seed 0", 10) as one, screen.line("seed 1", 10) as two:
+                one.at(10, "seen 12.5%")
+                two.say("seed 1 failed")
+                two.at(7)
+            with screen.line("testing", 5) as test:
+                test.at(5)
+        text = file.getvalue()
+        for part in ("seed 0", "10/10", "seen 12.5%", "seed 1 failed", "testing", "5/5"):
+            assert part in text
+        assert ("7/10" in text.replace(" ", "")) == terminal  # a line is printed only at the end or now and then
+    with display(None) as screen, screen.line("seed 0", 3) as silent:
+        silent.at(3)

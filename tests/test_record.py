@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from pefll.errors import PefllError
-from pefll.record import RunFolder
+from pefll.record import RunFolder, run_folders, seed_folder
 
 
 def test_history_is_appended_and_cut(tmp_path):
@@ -68,3 +68,17 @@ def test_a_full_disk_while_history_is_written_is_a_sentence(tmp_path, monkeypatc
     with pytest.raises(PefllError, match="No space left"):
         folder.keep_history_until(0)
     assert folder.history()[0] == {"round": 2}
+
+
+def test_a_folder_of_several_seeds_stands_for_its_runs(tmp_path):
+    for seed in (10, 2, 0):
+        folder = RunFolder(seed_folder(tmp_path / "c10", seed))
+        folder.path.mkdir(parents=True)
+        folder.config_file.write_text("")
+    (tmp_path / "c10" / "seed-x").mkdir()
+    (tmp_path / "c10" / "seed-5").mkdir()  # not a run
+    assert [folder.path.name for folder in run_folders(tmp_path / "c10")] == ["seed-0", "seed-2", "seed-10"]
+    assert run_folders(tmp_path / "c10" / "seed-2") == [RunFolder(tmp_path / "c10" / "seed-2")]
+    assert run_folders(tmp_path / "none") == [RunFolder(tmp_path / "none")]
+    with pytest.raises(PefllError, match=r"holds runs of several seeds; name one of them, such as .*seed-0"):
+        RunFolder(tmp_path / "c10").check_is_run()

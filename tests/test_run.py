@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pefll
-from pefll.training import Stopped
+from pefll.lockstep import Stopped
 from tests.federations import ragged
 
 QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -22,8 +23,10 @@ from pefll import checkpoint, cli, training
 from pefll.config import Config
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
+from pefll.engines.later import Clock, Later
 from pefll.errors import PefllError
 from pefll.evaluation import Accuracy, Evaluation
+from pefll.lockstep import Job, stop_signals, take_turns
 from pefll.progress import Silent
 from pefll.record import RunFolder
 from pefll.run import fit, load
@@ -221,29 +224,45 @@ class Counting:
     def start(self) -> State:
         return State(torch.zeros(1))
 
-    def advance(self, server: State, first: int, rounds: int) -> State:
+    def launch(self, server: State, first: int, rounds: int) -> tuple[State, Later]:
         assert float(server.theta) == first
         self.calls.append((first, rounds))
         self.ledger.up += rounds
-        return State(server.theta + rounds)
+        return State(server.theta + rounds), ready(None)
+
+    def snapshot(self, server: State) -> State:
+        return server
+
+
+def ready(value: object) -> Later:
+    return Clock(torch.device("cpu")).later(torch.empty(0), lambda _: value)
 
 
 def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list[int]:
     """Let validation accuracy follow a script: round to (seen, unseen); return the splits that were looked at."""
     looked = []
 
-    def fake(engine, method, server, split, progress=None, **_):
-        looked.append(split)
-        pair = values[int(server.theta)]
-        groups = [None, None] if pair is None else [Accuracy(v, 1 - v, 1.0, 1.0, 0.0) for v in pair]
-        return Evaluation(*groups)
+    class Fake:
+        def __init__(self, engine, method, split, share):
+            self.split = split
 
-    monkeypatch.setattr(training, "evaluate", fake)
+        def begin(self, server):
+            looked.append(self.split)
+            pair = values[int(server.theta)]
+            groups = [None, None] if pair is None else [Accuracy(v, 1 - v, 1.0, 1.0, 0.0) for v in pair]
+            return ready(Evaluation(*groups))
+
+    monkeypatch.setattr(training, "Exam", Fake)
     return looked
 
 
 def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> training.Progress:
-    return training.train(engine or Counting(), METHOD, config, folder, Silent(), {})
+    with stop_signals() as asked_to_stop:
+        turns = training.train(engine or Counting(), METHOD, config, folder, Silent(), {}, asked_to_stop)
+        (outcome,) = take_turns([Job(turns, nullcontext)])
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def test_the_best_round_is_the_first_with_the_best_seen_validation_accuracy(monkeypatch):
@@ -304,16 +323,114 @@ def test_the_ledger_and_the_best_are_resumed(monkeypatch, tmp_path):
     assert engine.ledger.up == 30
 
 
+class Waited:
+    """An answer that is never there before somebody waits for it, as a busy GPU's."""
+
+    seconds = 0.01
+
+    def __init__(self, answer, waited: list, name: object) -> None:
+        self.answer, self.waited, self.name = answer, waited, name
+
+    def done(self) -> bool:
+        return self.name in self.waited
+
+    def wait(self):
+        self.waited.append(self.name)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Busy(Counting):
+    """An engine that works on while others do something else; its states all lie in the same memory."""
+
+    def __init__(self, bad: int | None = None) -> None:
+        super().__init__()
+        self.theta, self.bad = torch.zeros(1), bad
+        self.log: list = []
+
+    def launch(self, server: State, first: int, rounds: int) -> tuple[State, Waited]:
+        assert float(server.theta) == first
+        self.calls.append((first, rounds))
+        self.log.append(("launched", first + rounds))
+        self.theta.fill_(first + rounds)
+        diverged = self.bad is not None and first + rounds >= self.bad
+        return State(self.theta), Waited(PefllError("diverged") if diverged else None, self.log, first + rounds)
+
+    def snapshot(self, server: State) -> State:
+        return State(server.theta.clone())
+
+
+def busy_exams(monkeypatch, engine: Busy, values: dict[int, float]) -> None:
+    class Exam:
+        def __init__(self, *_):
+            pass
+
+        def begin(self, server):
+            at = int(server.theta)
+            result = Evaluation(Accuracy(values.get(at, 0.1), 0.0, 1.0, 1.0, 0.0), None)
+            return Waited(result, engine.log, f"exam {at}")
+
+    monkeypatch.setattr(training, "Exam", Exam)
+
+
+def test_the_next_rounds_are_launched_before_an_evaluation_is_waited_for(monkeypatch, tmp_path):
+    engine = Busy()
+    busy_exams(monkeypatch, engine, {20: 0.9, 30: 0.5})
+    config = Config(rounds=50, eval_every=10, checkpoint_every=1000)
+    progress = run_loop(config, RunFolder(tmp_path), engine)
+    for at in (10, 20, 30):
+        following = min(first + rounds for first, rounds in engine.calls if first + rounds > at)
+        assert engine.log.index(("launched", following)) < engine.log.index(f"exam {at}")
+    # And no further than one stretch ahead, whose evaluation would be recorded in order.
+    waiting = 0
+    for event in engine.log:
+        if isinstance(event, tuple):
+            waiting += 1
+        elif isinstance(event, int):
+            waiting -= 1
+        assert waiting <= training.AHEAD + 1
+    assert [row["round"] for row in RunFolder(tmp_path).history()] == [10, 20, 30, 40, 50]
+    # The best state is the one that was evaluated, not what became of its memory.
+    assert (progress.best_round, float(progress.best.theta)) == (20, 20)
+    assert float(progress.server.theta) == 50
+
+
+def test_no_checkpoint_is_written_while_an_evaluation_is_pending(monkeypatch, tmp_path):
+    engine = Busy()
+    busy_exams(monkeypatch, engine, {10: 0.2, 20: 0.9})
+    save, saved = training._save, []
+
+    def check(engine_, progress, folder, facts):
+        history = [row["round"] for row in folder.history()]
+        launched = [name for name in engine.log if isinstance(name, tuple)][-1][1]
+        saved.append((progress.round, progress.best_round, float(progress.server.theta), launched, history))
+        save(engine_, progress, folder, facts)
+
+    monkeypatch.setattr(training, "_save", check)
+    run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)
+    assert saved == [(20, 20, 20.0, 20, [10, 20]), (40, 20, 40.0, 40, [10, 20, 30, 40])]
+
+
+def test_divergence_that_is_noticed_late_leaves_no_evaluation_of_it(monkeypatch, tmp_path):
+    engine = Busy(bad=25)
+    busy_exams(monkeypatch, engine, {30: 1.0})
+    with pytest.raises(PefllError, match="diverged"):
+        run_loop(Config(rounds=60, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)
+    assert [row["round"] for row in RunFolder(tmp_path).history()] == [10, 20]
+    assert checkpoint.latest(tmp_path / "checkpoints", pytest.fail).round == 20
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_path, number):
     scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))
     before = signal.getsignal(number)
 
     class Signalled(Counting):
-        def advance(self, server, first, rounds):
+        def launch(self, server, first, rounds):
             if first >= 11:
                 os.kill(os.getpid(), number)
-            return super().advance(server, first, 1) if rounds == 1 else super().advance(server, first, rounds)
+            return super().launch(server, first, rounds)
 
     with pytest.raises(training.Stopped) as stopped:
         run_loop(Config(rounds=100, eval_every=10), RunFolder(tmp_path), Signalled())
@@ -327,7 +444,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch):
     scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))
 
     class Impatient(Counting):
-        def advance(self, server, first, rounds):
+        def launch(self, server, first, rounds):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             raise AssertionError("the second one should not come back")
@@ -386,13 +503,13 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
 
 def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
     values = iter([0.9, 0.1])
-    real = training.evaluate
 
-    def fake(engine, method, server, split, progress=None, **_):
-        result = real(engine, method, server, split, progress, **_)
-        return result._replace(seen=result.seen._replace(per_sample=next(values)))
+    class Fake(training.Exam):
+        def _read(self, scores):
+            result = super()._read(scores)
+            return result._replace(seen=result.seen._replace(per_sample=next(values)))
 
-    monkeypatch.setattr(training, "evaluate", fake)
+    monkeypatch.setattr(training, "Exam", Fake)
     settings = {"local_steps": 8, "client_lr": 0.3, "clients_per_round": 4, "processes": 1}
     run = fit(ragged(sizes=(30,)), "fedavg", rounds=4, eval_every=2, **settings)
     assert run.summary["best_round"] == 2

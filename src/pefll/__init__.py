@@ -24,10 +24,10 @@ from pefll.data import (
 )
 from pefll.errors import PefllError
 from pefll.evaluation import Accuracy, Evaluation
+from pefll.lockstep import Stopped
 from pefll.methods import METHODS, FedAvg, Local, PeFLL
 from pefll.personal import PersonalModel
-from pefll.run import Run, fit, load
-from pefll.training import Stopped
+from pefll.run import Run, RunsFailed, fit, fit_seeds, load
 from pefll.version import __version__
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "PefllError",
     "PersonalModel",
     "Run",
+    "RunsFailed",
     "Samples",
     "Stopped",
     "__version__",
@@ -49,6 +50,7 @@ __all__ = [
     "federation_from_arrays",
     "federation_from_frame",
     "fit",
+    "fit_seeds",
     "load",
     "load_samples",
     "make_federation",

@@ -21,13 +21,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from pefll import data as sources
-from pefll import files, run, training
+from pefll import files, run
 from pefll.config import Config
 from pefll.errors import PefllError
+from pefll.lockstep import Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.personal import PersonalModel
 from pefll.progress import say
-from pefll.record import MEASURES, RunFolder
+from pefll.record import GROUPS, MEASURES, RunFolder, run_folders, seed_folder
 from pefll.version import __version__
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
@@ -124,6 +125,13 @@ def train(
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random. [default: 0]")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Several seeds, such as 0,1,2: trained at once, each as it would be alone, into OUT/seed-0, "
+            "OUT/seed-1 and so on. On a GPU this is faster than one after another."
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(help="serial (processes) or vector (clients as one axis). [default: auto]")
     ] = None,
@@ -146,7 +154,9 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.", metavar="RUN")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder, or with all its seeds.", metavar="RUN")
+    ] = None,
 ) -> None:
     """Train a method on a federation; Ctrl-C saves and stops, `--resume` goes on.
 
@@ -155,6 +165,8 @@ def train(
     - `pefll train --data digits --rounds 300 --out runs/first`
 
     - `pefll train --data cifar10 --clients 100 --rounds 5000 --seed 0 --out runs/c10`
+
+    - `pefll train --data cifar10 --clients 100 --rounds 5000 --seeds 0,1,2 --out runs/c10`
 
     - `pefll train --data cifar100 --clients 100 --rounds 5000 --set embedding=linear --out runs/c100`
 
@@ -185,17 +197,16 @@ def train(
         "settings": _settings(settings) if settings else None,
     }
     given = {name: value for name, value in given.items() if value is not None}
+    if seeds is not None and (seed is not None or resume is not None):
+        raise PefllError("--seeds is for new runs, and in place of --seed; --resume RUN goes on with all seeds in RUN")
     if resume is not None:
         if folder is not None:
             raise PefllError("--resume goes on in its own folder; leave --out away")
-        target = resume
-        RunFolder(target).check_is_run()
-        started = Config.load(RunFolder(target).config_file)
-        finished = RunFolder(target).summary() is not None
-        if "settings" in given:
-            given["settings"] = started.settings | typed_settings(started.method, given["settings"])
-        config = dataclasses.replace(started, **given)
-        started.check_same(config)
+        target, folders = resume, run_folders(resume)
+        started = [_started(each) for each in folders]
+        configs = [_resumed(config, given) for config in started]
+        longer = any(new.rounds > old.rounds for new, old in zip(configs, started, strict=True))
+        finished = not longer and all(each.summary() is not None for each in folders)
     else:
         if "data" not in given:
             raise PefllError("say what to train on: --data digits needs no file, `pefll data list` shows the others")
@@ -203,25 +214,68 @@ def train(
             given["data"] = str(Path(given["data"]).resolve())  # so that the run finds it again from another folder
         config = Config(**given)
         config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
-        target = folder or _free(Path("runs") / f"{Path(config.data).stem}-{config.method}-{config.seed}")
-        if RunFolder(target).config_file.exists():
+        name = f"{Path(config.data).stem}-{config.method}"
+        if seeds is None:
+            target = folder or _free(Path("runs") / f"{name}-{config.seed}")
+            configs, folders = [config], [RunFolder(target)]
+        else:
+            target = folder or _free(Path("runs") / name)
+            configs = [dataclasses.replace(config, seed=number) for number in _seeds(seeds)]
+            folders = [RunFolder(seed_folder(target, each.seed)) for each in configs]
+        if any(each.config_file.exists() for each in (RunFolder(target), *folders, *run_folders(target))):
             raise PefllError(
                 f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out"
             )
-    federation = run.federation_of(config, err)
-    config = dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients)
+        finished = False
+    orders = [
+        run.Order(
+            dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients),
+            federation,
+            each.path,
+        )
+        for config, federation, each in zip(configs, run.federations_of(configs, err), folders, strict=True)
+    ]
     try:
-        trained = run.fit(federation, config=config, out=target, console=err)
-    except training.Stopped as stopped:
-        say(err, f"Saved after round {stopped.round}. Go on with: pefll train --resume {target}")
+        trained = run.fit_together(orders, console=err)
+    except Stopped as stopped:
+        least = "" if len(orders) == 1 else " or later, for each seed"
+        say(err, f"Saved after round {stopped.round}{least}. Go on with: pefll train --resume {target}")
         raise typer.Exit(128 + stopped.signal) from None
-    best = trained.summary["accuracy"]["best"]
-    if resume is not None and started.rounds == trained.summary["rounds"] and finished:
-        say(err, f"The run was finished already; --rounds {2 * started.rounds} would go on.")
-    if trained.summary["rounds"]:
-        say(out, f"{target}: best round {trained.summary['best_round']} of {trained.summary['rounds']}")
-    out.print(_accuracy_table(best, "Test accuracy at the best round"))
+    except run.RunsFailed as failed:
+        if failed.runs:
+            out.print(_seeds_table(failed.runs))
+        raise
+    if finished:
+        say(err, f"The run was finished already; --rounds {2 * configs[0].rounds} would go on.")
+    if len(trained) > 1:
+        out.print(_seeds_table(trained))
+    else:
+        summary = trained[0].summary
+        if summary["rounds"]:
+            say(out, f"{folders[0].path}: best round {summary['best_round']} of {summary['rounds']}")
+        out.print(_accuracy_table(summary["accuracy"]["best"], "Test accuracy at the best round"))
     say(out, f"Next: pefll show {target}")
+
+
+def _started(folder: RunFolder) -> Config:
+    folder.check_is_run()
+    return Config.load(folder.config_file)
+
+
+def _resumed(started: Config, given: dict[str, Any]) -> Config:
+    """Return what a run was started with, changed as was asked for, where that is possible."""
+    if "settings" in given:
+        given = given | {"settings": started.settings | typed_settings(started.method, given["settings"])}
+    config = dataclasses.replace(started, **given)
+    started.check_same(config)
+    return config
+
+
+def _seeds(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise PefllError(f"--seeds takes different whole numbers with commas between them, such as 0,1,2, not {text!r}")
+    return [int(part) for part in parts]
 
 
 @app.command(rich_help_panel="Runs")
@@ -322,7 +376,7 @@ def predict(
 
 @app.command(rich_help_panel="Runs")
 def show(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of several seeds.", metavar="RUN...")],
     folder: Annotated[
         Path | None, typer.Option("--out", help="Where to write pictures. [default: the first run]")
     ] = None,
@@ -333,7 +387,7 @@ def show(
     """
     from pefll.report import show as show_runs
 
-    show_runs(paths, folder, out)
+    show_runs([each.path for path in paths for each in run_folders(path)], folder or paths[0], out)
 
 
 @data_app.command("list")
@@ -420,14 +474,16 @@ def data_summary(
 
 @results_app.command("add")
 def results_add(
-    paths: Annotated[list[Path], typer.Argument(help="Finished run folders.", metavar="RUN...")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Finished run folders, or folders of several seeds.", metavar="RUN...")
+    ],
     target: Annotated[Path, typer.Option("--to", help="The folder of results.")] = Path("results"),
 ) -> None:
     """Keep finished runs as small JSON files: command, commit, device, seed, accuracies, curves."""
     from pefll.experiments.results import collect
 
-    for path in paths:
-        out.print(f"wrote {collect(RunFolder(path), target)}", highlight=False)
+    for folder in [folder for path in paths for folder in run_folders(path)]:
+        out.print(f"wrote {collect(folder, target)}", highlight=False)
 
 
 @results_app.command("table")
@@ -476,6 +532,28 @@ def _accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...
     for name, values in groups.items():
         if values is not None:
             table.add_row(name, *(f"{100 * values[measure]:.1f}%" for measure in measures))
+    return table
+
+
+def _seeds_table(runs: list[run.Run]) -> Table:
+    """Return a table with a row for each run and their mean ± standard deviation."""
+    from pefll.report import mean_and_std
+
+    def per_cent(values: list[float]) -> str:
+        mean, std = mean_and_std(values) if values else (None, None)
+        return "—" if mean is None else f"{mean:.1f}%" if std is None else f"{mean:.1f} ± {std:.1f}%"
+
+    table = Table("seed", "best round", *GROUPS, title="Test accuracy at the best round", title_justify="left")
+    columns: dict[str, list[float]] = {group: [] for group in GROUPS}
+    for one in runs:
+        cells = []
+        for group, values in columns.items():
+            score = one.summary["accuracy"]["best"][group]
+            mine = [100 * score["per_sample"]] if score else []
+            values += mine
+            cells.append(per_cent(mine))
+        table.add_row(str(one.config.seed), str(one.summary["best_round"]), *cells)
+    table.add_row("mean", "", *map(per_cent, columns.values()))
     return table
 
 

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from pefll.data.federation import SPLITS
-from pefll.engines.cohort import Engine, Ids
+from pefll.engines.cohort import Engine, Ids, not_finite
+from pefll.engines.later import Clock, Later
 from pefll.errors import unknown
 from pefll.methods.contract import Method, each
 
@@ -65,10 +67,51 @@ def evaluate(
         progress: told the number of clients done since it was last called.
         share: of each group's clients, always the same ones.
     """
-    seen = _some(np.arange(engine.federation.num_seen), share)
-    unseen = _some(np.arange(engine.federation.num_seen, engine.federation.num_clients), share)
+    seen, unseen = _groups(engine, share)
     sums = client_scores(engine, method, server, np.concatenate([seen, unseen]), split, progress)
     return Evaluation(summarise(sums[: len(seen)]), summarise(sums[len(seen) :]))
+
+
+class Exam:
+    """The same samples of the same clients, on which states are scored again and again while training goes on.
+
+    What an evaluation needs besides the state is made once, and a GPU records its work once. Nothing waits for a
+    result until somebody asks for it.
+
+    Args:
+        engine: reaches the clients.
+        method: what is trained.
+        split: which samples to score.
+        share: of each group's clients.
+    """
+
+    def __init__(self, engine: Engine, method: Method[Any], split: int, share: float = 1.0) -> None:
+        self._engine = engine
+        seen, unseen = _groups(engine, share)
+        self._seen = len(seen)
+        clients = np.concatenate([seen, unseen])
+        cohorts = list(engine.cohorts(clients))
+        # The place of each client, in the order in which the engine takes them, among the clients.
+        self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
+        self._scores = engine.repeated(
+            lambda server: torch.cat([_scores(method, server, cohort.anew(), split) for _, cohort in cohorts])
+        )
+
+    def begin(self, server: Any) -> Later[Evaluation]:
+        """Score a state; the result is there later."""
+        clock = Clock(self._engine.device)
+        return clock.later(self._scores(server), self._read)
+
+    def _read(self, scores: Tensor) -> Evaluation:
+        sums = np.zeros((len(self._place), 4))
+        sums[self._place] = _finite(scores.numpy())
+        return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
+
+
+def _groups(engine: Engine, share: float) -> tuple[Ids, Ids]:
+    """Return a share of the seen clients and of the unseen ones."""
+    seen, all_ = engine.federation.num_seen, engine.federation.num_clients
+    return _some(np.arange(seen), share), _some(np.arange(seen, all_), share)
 
 
 def _some(clients: Ids, share: float) -> Ids:
@@ -79,7 +122,13 @@ def _some(clients: Ids, share: float) -> Ids:
     return clients[np.linspace(0, len(clients) - 1, most).astype(np.int64)]
 
 
-@torch.no_grad()
+def _places(engine: Engine, clients: Ids) -> Ids:
+    """Return, for each client of the federation, where it stands in `clients`; 0 for those that do not."""
+    places = np.zeros(engine.federation.num_clients, dtype=np.int64)
+    places[clients] = np.arange(len(clients))
+    return places
+
+
 def client_scores(
     engine: Engine,
     method: Method[Any],
@@ -89,16 +138,32 @@ def client_scores(
     progress: Callable[[int], None] | None = None,
 ) -> Floats:
     """Return samples, correct, masked correct and summed loss of each client, [len(clients), 4]."""
-    place = np.zeros(engine.federation.num_clients, dtype=np.int64)
-    place[clients] = np.arange(len(clients))
-    sums = np.zeros((len(clients), 4))
+    order: list[Ids] = []
+    parts: list[Tensor] = []
     for ids, cohort in engine.cohorts(clients):
-        theta = method.personalize(server, cohort)
-        scores = cohort.run(method.predict, each(theta), split=split)
-        sums[place[ids]] = torch.stack([part.double() for part in scores], dim=1).numpy(force=True)
+        order.append(ids)
+        parts.append(_scores(method, server, cohort, split))
         if progress is not None:
             progress(len(ids))
+    sums = np.zeros((len(clients), 4))
+    # Gathered at the end: the first look at a number would wait for the device.
+    sums[_places(engine, clients)[np.concatenate(order)]] = _finite(torch.cat(parts).numpy(force=True))
     return sums
+
+
+@torch.no_grad()
+def _scores(method: Method[Any], server: Any, cohort: Any, split: int) -> Tensor:
+    """Return samples, correct, masked correct and summed loss of the clients of a cohort, float64 [c, 4]."""
+    theta = method.personalize(server, cohort)
+    scores = cohort.run(method.predict, each(theta), split=split)
+    return torch.stack([part.double() for part in scores], dim=1)
+
+
+def _finite(values: Floats) -> Floats:
+    """Return the values; PefllError where one is not finite, as a client's is when anything it was sent was not."""
+    if not np.isfinite(values).all():
+        raise not_finite("evaluation", None, None)
+    return values
 
 
 def summarise(sums: Floats) -> Accuracy | None:
@@ -130,12 +195,11 @@ def split_number(name: str) -> int:
 @torch.no_grad()
 def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | None:
     """Return the descriptor of every client from all its training samples, [n, l]; None for methods without."""
-    parts: list[tuple[Ids, Floats]] = []
+    parts: list[tuple[Ids, Tensor]] = []
     for ids, cohort in engine.cohorts(np.arange(engine.federation.num_clients)):
         v = method.descriptors(server, cohort)
         if v is None:
             return None
-        parts.append((ids, v.double().numpy(force=True)))
+        parts.append((ids, v.double()))
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))
-    rows: Floats = np.concatenate([v for _, v in parts])[order]
-    return rows
+    return _finite(torch.cat([v for _, v in parts]).numpy(force=True)[order])

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from pefll.config import Config
@@ -61,10 +62,20 @@ def forward_flops(problem: Problem) -> int:
     return int(counter.get_total_flops())
 
 
+def place_data(config: Config, federation: Federation, problem: Problem, copies: dict[object, Tensor]) -> Federation:
+    """Return the federation where the engine that a config asks for wants it; see `Federation.to` about `copies`."""
+    device = pick_device(config.device)
+    return federation.to(device, copies) if _kind(config, device, problem) == "vector" else federation
+
+
+def _kind(config: Config, device: torch.device, problem: Problem) -> str:
+    return config.engine if config.engine != "auto" else pick_engine(device, problem)
+
+
 def make_engine(config: Config, federation: Federation, method: Method[Any], clients_per_round: int) -> Engine:
     """Return the engine that a config asks for."""
     device = pick_device(config.device)
-    kind = config.engine if config.engine != "auto" else pick_engine(device, method.problem)
+    kind = _kind(config, device, method.problem)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     if kind == "vector":
         if device.type == "cuda":

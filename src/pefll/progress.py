@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -40,6 +42,20 @@ class Monitor(Protocol):
         ...
 
 
+class Display(Protocol):
+    """Where monitors are shown, one line each."""
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def line(self, title: str, total: int) -> Monitor:
+        """Return a monitor for a job of `total` steps; as a context it leaves the display at its end."""
+        ...
+
+
 class Silent:
     """Shows nothing."""
 
@@ -48,6 +64,11 @@ class Silent:
 
     def __exit__(self, *_: object) -> None:
         return
+
+    def line(self, title: str, total: int) -> Silent:
+        """Show nothing."""
+        del title, total
+        return self
 
     def begin(self, done: int) -> None:
         """Show nothing."""
@@ -59,10 +80,10 @@ class Silent:
         """Show nothing."""
 
 
-class Bar:
-    """A progress bar with the time left."""
+class Bars:
+    """Progress bars one below the other, in a terminal."""
 
-    def __init__(self, console: Console, title: str, total: int) -> None:
+    def __init__(self, console: Console) -> None:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -75,14 +96,32 @@ class Bar:
             console=console,
             transient=True,
         )
-        self._task = self._progress.add_task(title, total=total, news="")
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Bars:
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+    def line(self, title: str, total: int) -> Bar:
+        """Add a bar."""
+        return Bar(self._progress, title, total)
+
+
+class Bar:
+    """A progress bar with the time left."""
+
+    def __init__(self, progress: Progress, title: str, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task(title, total=total, news="")
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.refresh()  # so that the end is seen
+        self._progress.remove_task(self._task)
 
     def begin(self, done: int) -> None:
         """Start the clock."""
@@ -98,6 +137,23 @@ class Bar:
     def say(self, sentence: str) -> None:
         """Print above the bar."""
         say(self._progress.console, sentence)
+
+
+class Log:
+    """Where there is no terminal: the lines of all jobs in the order in which they come."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def line(self, title: str, total: int) -> Lines:
+        """Return a job's own lines."""
+        return Lines(self._console, title, total)
 
 
 class Lines:
@@ -135,8 +191,15 @@ class Lines:
         say(self._console, sentence)
 
 
-def monitor(console: Console | None, title: str, total: int) -> Monitor:
-    """Return the monitor that fits where the output goes: a bar, lines, or nothing without a console."""
+def display(console: Console | None) -> Display:
+    """Return the display that fits where the output goes: bars, lines, or nothing without a console."""
     if console is None:
         return Silent()
-    return Bar(console, title, total) if console.is_terminal else Lines(console, title, total)
+    return Bars(console) if console.is_terminal else Log(console)
+
+
+@contextmanager
+def monitor(console: Console | None, title: str, total: int) -> Iterator[Monitor]:
+    """Show one job on a display of its own."""
+    with display(console) as screen, screen.line(title, total) as watch:
+        yield watch

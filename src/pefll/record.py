@@ -52,8 +52,12 @@ class RunFolder:
 
     def check_is_run(self) -> None:
         """Raise PefllError where the folder is not a run's."""
-        if not self.config_file.is_file():
-            raise PefllError(f"{self.path} is not a run folder: it has no config.toml")
+        if self.config_file.is_file():
+            return
+        seeds = _of_seeds(self.path)
+        if seeds:
+            raise PefllError(f"{self.path} holds runs of several seeds; name one of them, such as {seeds[0].path}")
+        raise PefllError(f"{self.path} is not a run folder: it has no config.toml")
 
     def history(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, oldest first; a line cut off by a crash is left out."""
@@ -92,3 +96,22 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
         write_json(self.summary_file, summary)
+
+
+def seed_folder(path: Path, seed: int) -> Path:
+    """Return the folder of one seed, among those of several that were trained together into `path`."""
+    return path / f"seed-{seed}"
+
+
+def run_folders(path: Path) -> list[RunFolder]:
+    """Return the run in a folder, or all runs of several seeds that were trained together into it."""
+    folder = RunFolder(path)
+    return [folder] if folder.config_file.is_file() else _of_seeds(path) or [folder]
+
+
+def _of_seeds(path: Path) -> list[RunFolder]:
+    """Return the runs of several seeds below a folder, in the order of the seeds."""
+    names = [
+        below for below in path.glob("seed-*") if below.name[5:].isdecimal() and RunFolder(below).config_file.is_file()
+    ]
+    return [RunFolder(below) for below in sorted(names, key=lambda below: int(below.name[5:]))]

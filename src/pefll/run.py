@@ -7,18 +7,18 @@ import io
 import math
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from pefll import checkpoint
 from pefll.config import Config
@@ -30,13 +30,14 @@ from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
 from pefll.files import write_whole
-from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, pick_precision
+from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, pick_precision, place_data
+from pefll.lockstep import Job, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
 from pefll.personal import PersonalModel, check_input
-from pefll.progress import monitor, say
-from pefll.record import RunFolder
+from pefll.progress import Display, Monitor, display, monitor, say
+from pefll.record import RunFolder, seed_folder
 from pefll.training import Progress, restore, train
 from pefll.tree import Tree, map_tree
 from pefll.version import __version__
@@ -89,9 +90,9 @@ class Run:
             )
         with (
             opened(self.config, data, self.method, trains=False) as engine,
-            watched(console, "evaluating", data.num_clients) as watch,
+            monitor(console, "evaluating", data.num_clients) as watch,
         ):
-            return evaluate(engine, self.method, self.server, number, watch)
+            return evaluate(engine, self.method, self.server, number, counting(watch))
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a client that was never seen: one forward pass, no training of shared weights.
@@ -164,24 +165,155 @@ def fit(
     """
     if config is None:
         config = _config(federation, method, model, rounds, seed, settings)
-    config = dataclasses.replace(config, data_sha256=federation.fingerprint())
-    problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
-    learner = build_method(config.method, problem, config.settings)
-    if not learner.trains_in_rounds:
-        config = dataclasses.replace(config, rounds=0)
-    with opened(config, federation, learner) as engine:
-        # Last, so that settings that cannot be run leave no folder behind.
-        folder = _claim(out, config) if out is not None else None
-        if folder:
-            folder.summary_file.unlink(missing_ok=True)  # of a run that is being extended
-        if console:
-            say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
-        with monitor(console, f"{config.method} seed {config.seed}", config.rounds) as watch:
-            progress = train(engine, learner, config, folder, watch, facts)
-        summary = _summarise(engine, learner, config, federation, progress, console)
-        if folder:
-            _write_descriptors(engine, learner, progress.best, federation, folder)
-            folder.write_summary(summary)
+    return fit_together([Order(config, federation, out)], model, console)[0]
+
+
+def fit_seeds(
+    federation: Federation | Callable[[int], Federation],
+    method: str = "pefll",
+    *,
+    seeds: Sequence[int],
+    model: str | nn.Module = "auto",
+    rounds: int = 1000,
+    out: str | Path | None = None,
+    console: Console | None = None,
+    **settings: Any,
+) -> list[Run]:
+    """Train a method with several seeds at once; each run is what `fit` makes of its seed alone.
+
+    On a GPU this takes less time than one run after another, because a run of few clients does not fill the device.
+
+    Args:
+        federation: who has what: the same for all, or a function that makes it for a seed.
+        method: see `fit`.
+        seeds: one per run, all different.
+        model: see `fit`.
+        rounds: see `fit`.
+        out: a folder for the runs, each in a folder seed-N of its own; unfinished ones there are resumed.
+        console: see `fit`.
+        settings: see `fit`.
+
+    Returns:
+        The runs, in the order of the seeds.
+
+    Raises:
+        RunsFailed: when a run diverged, after the others have finished; it has their runs.
+        Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise PefllError("seeds must be different from each other, and there must be at least one")
+    orders = []
+    for seed in seeds:
+        data = federation if isinstance(federation, Federation) else federation(seed)
+        config = _config(data, method, model, rounds, seed, settings)
+        orders.append(Order(config, data, None if out is None else seed_folder(Path(out), seed)))
+    return fit_together(orders, model, console)
+
+
+class Order(NamedTuple):
+    """A run to be trained.
+
+    Attributes:
+        config: all its settings.
+        federation: who has what.
+        out: its folder; None for none.
+    """
+
+    config: Config
+    federation: Federation
+    out: str | Path | None
+
+
+class RunsFailed(PefllError):
+    """Some of the runs that were trained together failed.
+
+    Attributes:
+        runs: those that did not.
+        errors: the others' errors, by seed.
+    """
+
+    def __init__(self, runs: list[Run], errors: dict[int, PefllError]) -> None:
+        reasons = "; ".join(f"seed {seed}: {error}" for seed, error in errors.items())
+        super().__init__(f"{len(errors)} of {len(runs) + len(errors)} runs failed: {reasons}")
+        self.runs, self.errors = runs, errors
+
+
+def fit_together(
+    orders: Sequence[Order], model: str | nn.Module | None = None, console: Console | None = None
+) -> list[Run]:
+    """Train several runs at once; see `fit_seeds`."""
+    outcomes = _train_all(orders, model, console)
+    stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
+    if stopped:
+        raise min(stopped, key=lambda one: one.round)
+    runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
+    seeds = [order.config.seed for order in orders]
+    errors = {seed: bad for seed, bad in zip(seeds, outcomes, strict=True) if isinstance(bad, PefllError)}
+    if errors and len(orders) == 1:
+        raise errors[seeds[0]]
+    if errors:
+        raise RunsFailed(runs, errors)
+    return runs
+
+
+def _train_all(
+    orders: Sequence[Order], model: str | nn.Module | None, console: Console | None
+) -> list[Run | PefllError | Stopped]:
+    """Open an engine for each order, then let the runs take turns."""
+    jobs: list[Job] = []
+    copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
+    with ExitStack() as stack:
+        # Engines are closed all at the end, the last one first: each gives back torch's settings as it found them.
+        prepared = []
+        for config, federation, out in orders:
+            config = dataclasses.replace(config, data_sha256=federation.fingerprint())
+            problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+            learner = build_method(config.method, problem, config.settings)
+            if not learner.trains_in_rounds:
+                config = dataclasses.replace(config, rounds=0)
+            data = place_data(config, federation, problem, copies)
+            engine = stack.enter_context(opened(config, data, learner))
+            prepared.append((Order(config, federation, out), engine, learner, facts))
+        # Only now, so that settings that cannot be run leave no folder behind.
+        for order, *_ in prepared:
+            if order.out is not None:
+                _check_claim(order.out, order.config)
+        screen = stack.enter_context(display(console))
+        asked_to_stop = stack.enter_context(stop_signals())
+        for order, engine, learner, facts in prepared:
+            folder = _claim(order.out, order.config) if order.out is not None else None
+            if console:
+                say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
+            turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(orders))
+            jobs.append(Job(turns, engine.turn))
+        return take_turns(jobs)
+
+
+def _fitting(
+    order: Order,
+    engine: Engine,
+    learner: Method[Any],
+    facts: dict[str, Any],
+    folder: RunFolder | None,
+    screen: Display,
+    asked_to_stop: Sequence[int],
+    together: int,
+) -> Turns[Run]:
+    """Train and test one run, in turns with others."""
+    config, federation, _ = order
+    if folder:
+        folder.summary_file.unlink(missing_ok=True)  # of a run that is being extended
+    with screen.line(f"{config.method} seed {config.seed}", config.rounds) as watch:
+        try:
+            progress = yield from train(engine, learner, config, folder, watch, facts, asked_to_stop, together)
+        except PefllError as error:
+            if together > 1:  # said now, because the others may go on for long
+                watch.say(f"seed {config.seed} failed: {error}")
+            raise
+    summary = _summarise(engine, learner, config, federation, progress, screen, asked_to_stop)
+    if folder:
+        _write_descriptors(engine, learner, progress.best, federation, folder)
+        folder.write_summary(summary)
     return Run(config, learner, progress.best, progress.server, facts, summary, federation)
 
 
@@ -279,16 +411,35 @@ def federation_of(config: Config, console: Console | None) -> Federation:
     Raises:
         PefllError: where it cannot be read, or is not what the config was saved with.
     """
-    source = DATASETS.get(config.data)
-    if source is None and config.data_sha256 and not Path(config.data).exists():
+    return federations_of([config], console)[0]
+
+
+def federations_of(configs: Sequence[Config], console: Console | None) -> list[Federation]:
+    """Do as `federation_of` for several configs, whose federations share the samples that they have in common."""
+    known: dict[tuple[str, ...], Samples] = {}
+    federations = []
+    for config in configs:
+        source = (config.data, config.data_dir, config.label, config.client_column)
+        if source not in known:
+            known[source] = _samples_of(config, console)
+        federations.append(_deal(known[source], config))
+    return federations
+
+
+def _samples_of(config: Config, console: Console | None) -> Samples:
+    if config.data not in DATASETS and config.data_sha256 and not Path(config.data).exists():
         raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
-    samples = load_samples(
+    return load_samples(
         config.data,
         config.data_dir,
         lambda sentence: say(console, sentence) if console else None,
         label=config.label,
         client=config.client_column,
     )
+
+
+def _deal(samples: Samples, config: Config) -> Federation:
+    source = DATASETS.get(config.data)
     partition = config.partition or (source.partition if source else "")
     if not partition:
         if samples.client is None:
@@ -314,18 +465,16 @@ def opened(config: Config, federation: Federation, method: Method[Any], trains: 
         engine.close()
 
 
-@contextmanager
-def watched(console: Console | None, title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress over `total` clients; the block calls what it gets with the number of clients done since."""
-    with monitor(console, title, total) as watch:
-        finished = 0
+def counting(watch: Monitor) -> Callable[[int], None]:
+    """Return what moves a monitor on by the number of clients done since it was last called."""
+    finished = 0
 
-        def report(clients: int) -> None:
-            nonlocal finished
-            finished += clients
-            watch.at(finished)
+    def report(clients: int) -> None:
+        nonlocal finished
+        finished += clients
+        watch.at(finished)
 
-        yield report
+    return report
 
 
 def _config(
@@ -349,13 +498,18 @@ def _config(
     )
 
 
-def _claim(out: str | Path, config: Config) -> RunFolder:
-    """Make the run's folder, or check that the one that is there is the same run."""
+def _check_claim(out: str | Path, config: Config) -> None:
+    """Raise PefllError where the folder that is there is not the same run's."""
     folder = RunFolder(Path(out))
     if folder.config_file.is_file():
         Config.load(folder.config_file).check_same(config)
     elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
+
+
+def _claim(out: str | Path, config: Config) -> RunFolder:
+    """Make the run's folder, or take the one that is there, with what was asked for now."""
+    folder = RunFolder(Path(out))
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -370,14 +524,22 @@ def _summarise(
     config: Config,
     federation: Federation,
     progress: Progress,
-    console: Console | None,
+    screen: Display,
+    asked_to_stop: Sequence[int],
 ) -> dict[str, Any]:
     """Score the best and the last state on the test split and gather everything about the run."""
     accuracy = {}
     different = progress.best_round != progress.round
-    with watched(console, "testing", federation.num_clients * (1 + different)) as watch:
-        best = evaluate(engine, method, progress.best, TEST, watch)
-        final = evaluate(engine, method, progress.server, TEST, watch) if different else best
+    with screen.line(f"testing seed {config.seed}", federation.num_clients * (1 + different)) as watch:
+        count = counting(watch)
+
+        def report(clients: int) -> None:
+            if asked_to_stop:  # all rounds are saved, and testing is done again when the run is resumed
+                raise Stopped(progress.round, asked_to_stop[0])
+            count(clients)
+
+        best = evaluate(engine, method, progress.best, TEST, report)
+        final = evaluate(engine, method, progress.server, TEST, report) if different else best
     for name, result in (("best", best), ("final", final)):
         accuracy[name] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
     c = clients_per_round(config, federation)
@@ -406,6 +568,8 @@ def _summarise(
         "version": __version__,
         "commit": commit(),
         "torch": torch.__version__,
+        "lockstep": progress.lockstep,
+        "timing": _timing(progress.lockstep, engine.device),
         "train_seconds": round(seconds, 3),
         "eval_seconds": round(progress.eval_seconds, 3),
         "seconds_per_round": round(seconds / progress.round, 5) if progress.round else None,
@@ -416,6 +580,18 @@ def _summarise(
         "best_round": progress.best_round,
         "accuracy": accuracy,
     }
+
+
+def _timing(lockstep: int, device: torch.device) -> str:
+    """Return how the seconds of a run are to be read, in words."""
+    if lockstep == 1:
+        return "alone"
+    if device.type == "cpu":
+        return f"took turns with {lockstep - 1} other runs; seconds are of this run's own turns"
+    return (
+        f"shared the device with {lockstep - 1} other runs: seconds are of this run while they slowed it down, steps "
+        "per second are its share of the device's, and peak memory is that of all together"
+    )
 
 
 def _write_descriptors(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,29 +14,20 @@ from torch import Tensor
 from pefll import checkpoint
 from pefll.config import Config
 from pefll.data.federation import VALIDATION
-from pefll.engines.cohort import Engine
-from pefll.evaluation import evaluate
+from pefll.engines.cohort import Engine, Ledger
+from pefll.engines.later import Later
+from pefll.evaluation import Evaluation, Exam
 from pefll.events import Events
+from pefll.lockstep import Stopped, Turns
 from pefll.methods.contract import Method
 from pefll.progress import Monitor
 from pefll.record import RunFolder
 from pefll.tree import Tree, from_named, map_tree, named_leaves
 
 CHECKPOINT_SECONDS = 300.0
-CHUNK_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
-
-
-class Stopped(KeyboardInterrupt):
-    """The run was asked to stop, and did; what it had done is saved if it has a folder.
-
-    Attributes:
-        round: rounds done.
-        signal: the signal's number.
-    """
-
-    def __init__(self, round_: int, number: int) -> None:
-        super().__init__(f"stopped after round {round_}")
-        self.round, self.signal = round_, number
+STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
+# So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records.
+AHEAD = 1
 
 
 @dataclass
@@ -52,8 +40,9 @@ class Progress:
         best: the state at the best round.
         best_round: the round with the best seen-client validation accuracy so far.
         best_value: that accuracy; -1 before the first evaluation.
-        train_seconds: spent in rounds.
-        eval_seconds: spent in evaluations.
+        train_seconds: spent in rounds; on a GPU that other runs used at the same time, with the time they took away.
+        eval_seconds: spent in evaluations, likewise.
+        lockstep: the most runs that were trained together with this one, itself included.
     """
 
     round: int
@@ -63,6 +52,32 @@ class Progress:
     best_value: float = -1.0
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
+    lockstep: int = 1
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Some rounds that are under way.
+
+    Attributes:
+        first: rounds done before them.
+        last: rounds done after them.
+        rounds: to wait for; PefllError where training diverged.
+        exam: the evaluation after them, where one is due.
+        state: the state that is evaluated.
+        ledger: what had crossed the door after them.
+    """
+
+    first: int
+    last: int
+    rounds: Later[None]
+    exam: Later[Evaluation] | None
+    state: Tree
+    ledger: Ledger
+
+    def done(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return self.rounds.done() and (self.exam is None or self.exam.done())
 
 
 def train(
@@ -72,8 +87,13 @@ def train(
     folder: RunFolder | None,
     monitor: Monitor,
     facts: dict[str, Any],
-) -> Progress:
+    asked_to_stop: Sequence[int] = (),
+    lockstep: int = 1,
+) -> Turns[Progress]:
     """Train for `config.rounds` rounds, from the newest checkpoint in `folder` where there is one.
+
+    Work is launched one stretch of rounds ahead of what is recorded, so that a GPU does not wait for the host. Before a
+    checkpoint is written everything launched is recorded: a checkpoint never misses an evaluation.
 
     Args:
         engine: reaches the clients.
@@ -82,40 +102,55 @@ def train(
         folder: where to record; None for nowhere.
         monitor: is told how far the run is.
         facts: about the problem, for whoever reads a checkpoint without the data.
+        asked_to_stop: the signals that came; looked at after every stretch.
+        lockstep: how many runs take turns, this one included.
+
+    Yields:
+        When it has given the engine work, and other runs may have a turn.
 
     Returns:
         The last state and the best one.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM, with a checkpoint written.
+        Stopped: when asked to stop, with a checkpoint written.
     """
     progress = _resume(engine, folder, monitor) or _begin(engine)
+    progress.lockstep = max(progress.lockstep, lockstep)
     if folder:
         folder.keep_history_until(progress.round)  # also where a run was stopped before its first checkpoint
     events = Events(folder.path) if folder else None
-    saved_at, saved_round, chunk = time.monotonic(), progress.round, 1
     monitor.begin(progress.round)
-    share = evaluated_share(engine, method, config)
-    with _signals() as asked_to_stop:
-        while progress.round < config.rounds:
-            boundary = min(
-                config.rounds, _next(progress.round, config.eval_every), _next(progress.round, config.checkpoint_every)
-            )
-            chunk_done = _advance(engine, progress, min(chunk, boundary - progress.round))
-            chunk = max(1, min(4 * chunk, int(CHUNK_SECONDS / max(chunk_done, 1e-9))))
-            news = ""
-            if progress.round % config.eval_every == 0 or progress.round == config.rounds:
-                news = _evaluate(engine, method, progress, folder, events, share)
-            monitor.at(progress.round, news)
-            due = progress.round % config.checkpoint_every == 0 or time.monotonic() - saved_at > CHECKPOINT_SECONDS
-            finished = progress.round == config.rounds
-            if folder and (due or finished or asked_to_stop) and saved_round != progress.round:
+    exam = Exam(engine, method, VALIDATION, evaluated_share(engine, method, config))
+    under_way: deque[Stretch] = deque()
+    launched, size = progress.round, 1
+    saved_at, saved_round = time.monotonic(), progress.round
+    while progress.round < config.rounds:
+        last = min(
+            launched + size, config.rounds, _next(launched, config.eval_every), _next(launched, config.checkpoint_every)
+        )
+        due = last % config.eval_every == 0 or last == config.rounds
+        under_way.append(_launch(engine, progress, launched, last, exam if due else None))
+        launched = last
+        yield
+        stopping = bool(asked_to_stop)
+        pausing = (
+            launched == config.rounds
+            or launched % config.checkpoint_every == 0
+            or time.monotonic() - saved_at > CHECKPOINT_SECONDS
+            or stopping
+        )
+        while under_way and (pausing or len(under_way) > AHEAD or under_way[0].done()):
+            stretch = under_way.popleft()
+            seconds = _settle(stretch, progress, folder, events, monitor)
+            size = max(1, min(4 * (stretch.last - stretch.first), int(STRETCH_SECONDS / max(seconds, 1e-9))))
+        if pausing:
+            if folder and saved_round != progress.round:
                 _save(engine, progress, folder, facts)
-                saved_at, saved_round = time.monotonic(), progress.round
-            if asked_to_stop and not finished:
-                raise Stopped(progress.round, asked_to_stop[0])
-        if progress.round == 0 and folder:  # a method that does not train in rounds
-            _save(engine, progress, folder, facts)
+            saved_at, saved_round = time.monotonic(), progress.round
+        if stopping and progress.round < config.rounds:
+            raise Stopped(progress.round, asked_to_stop[0])
+    if progress.round == 0 and folder:  # a method that does not train in rounds
+        _save(engine, progress, folder, facts)
     if events:
         events.close()
     return progress
@@ -138,45 +173,54 @@ def evaluated_share(engine: Engine, method: Method[Any], config: Config) -> floa
 
 def _begin(engine: Engine) -> Progress:
     server = engine.start()
-    return Progress(round=0, server=server, best=map_tree(torch.clone, server))
+    return Progress(round=0, server=server, best=engine.snapshot(server))
 
 
 def _next(round_: int, every: int) -> int:
     return (round_ // every + 1) * every
 
 
-def _advance(engine: Engine, progress: Progress, rounds: int) -> float:
-    """Do some rounds and return the seconds one took."""
-    started = time.perf_counter()
-    progress.server = engine.advance(progress.server, progress.round, rounds)
-    seconds = time.perf_counter() - started
-    progress.round += rounds
-    progress.train_seconds += seconds
-    return seconds / rounds
+def _launch(engine: Engine, progress: Progress, first: int, last: int, exam: Exam | None) -> Stretch:
+    """Start the rounds first..last-1 and, where there is an exam, the evaluation of the state after them."""
+    progress.server, rounds = engine.launch(progress.server, first, last - first)
+    ledger = engine.ledger.copy()
+    if exam is None:
+        return Stretch(first, last, rounds, None, None, ledger)
+    # Kept, because it may turn out to be the best one when later rounds have changed the server's.
+    state = engine.snapshot(progress.server)
+    return Stretch(first, last, rounds, exam.begin(state), state, ledger)
 
 
-def _evaluate(
-    engine: Engine,
-    method: Method[Any],
-    progress: Progress,
-    folder: RunFolder | None,
-    events: Events | None,
-    share: float,
-) -> str:
-    """Measure validation accuracy, remember the best state, record it, and return it in words."""
-    started = time.perf_counter()
-    result = evaluate(engine, method, progress.server, VALIDATION, share=share)
-    # Without validation samples the last round is the best one.
-    value = result.seen.per_sample if result.seen else float(progress.round)
-    if value > progress.best_value:
-        progress.best_value, progress.best_round = value, progress.round
-        map_tree(lambda old, new: old.copy_(new), progress.best, progress.server)
-    progress.eval_seconds += time.perf_counter() - started
+def _settle(
+    stretch: Stretch, progress: Progress, folder: RunFolder | None, events: Events | None, monitor: Monitor
+) -> float:
+    """Wait for a stretch, count it as done and record its evaluation; return the seconds that a round took."""
+    stretch.rounds.wait()
+    progress.round = stretch.last
+    progress.train_seconds += stretch.rounds.seconds
+    news = ""
+    if stretch.exam is not None:
+        result = stretch.exam.wait()
+        progress.eval_seconds += stretch.exam.seconds
+        # Without validation samples the last round is the best one.
+        value = result.seen.per_sample if result.seen else float(progress.round)
+        if value > progress.best_value:
+            progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
+        _record(result, stretch.ledger, progress, folder, events)
+        news = str(result)
+    monitor.at(progress.round, news)
+    return stretch.rounds.seconds / (stretch.last - stretch.first)
+
+
+def _record(
+    result: Evaluation, ledger: Ledger, progress: Progress, folder: RunFolder | None, events: Events | None
+) -> None:
+    """Write an evaluation into the run's history and TensorBoard's events."""
     row = {
         "round": progress.round,
         "seconds": round(progress.train_seconds, 3),
-        "bytes_down": engine.ledger.down,
-        "bytes_up": engine.ledger.up,
+        "bytes_down": ledger.down,
+        "bytes_up": ledger.up,
         "seen": result.seen._asdict() if result.seen else None,
         "unseen": result.unseen._asdict() if result.unseen else None,
     }
@@ -186,18 +230,18 @@ def _evaluate(
         groups = {"seen": result.seen, "unseen": result.unseen}
         scalars = {f"validation/{g}/{k}": v for g, a in groups.items() if a for k, v in a._asdict().items()}
         events.scalars(scalars, progress.round)
-    return str(result)
 
 
 def _save(engine: Engine, progress: Progress, folder: RunFolder, facts: dict[str, Any]) -> None:
-    tensors: dict[str, Tensor] = {}
-    for part, tree in (("server", progress.server), ("best", progress.best)):
-        tensors |= {f"{part}.{name}": leaf for name, leaf in named_leaves(tree)}
+    tensors: dict[str, Tensor] = {f"server.{name}": leaf for name, leaf in named_leaves(progress.server)}
+    # Copied, because the best state may be the last one, and the file format takes no memory under two names.
+    tensors |= {f"best.{name}": leaf.clone() for name, leaf in named_leaves(progress.best)}
     numbers = {
         "best_round": progress.best_round,
         "best_value": progress.best_value,
         "train_seconds": progress.train_seconds,
         "eval_seconds": progress.eval_seconds,
+        "lockstep": progress.lockstep,
         "ledger": vars(engine.ledger),
     }
     checkpoint.save(folder.checkpoints, progress.round, tensors, {"problem": facts, "progress": numbers})
@@ -224,25 +268,3 @@ def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
     chosen = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
     # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
     return map_tree(lambda old, new: torch.empty_like(old).copy_(new), template, from_named(template, chosen))
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C ends the run at once."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        received.append(number)
-        if len(received) > 1:
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.config import Config
+from pefll.data.federation import VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
-from pefll.evaluation import evaluate
+from pefll.evaluation import Exam, evaluate
+from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
-from pefll.run import fit
+from pefll.run import Order, RunsFailed, fit, fit_seeds, fit_together
 from tests.federations import flat, problem_of, ragged
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+GPU = {"device": "cuda", "precision": "float64", "local_steps": 3, "clients_per_round": 3}
 SMALL = {"pefll": {"local_steps": 5}, "fedavg": {"local_steps": 5}, "local": {"epochs": 2}}
 
 
@@ -71,3 +75,81 @@ def test_divergence_is_noticed():
     federation = ragged()
     with pytest.raises(PefllError, match="NaN"):
         fit(federation, "fedavg", rounds=40, client_lr=1e30, client_clip=0.0, clients_per_round=3, device="cuda")
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+@pytest.mark.parametrize("name", ["pefll", "fedavg"])
+def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
+    monkeypatch.setattr("pefll.engines.vector.SAMPLES_AT_ONCE", {"cuda": 60})  # several cohorts in one graph
+    federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")
+    method = build_method(name, problem_of(federation, model), SMALL[name])
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
+    with engine.turn():
+        exam = Exam(engine, method, VALIDATION)
+        server = engine.start()
+        pending = []
+        for t in range(4):  # nothing is waited for, and each round writes into the state that was evaluated
+            server, _ = engine.launch(server, t, 1)
+            state = engine.snapshot(server)
+            pending.append((exam.begin(server), state))
+        for later, state in pending:
+            wanted = evaluate(engine, method, state, VALIDATION)
+            got = later.wait()
+            assert later.done()
+            assert later.seconds > 0
+            for group in ("seen", "unseen"):
+                assert getattr(got, group)._asdict() == pytest.approx(getattr(wanted, group)._asdict(), abs=1e-9)
+    engine.close()
+
+
+def test_a_snapshot_is_not_written_to():
+    federation = ragged()
+    method = build_method("pefll", problem_of(federation), {"local_steps": 3})
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
+    server, _ = engine.launch(engine.start(), 0, 1)
+    kept = engine.snapshot(server)
+    before = flat(kept)
+    server, under_way = engine.launch(server, 1, 3)
+    under_way.wait()
+    assert torch.equal(flat(kept), before)
+    assert not torch.equal(flat(server), before)
+    engine.close()
+
+
+def test_runs_on_streams_of_their_own_are_what_they_are_alone(tmp_path):
+    settings = GPU | {"rounds": 12, "eval_every": 3, "checkpoint_every": 5}
+    runs = fit_seeds(lambda seed: ragged(seed=seed), seeds=[0, 1, 2], out=tmp_path, **settings)
+    for seed, run in enumerate(runs):
+        alone = fit(ragged(seed=seed), seed=seed, **settings)
+        torch.testing.assert_close(flat(run.final), flat(alone.final), rtol=0, atol=1e-9)
+        torch.testing.assert_close(flat(run.server), flat(alone.server), rtol=0, atol=1e-9)
+        assert run.summary["best_round"] == alone.summary["best_round"]
+        assert run.summary["lockstep"] == 3
+        assert "shared the device with 2 other runs" in run.summary["timing"]
+
+
+def test_samples_are_on_the_device_once():
+    one, copies = ragged(), {}
+    placed = [place_data(Config(device="cuda"), one, problem_of(one), copies) for _ in range(3)]
+    engines = [
+        VectorEngine(data, build_method("fedavg", problem_of(one), {}), seed, 2, "cuda")
+        for seed, data in enumerate(placed)
+    ]
+    assert len({engine.federation.x.data_ptr() for engine in engines}) == 1
+    assert len({engine.stream.cuda_stream for engine in engines}) == 3
+    for engine in reversed(engines):
+        engine.close()
+
+
+def test_one_run_that_diverges_leaves_the_others_alone():
+    federation = ragged()
+    base = Config(
+        method="fedavg", data="arrays", model="mlp", rounds=20, eval_every=4, clients_per_round=3, device="cuda"
+    )
+    orders = [
+        Order(Config(**vars(base) | {"seed": seed, "settings": changed}), federation, None)
+        for seed, changed in enumerate([{}, {"client_lr": 1e30, "client_clip": 0.0}, {}])
+    ]
+    with pytest.raises(RunsFailed, match=r"1 of 3 runs failed: seed 1: .*NaN") as failed:
+        fit_together(orders)
+    assert [run.config.seed for run in failed.value.runs] == [0, 2]

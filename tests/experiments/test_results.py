@@ -58,3 +58,8 @@ def test_a_table_of_groups_without_samples_leaves_the_cell_empty():
     nobody = result(0, 0.5, 0.5)
     nobody["accuracy"]["best"]["unseen"] = None
     assert "| 50.0 | 89.0 ± 0.8 | — | 89.3 ± 2.2 |" in markdown_table([nobody])
+
+
+def test_runs_that_shared_a_device_say_so_beside_their_time():
+    table = markdown_table([result(seed, 0.5, 0.5) | {"lockstep": 3} for seed in range(3)])
+    assert "| 12 (3 at once) |" in table

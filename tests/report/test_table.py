@@ -52,6 +52,14 @@ def test_costs(make_run: MakeRun, console: Console) -> None:
     assert going == ["going", "cifar10", "—", "50 of", "0", "25.0 s", "—", "150", "50"]
 
 
+def test_time_on_a_shared_device_is_marked(make_run: MakeRun, console: Console) -> None:
+    text = printed(console, costs_table([make_run("three", lockstep=3), make_run("one", lockstep=1)]))
+    assert "1 h 02 m*" in line_of(text, "three")
+    assert "*" not in line_of(text, "one")
+    assert "* trained at once with other runs" in text
+    assert "*" not in printed(console, costs_table([make_run("older")]))
+
+
 @pytest.mark.parametrize("make_table", [runs_table, costs_table, grouped_table])
 def test_readable_at_80_columns(make_run: MakeRun, console: Console, make_table: object) -> None:
     folders = [

@@ -197,9 +197,23 @@ class Federation:
         """Where the arrays are."""
         return self.x.device
 
-    def to(self, device: torch.device | str) -> Federation:
-        """Return the same federation with its arrays on `device`."""
-        moved = {name: getattr(self, name).to(device) for name in ("x", "y", "rows", "offset", "count")}
+    def to(self, device: torch.device | str, copies: dict[object, Tensor] | None = None) -> Federation:
+        """Return the same federation with its arrays on `device`.
+
+        Args:
+            device: where to.
+            copies: what other federations have moved there; an array that they share with this one is moved once.
+                The federations must be kept until all are moved, since arrays are known by their addresses.
+        """
+        there = {} if copies is None else copies
+
+        def move(array: Tensor) -> Tensor:
+            key = (str(device), array.device, array.data_ptr(), array.shape, array.stride(), array.dtype)
+            if key not in there:
+                there[key] = array.to(device)
+            return there[key]
+
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in ("x", "y", "rows", "offset", "count")}
         return replace(self, **moved)
 
     def indices(self, client: int, split: int = TRAIN) -> Tensor:

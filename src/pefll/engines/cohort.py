@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pefll import randomness
 from pefll.data.federation import Federation
+from pefll.engines.later import Later
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone
 from pefll.ops import precision as of_products
@@ -73,6 +75,10 @@ class DoorCohort:
         self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies))
         self.ledger.exchanges += 1
         return replies
+
+    def anew(self) -> Self:
+        """Return the same clients with nothing sent or counted yet, for evaluating them again."""
+        return replace(self, ledger=Ledger(), _known=[])
 
     def _new_bytes(self, argument: Everyone | Each) -> int:
         """Count what one client has to be sent; a value it already got in this round is not sent again."""
@@ -159,12 +165,39 @@ class Engine(Protocol):
         """Return the server's state before the first round."""
         ...
 
+    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
+        """Start rounds first..first+rounds-1.
+
+        Returns:
+            The state that the server will have after them, and the rounds under way. Waiting for these raises
+            PefllError where training diverged. A GPU may use the memory of the state for later rounds: see `snapshot`.
+        """
+        ...
+
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
-        """Return the server's state after rounds first..first+rounds-1."""
+        """Return the server's state after rounds first..first+rounds-1, once they are done."""
+        ...
+
+    def snapshot(self, server: Tree) -> Tree:
+        """Return the state as it is after the rounds launched so far, which later rounds do not write to."""
+        ...
+
+    def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
+        """Return `function` of a state, to be called with many states; a GPU records its work at the first call.
+
+        The returned tensor is good until the next call of anything on this engine.
+        """
+        ...
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Hold this while the engine is used beside others: on a GPU its work goes into a stream of its own."""
         ...
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, Any]]:
-        """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation."""
+        """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
+
+        Whoever reads the replies looks for NaN: an engine need not wait for them in order to do so.
+        """
         ...
 
     def close(self) -> None:

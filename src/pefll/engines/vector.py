@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import DoorCohort, Ids, Ledger, TorchSettings, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.later import Clock, Later
 from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, leaves, map_tree
 
@@ -47,6 +49,10 @@ class VectorCohort(DoorCohort):
             fine = torch.isfinite(leaf).all()
             self.healthy = fine if self.healthy is None else self.healthy & fine
         return replies
+
+    def anew(self) -> Self:
+        """Return the same clients with nothing sent, counted or checked yet."""
+        return replace(super().anew(), healthy=None)
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -87,6 +93,12 @@ class VectorEngine:
         self.ledger = Ledger()
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
+        self.stream: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            # Graphs are captured in this stream too: libraries keep scratch memory for each stream, and two engines
+            # that work at the same time must not share it.
+            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.pool = torch.cuda.graph_pool_handle()
         self._settings = TorchSettings.take(precision)
 
     def start(self) -> Tree:
@@ -95,8 +107,9 @@ class VectorEngine:
         server = self.method.init(self.seed, cohort)
         return map_tree(cohort._cast, server)
 
-    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
-        """Return the server's state after rounds first..first+rounds-1."""
+    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
+        """Start rounds first..first+rounds-1: on a GPU they are queued, on a CPU they are done."""
+        clock = Clock(self.device)
         if self.device.type == "cuda":
             if self._graph is None:
                 self._graph = _RoundGraph(self, server)
@@ -106,9 +119,25 @@ class VectorEngine:
             for t in range(first, first + rounds):
                 server, healthy = self._round(server, torch.full((), t))
                 bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
-        if int(bad) >= 0:
-            raise not_finite("training", None, int(bad))
+        return server, clock.later(bad, _raise_if_bad)
+
+    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
+        """Return the server's state after rounds first..first+rounds-1, once they are done."""
+        server, under_way = self.launch(server, first, rounds)
+        under_way.wait()
         return server
+
+    def snapshot(self, server: Tree) -> Tree:
+        """Return a copy on a GPU, where the next round writes into the same memory; else the state itself."""
+        return map_tree(torch.clone, server) if self.stream is not None else server
+
+    def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
+        """Return `function` as a graph on a GPU, else itself."""
+        return _Recorded(self, function) if self.stream is not None else function
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Make the engine's own stream the current one, on a GPU."""
+        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, VectorCohort]]:
         """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
@@ -121,10 +150,7 @@ class VectorEngine:
             stop = start + min(most, max(1, SAMPLES_AT_ONCE[self.device.type] // max(1, int(widths[start]))))
             chosen = np.ascontiguousarray(order[start:stop])
             ids = torch.from_numpy(chosen).to(self.device)
-            cohort = self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]))
-            yield chosen, cohort
-            if cohort.healthy is not None and not bool(cohort.healthy):
-                raise not_finite("evaluation", None, None)
+            yield chosen, self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]))
             start = stop
 
     def close(self) -> None:
@@ -168,7 +194,8 @@ class _RoundGraph:
         self.t = torch.zeros((), dtype=torch.int64, device=device)
         self.bad = torch.full((), -1, dtype=torch.int64, device=device)
         spare = engine.ledger.copy()
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side = engine.stream
+        assert side is not None
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):  # libraries choose their kernels and fill their caches before the capture
             for _ in range(2):
@@ -176,7 +203,8 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=side):  # a stream of this device, which need not be the current one
+        # A stream of this device, which need not be the current one.
+        with torch.cuda.graph(self.graph, pool=engine.pool, stream=side):
             after, healthy = engine._round(self.server, self.t)
             map_tree(lambda old, new: old.copy_(new), self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
@@ -193,6 +221,44 @@ class _RoundGraph:
             self.graph.replay()
         self.engine.ledger.add(self.cost, rounds)
         return self.server, self.bad
+
+
+class _Recorded:
+    """A function of a state as one CUDA graph, captured at the first call and replayed at every one.
+
+    It shares its memory for intermediate values with the engine's other graphs: none of them runs at the same time, and
+    all that lasts lies elsewhere or is copied before the next one runs.
+    """
+
+    def __init__(self, engine: VectorEngine, function: Callable[[Tree], Tensor]) -> None:
+        self.engine, self.function = engine, function
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, state: Tree) -> Tensor:
+        if self.graph is None:
+            self.state = map_tree(torch.clone, state)
+            self._capture()
+            assert self.graph is not None
+        map_tree(lambda mine, given: mine.copy_(given), self.state, state)
+        self.graph.replay()
+        return self.result
+
+    def _capture(self) -> None:
+        side, current = self.engine.stream, torch.cuda.current_stream(self.engine.device)
+        assert side is not None
+        side.wait_stream(current)
+        with torch.cuda.stream(side):  # libraries choose their kernels and fill their caches before the capture
+            self.function(self.state)
+        current.wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=self.engine.pool, stream=side):
+            self.result = self.function(self.state)
+
+
+def _raise_if_bad(round_: Tensor) -> None:
+    """Raise PefllError where a round, int64 [], was the first with a reply that is not finite; -1 where none was."""
+    if int(round_) >= 0:
+        raise not_finite("training", None, int(round_))
 
 
 def _capacity(counts: Any) -> tuple[int, int, int]:

@@ -101,7 +101,9 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
             cells.append(_spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
         seconds = mean_and_std([result["train_seconds"] + result["eval_seconds"] for result in group])[0]
-        lines.append("| " + " | ".join([*cells, f"{seconds:.0f}", f"`{command}`"]) + " |")
+        together = max(result.get("lockstep", 1) for result in group)
+        time = f"{seconds:.0f}" if together == 1 else f"{seconds:.0f} ({together} at once)"
+        lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
     return "\n".join(lines)
 
 

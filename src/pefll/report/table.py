@@ -45,7 +45,11 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
     table.add_column("data", overflow="fold")
     for heading in ("seen +\nunseen", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for run in read_runs(folders):
+    runs = read_runs(folders)
+    if any(_shared(run) for run in runs):
+        table.caption = "* trained at once with other runs: the time is that of a shared device"
+        table.caption_justify = "left"
+    for run in runs:
         latest = run.history[-1] if run.history else {}
         sent = [number(run.fact(key)) for key in ("bytes_down", "bytes_up")]
         if not run.finished:
@@ -57,11 +61,16 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
             _clients(run),
             _whole(run.fact("rounds")) if run.finished else _progress(run),
             run.text("seed"),
-            duration(run.fact("train_seconds") if run.finished else latest.get("seconds")),
+            duration(run.fact("train_seconds") if run.finished else latest.get("seconds")) + _shared(run),
             _short(run.fact("client_steps_per_second")),
             *(_short(None if bytes_ is None else bytes_ / 1e6) for bytes_ in sent),
         )
     return table
+
+
+def _shared(run: Run) -> str:
+    """Return the mark of a run that was trained at once with others."""
+    return "*" if (number(run.fact("lockstep")) or 1) > 1 else ""
 
 
 def grouped_table(folders: Sequence[RunFolder]) -> Table | None:

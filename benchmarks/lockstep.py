@@ -1,0 +1,199 @@
+"""What do several seeds at once cost, and what does an evaluation cost beside training?
+
+Made-up pictures of CIFAR-10's size are dealt to clients as in the paper. First, rounds of one run and rounds of
+several runs at once take turns among 100 clients, so that what else the machine does meets both. Then rounds and
+evaluations of all clients take turns, among 100 clients and among 1,000: as the training loop does them (recorded
+once, replayed) and call by call. Medians are given, and ratios of medians; nothing that is done only once is timed.
+
+    python benchmarks/lockstep.py --out build/lockstep                     # on a GPU
+    python benchmarks/lockstep.py --out build/lockstep --device cpu --small  # tries the script anywhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pefll import __version__
+from pefll.config import Config
+from pefll.data import VALIDATION, Federation, Samples, make_federation
+from pefll.data.federation import Normalise
+from pefll.engines.vector import VectorEngine
+from pefll.evaluation import Exam, evaluate
+from pefll.files import write_json
+from pefll.hardware import device_name, peak_memory_bytes, pick_device, place_data
+from pefll.methods import build_method
+from pefll.run import commit, describe_problem
+
+EVAL_EVERY = 30  # as in the paper's code
+
+
+class Contestant:
+    """One seed's run: an engine, its state, and its exam.
+
+    Args:
+        federation: the data, on the device already.
+        seed: of the run.
+        options: from the command line.
+    """
+
+    def __init__(self, federation: Federation, seed: int, options: argparse.Namespace) -> None:
+        problem, _ = describe_problem(federation, "lenet")
+        self.method = build_method("pefll", problem, {"embedding": "convnet", "local_steps": options.steps})
+        clients = max(1, federation.num_clients // 20)
+        tensor_cores = options.precision == "tf32"
+        self.engine = VectorEngine(federation, self.method, seed, clients, options.device, tensor_cores=tensor_cores)
+        self.round = 0
+        with self.engine.turn():
+            self.exam = Exam(self.engine, self.method, VALIDATION)
+            self.server = self.engine.start()
+
+    def launch(self, rounds: int) -> Callable[[], None]:
+        """Start some rounds and return what waits for them."""
+        with self.engine.turn():
+            self.server, under_way = self.engine.launch(self.server, self.round, rounds)
+        self.round += rounds
+        return under_way.wait
+
+    def examine(self) -> None:
+        """Evaluate all clients as the training loop does, and wait for the result."""
+        with self.engine.turn():
+            self.exam.begin(self.server).wait()
+
+    def evaluate(self) -> None:
+        """Evaluate all clients call by call."""
+        with self.engine.turn():
+            evaluate(self.engine, self.method, self.server, VALIDATION)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="a folder for lockstep.json")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", choices=("float32", "tf32"), default="float32")
+    parser.add_argument("--seeds", type=int, default=3, help="runs at once")
+    parser.add_argument("--rounds", type=int, default=20, help="a turn")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=50, help="a client's steps in a round")
+    parser.add_argument("--small", action="store_true", help="few samples and steps: to try the script, not to measure")
+    options = parser.parse_args()
+    options.device = pick_device(options.device)
+    if options.small:
+        options.rounds, options.turns, options.steps = 1, 2, 1
+    samples = pictures(3_000 if options.small else 60_000)
+    results = {
+        "device": device_name(options.device),
+        "torch": torch.__version__,
+        "version": __version__,
+        "commit": commit(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "precision": options.precision,
+        "small": options.small,
+        "seeds_at_once": seeds_at_once(samples, options),
+        "evaluation": [
+            beside_training(samples, clients, options) for clients in ((20, 40) if options.small else (100, 1000))
+        ],
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / "lockstep.json", results)
+    for key in ("seeds_at_once", "evaluation"):
+        print(key, results[key])
+
+
+def pictures(total: int) -> Samples:
+    """Return noise in the shape of CIFAR-10: two thirds to train on, a sixth each for validation and test."""
+    random = np.random.default_rng(0)
+    place = np.arange(total)
+    return Samples(
+        x=random.integers(0, 256, (total, 3, 32, 32), dtype=np.uint8),
+        y=place % 10,
+        classes=10,
+        split=np.array([0, 0, 0, 0, 1, 2], dtype=np.int8)[place // 10 % 6],
+        normalise=Normalise((0.5,) * 3, (0.25,) * 3),
+        name="noise",
+    )
+
+
+def contestants(samples: Samples, clients: int, seeds: int, options: argparse.Namespace) -> list[Contestant]:
+    """Return runs that share their samples, each having done one round and one evaluation."""
+    if options.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(options.device)
+    copies: dict[object, torch.Tensor] = {}
+    runs = []
+    # All are kept until all are moved: arrays are known by their addresses.
+    dealt = [make_federation(samples, partition="by-class 2", clients=clients, seed=seed) for seed in range(seeds)]
+    for seed, federation in enumerate(dealt):
+        problem, _ = describe_problem(federation, "lenet")
+        config = Config(device=str(options.device), engine="vector")
+        runs.append(Contestant(place_data(config, federation, problem, copies), seed, options))
+        runs[-1].launch(1)()
+        runs[-1].examine()
+    return runs
+
+
+def seeds_at_once(samples: Samples, options: argparse.Namespace) -> dict[str, Any]:
+    """Time rounds of one run and rounds of several at once, in turns."""
+    clients = 20 if options.small else 100
+    runs = contestants(samples, clients, options.seeds, options)
+    one, several = alternate(options, lambda: runs[0].launch(options.rounds)(), lambda: together(runs, options.rounds))
+    for run in reversed(runs):
+        run.engine.close()
+    return {
+        "clients": clients,
+        "clients_per_round": runs[0].engine.clients_per_round,
+        "seeds": options.seeds,
+        "one_ms_per_round": round(1000 * one / options.rounds, 3),
+        "together_ms_per_round": round(1000 * several / options.rounds, 3),
+        "together_over_one": round(several / one, 3),
+        "peak_memory_bytes": peak_memory_bytes(options.device),
+    }
+
+
+def together(runs: list[Contestant], rounds: int) -> None:
+    """Let all runs start rounds before any is waited for."""
+    for wait in [run.launch(rounds) for run in runs]:
+        wait()
+
+
+def beside_training(samples: Samples, clients: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Time rounds, recorded evaluations and evaluations call by call, in turns."""
+    (run,) = contestants(samples, clients, 1, options)
+    rounds, recorded, by_calls = alternate(options, lambda: run.launch(options.rounds)(), run.examine, run.evaluate)
+    run.engine.close()
+    between = EVAL_EVERY * rounds / options.rounds
+    return {
+        "clients": clients,
+        "clients_per_round": run.engine.clients_per_round,
+        "ms_per_round": round(1000 * rounds / options.rounds, 3),
+        "evaluation_ms": round(1000 * recorded, 3),
+        "evaluation_call_by_call_ms": round(1000 * by_calls, 3),
+        "recorded_over_call_by_call": round(recorded / by_calls, 3),
+        "share_of_a_run": round(recorded / (recorded + between), 4),
+        "peak_memory_bytes": peak_memory_bytes(options.device),
+    }
+
+
+def alternate(options: argparse.Namespace, *works: Callable[[], None]) -> list[float]:
+    """Do each work once unmeasured, then all in turns, and return the median seconds of each."""
+    for work in works:
+        work()
+    seconds: list[list[float]] = [[] for _ in works]
+    for _ in range(options.turns):
+        for work, taken in zip(works, seconds, strict=True):
+            started = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - started)
+    return [statistics.median(taken) for taken in seconds]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Several runs on one device at once: one thread gives each a turn, and nobody waits while another has work to queue.
+
+A run is a generator. It yields when it has given its device work to do, so that the others give it theirs before
+anybody waits for a result. On a GPU the runs' kernels then fill each other's gaps. Each run computes what it would
+compute alone: it has its own engine, and turns decide when something is computed, never what.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from pefll.errors import PefllError
+
+T = TypeVar("T")
+Turns: TypeAlias = Generator[None, None, T]
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was asked to stop, and did; what it had done is saved if it has a folder.
+
+    Attributes:
+        round: rounds done.
+        signal: the signal's number.
+    """
+
+    def __init__(self, round_: int, number: int) -> None:
+        super().__init__(f"stopped after round {round_}")
+        self.round, self.signal = round_, number
+
+
+class Job(NamedTuple):
+    """A run among others.
+
+    Attributes:
+        turns: the run.
+        turn: returns a context to hold during each of its turns: its engine's.
+    """
+
+    turns: Turns[Any]
+    turn: Callable[[], AbstractContextManager[Any]]
+
+
+def take_turns(jobs: Sequence[Job]) -> list[Any]:
+    """Give each job a turn after the other until all have ended.
+
+    Returns:
+        What each job returned; or the PefllError or `Stopped` that it ended with, which does not keep the others from
+        going on.
+    """
+    outcomes: dict[int, Any] = {}
+    try:
+        while len(outcomes) < len(jobs):
+            for place, job in enumerate(jobs):
+                if place not in outcomes:
+                    try:
+                        with job.turn():
+                            next(job.turns)
+                    except StopIteration as end:
+                        outcomes[place] = end.value
+                    except (PefllError, Stopped) as error:
+                        outcomes[place] = error
+    finally:
+        for job in jobs:  # where one broke down or Ctrl-C came twice, the others put down what they hold
+            job.turns.close()
+    return [outcomes[place] for place in range(len(jobs))]
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C ends everything at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
