@@ -49,10 +49,47 @@ def test_a_block_is_convolution_relu_and_pooling(
             torch.testing.assert_close(ours, theirs, **close)
 
 
+@given(
+    seed=st.integers(0, 1000),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(4, 13), st.integers(4, 13)),
+    out=st.integers(1, 20),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 1),
+    pool=st.integers(1, 3),
+    relu=st.booleans(),
+    deep=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_with_whole_numbers_blocks_alone_are_exact_also_where_values_tie(
+    seed, shape, out, kernel, stride, padding, pool, relu, deep
+):
+    if any((side + 2 * padding - kernel) // stride + 1 < pool for side in shape[2:]):
+        return
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randint(-1, 2, shape, generator=draw).float().requires_grad_(deep)
+    weight = torch.randint(-1, 2, (out, shape[1], kernel, kernel), generator=draw).float().requires_grad_()
+    bias = torch.randint(-1, 2, (out,), generator=draw).float().requires_grad_()
+    leaves = [x, weight, bias] if deep else [weight, bias]
+    got = conv_block(x, weight, bias, stride, padding, 1, 1, relu, pool)
+    y = F.conv2d(x, weight, bias, stride, padding)
+    wanted = F.max_pool2d(y.relu() if relu else y, pool)
+    assert torch.equal(got, wanted)
+    cotangent = torch.randint(-2, 3, wanted.shape, generator=draw).float()
+    for ours, theirs in zip(
+        torch.autograd.grad(got, leaves, cotangent), torch.autograd.grad(wanted, leaves, cotangent), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_block_of_no_pictures_is_empty():
+    assert conv_block(torch.zeros(0, 2, 8, 8), torch.ones(3, 2, 3, 3), None, 1, 0, 1, 1, True, 2).shape == (0, 3, 3, 3)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_alone_on_a_cpu_activations_have_their_channels_innermost(channels):
     x, weight = torch.randn(2, channels, 12, 12), torch.randn(4, channels, 3, 3)
-    y = conv_block(x, weight, None, 1, 0, 1, 1, True, 2)
+    y = conv_block(x, weight, None, 1, 0, 1, 1, True, 1)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert not y.is_contiguous()
 
