@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pefll.models import EMBEDDINGS, MODELS, Hypernetwork, Network, build_embedding, build_model
 from pefll.models.fused import fused
-from pefll.ops.blocks import conv_block, linear_block
+from pefll.ops.blocks import conv_block, conv_chain, linear_block
 from tests.models import zoo
 
 
@@ -29,10 +29,15 @@ def blocks(module: nn.Module, *inputs: Tensor) -> list[tuple]:
         used.append(("linear", arguments[-1]))
         return linear_block(*arguments)
 
+    def chain(x, parts):
+        used.extend(("conv", *part[-2:]) for part in parts)
+        return conv_chain(x, parts)
+
+    ours = {conv_block: conv, linear_block: linear, conv_chain: chain}
     names = type(module).forward.__globals__ if "forward" not in vars(module) else module.forward.__func__.__globals__
-    before = {name: value for name, value in names.items() if value in (conv_block, linear_block)}
+    before = {name: value for name, value in names.items() if callable(value) and value in ours}
     try:
-        names.update({name: conv if value is conv_block else linear for name, value in before.items()})
+        names.update({name: ours[value] for name, value in before.items()})
         module(*inputs)
     finally:
         names.update(before)
@@ -93,6 +98,10 @@ class Do(nn.Module):
         return self.function(*x)
 
 
+def shift(x: Tensor) -> Tensor:
+    return x - 0.1
+
+
 class Conv(nn.Module):
     """A convolution as a function."""
 
@@ -134,7 +143,7 @@ def networks(draw) -> tuple[nn.Module, tuple[int, ...]]:
             if what == "relu":
                 layers.append(RELUS[draw(st.sampled_from(sorted(RELUS)))]())
             elif what == "shift":
-                layers.append(Do(lambda x: x - 0.1))
+                layers.append(Do(shift))
             elif min(height, width) >= 2:
                 layers.append(POOLS[draw(st.sampled_from(sorted(POOLS)))]())
                 height, width = height // 2, width // 2
@@ -183,6 +192,32 @@ def test_lenet_becomes_five_blocks():
     module = build_model("lenet", (3, 32, 32), 10)
     expected = [("conv", True, 2), ("conv", True, 2), ("linear", True), ("linear", True), ("linear", False)]
     assert blocks(fused(module), torch.randn(2, 3, 32, 32)) == expected
+
+
+@given(networks(), st.integers(0, 100))
+@settings(max_examples=60, deadline=None)
+def test_random_networks_alone_in_float32_compute_the_same_exactly(case, seed):
+    """With whole numbers nothing is rounded, so that every layout in memory has to give the same bits."""
+    module, shape = case
+    draw = torch.Generator().manual_seed(seed)
+    module = nn.Sequential(*(layer for layer in module if not isinstance(layer, Do) or layer.function is not shift))
+    with torch.no_grad():
+        for value in module.parameters():
+            value.copy_(torch.randint(-1, 2, value.shape, generator=draw))
+    x = torch.randint(-1, 2, shape, generator=draw).float()
+    results = []
+    for which in (module, fused(module)):
+        leaf = x.clone().requires_grad_()
+        y = which(leaf)
+        gradient = torch.autograd.grad(y.sum(), [leaf, *module.parameters()])
+        results.append((y, *gradient))
+    for wanted, got in zip(*results, strict=True):
+        assert torch.equal(wanted, got)
+
+
+def test_blocks_that_feed_only_each_other_are_one_chain():
+    names = fused(build_model("lenet", (3, 32, 32), 10)).forward.__func__.__code__.co_names
+    assert [name for name in names if "conv_" in name] == ["pefll_ops_blocks_conv_chain"]
 
 
 @pytest.mark.parametrize("relu", sorted(RELUS))

@@ -12,6 +12,8 @@ from torch import Tensor
 from pefll.ops.alone import alone
 
 Pair = int | tuple[int, int]
+# weight, bias, stride, padding, dilation, groups, relu, pool
+ConvBlock = tuple[Tensor, Tensor | None, Pair, Pair, Pair, int, bool, int]
 
 
 def conv_block(
@@ -41,8 +43,8 @@ def conv_block(
     Returns:
         [b, co, h', w'].
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4 and len(x) and alone():
-        return _conv_block_of_cpu(x, weight, bias, stride, padding, dilation, groups, relu, pool)
+    if _is_alone_on_cpu(x):
+        return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),))
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     # The largest of some values, cut at 0, is the largest of the values cut at 0: pooling first leaves less to cut.
     if pool > 1:
@@ -50,28 +52,21 @@ def conv_block(
     return F.relu(y) if relu else y
 
 
-def _conv_block_of_cpu(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    relu: bool,
-    pool: int,
-) -> Tensor:
-    """Return the same for one client alone on a CPU, in the layout of memory that is fastest there."""
-    if pool > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        # oneDNN's own layout, in which its pooling needs no table of 64-bit indices.
-        y = F.conv2d(x.to_mkldnn(), weight, bias, stride, padding, dilation, groups)
-        y = F.max_pool2d(y, pool, pool).to_dense()
-    else:
-        # With the channels innermost. What comes out has that layout too, so of several blocks in a row only the first
-        # one copies its input.
-        y = F.conv2d(_channels_last(x), _channels_last(weight), bias, stride, padding, dilation, groups)
-        y = F.max_pool2d(y, pool) if pool > 1 else y
-    return F.relu(y) if relu else y
+def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
+    """Return what several `conv_block`, one after another, make of x.
+
+    Args:
+        x: [b, ci, h, w].
+        blocks: all arguments of each but its input.
+
+    Returns:
+        [b, co, h', w'].
+    """
+    if _is_alone_on_cpu(x):
+        return _chain_on_cpu(x, blocks)
+    for block in blocks:
+        x = conv_block(x, *block)
+    return x
 
 
 def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -88,6 +83,24 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
     """
     y = F.linear(x, weight, bias)
     return F.relu(y) if relu else y
+
+
+def _is_alone_on_cpu(x: Tensor) -> bool:
+    """Whether x is one client's own batch, which may have any layout in memory, of a type that oneDNN is fast for."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4 and len(x) > 0 and alone()
+
+
+def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
+    """Return the same as `conv_chain`, in the layout of memory that is fastest on a CPU; for first derivatives only."""
+    # With the channels innermost, or, where something is pooled, in oneDNN's own layout: its pooling keeps no table of
+    # 64-bit indices.
+    opaque = any(block[-1] > 1 for block in blocks) and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    x = x.to_mkldnn() if opaque else _channels_last(x)
+    for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
+        x = F.conv2d(x, weight if opaque else _channels_last(weight), bias, stride, padding, dilation, groups)
+        x = F.max_pool2d(x, pool, pool) if pool > 1 else x
+        x = F.relu(x) if relu else x
+    return x.to_dense() if opaque else x
 
 
 def _channels_last(x: Tensor) -> Tensor:
