@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pefll.data.federation import TEST, Samples, assemble
-from pefll.engines.cohort import Ledger
+from pefll.engines.cohort import Ledger, keep_freed_memory
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.engines.wire import pack, unpack
@@ -258,6 +258,43 @@ def test_engines_give_torch_its_threads_back():
         assert torch.get_num_threads() == 1
         engine.close()
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_tiny_numbers_are_zero_while_an_engine_is_open(flushed):
+    def tiny() -> float:
+        return float(torch.full((), 1e-38) * 0.1)
+
+    if not torch.set_flush_denormal(flushed):
+        pytest.skip("this processor cannot flush denormal numbers")
+    try:
+        engine = troubled("", 1)
+        assert tiny() == 0
+        engine.close()
+        assert (tiny() == 0) == flushed
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_memory_is_not_torn_between_engines():
+    """Settings of the C library are changed and changed back with live tensors of all sizes around."""
+    kept = [torch.arange(size) for size in (1, 1 << 14, 1 << 18, 1 << 22)]
+    for keep in (True, False, True, False):
+        keep_freed_memory(keep)
+        kept += [tensor.clone() for tensor in kept[:4]]
+        del kept[4:6]
+    assert all(torch.equal(tensor, torch.arange(len(tensor))) for tensor in kept)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_more_clients_than_processes_are_dealt_out_and_come_back_in_order(processes):
+    engine = troubled("", processes)
+    ((ids, cohort),) = engine.cohorts(np.array([5, 0, 3, 1, 4, 2, 0]))
+    theta = torch.randn(7, engine.method.problem.model.size)
+    here = engine.run_here(engine.method.predict, ids, 0, [each(theta)], {"split": 0})
+    for ours, theirs in zip(cohort.run(engine.method.predict, each(theta), split=0), here, strict=True):
+        assert torch.equal(ours, theirs)
+    engine.close()
 
 
 # Worker processes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -115,7 +116,7 @@ class TorchSettings(NamedTuple):
         Args:
             precision: of products on a GPU: float32, tf32 or bf16 (which torch's own operations take for tf32).
         """
-        tensor_cores = precision != "float32"
+        tensor_cores = precision in ("tf32", "bf16")
         before = cls(
             torch.get_num_threads(),
             _flushes_denormal(),
@@ -123,12 +124,16 @@ class TorchSettings(NamedTuple):
             torch.backends.cudnn.allow_tf32,
             of_products.use(precision),
         )
-        cls(1, True, tensor_cores, tensor_cores, precision).give_back()
-        _keep_freed_memory()
+        cls(1, True, tensor_cores, tensor_cores, precision)._set()
+        keep_freed_memory(True)
         return before
 
     def give_back(self) -> None:
-        """Set torch to these values."""
+        """Set torch to these values, and let freed memory go."""
+        self._set()
+        keep_freed_memory(False)
+
+    def _set(self) -> None:
         torch.set_num_threads(self.threads)
         torch.set_flush_denormal(self.flush_denormal)
         torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
@@ -141,14 +146,25 @@ def _flushes_denormal() -> bool:
     return bool(torch.full((), 1e-38) * 0.1 == 0)
 
 
-def _keep_freed_memory() -> None:
-    """Let the C library keep memory that tensors have freed, up to 32 MB each, for the next ones.
+# The GNU library's numbers for two of its settings, their defaults, and what an engine sets: the most that it takes.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_DEFAULT_THRESHOLD, _HIGH_THRESHOLD = 1 << 17, 1 << 30
 
-    By default the GNU library gives blocks of more than 128 kB back to the system, which hands them out again page by
-    page: hundreds of page faults in every step. It raises that limit to the size of the largest block below 32 MB that
-    was ever freed; so one is, untouched. Other libraries do not mind.
+
+def keep_freed_memory(keep: bool) -> None:
+    """Let the C library keep the memory of freed tensors for the next ones, or give it back to the system.
+
+    The GNU library by default gives back much of it, and the system hands it out again page by page: hundreds of page
+    faults in a client's step, tens of thousands in a hypernetwork's. Other libraries are left as they are.
     """
-    torch.empty(31 << 20, dtype=torch.uint8)
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
+        return
+    threshold = _HIGH_THRESHOLD if keep else _DEFAULT_THRESHOLD
+    library.mallopt(_TRIM_THRESHOLD, threshold)
+    library.mallopt(_MMAP_THRESHOLD, threshold)
+    if not keep:
+        library.malloc_trim(0)
 
 
 class Engine(Protocol):

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, map_tree
+
+# The clients of a cohort are dealt out in up to so many shares for each process.
+SHARES = 4
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
 
@@ -55,21 +58,33 @@ class Workers:
         atexit.register(self.close)
 
     def run(self, task: str, ids: Ids, round_: int, arguments: list[Everyone | Each], static: dict[str, int]) -> Tree:
-        """Run a method's task on clients, shared out among the processes, and return the replies in order."""
-        shares = [share for share in np.array_split(np.arange(len(ids)), len(self._pipes)) if len(share)]
-        for pipe, share in zip(self._pipes, shares, strict=False):
-            first, last = int(share[0]), int(share[-1]) + 1
-            values = [
-                map_tree(lambda leaf, part=slice(first, last): leaf[part], argument.value)
-                if isinstance(argument, Each)
-                else argument.value
-                for argument in arguments
-            ]
-            kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
-            message = pack(*values, task=task, ids=ids[share].tolist(), round=round_, kinds=kinds, static=static)
-            self._send(pipe, message)
-        replies = [self._receive(pipe) for pipe, _ in zip(self._pipes, shares, strict=False)]
-        return map_tree(lambda *parts: torch.cat(parts), *replies)
+        """Run a method's task on clients, shared out among the processes, and return the replies in order.
+
+        Whoever is done gets the next few clients: some clients have more to do than others, and some cores less time.
+        """
+        kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
+        shares = np.array_split(np.arange(len(ids)), min(len(ids), SHARES * len(self._pipes)))
+        waiting = list(enumerate(shares))[::-1]
+        replies: dict[int, Tree] = {}
+        at_work: dict[Connection, int] = {}
+        idle = list(self._pipes)
+        while waiting or at_work:
+            for pipe in idle[: len(waiting)]:
+                place, share = waiting.pop()
+                part = slice(int(share[0]), int(share[-1]) + 1)
+                values = [
+                    map_tree(lambda leaf, part=part: leaf[part], argument.value)
+                    if isinstance(argument, Each)
+                    else argument.value
+                    for argument in arguments
+                ]
+                header = {"task": task, "ids": ids[share].tolist(), "round": round_, "kinds": kinds, "static": static}
+                self._send(pipe, pack(*values, **header))
+                at_work[pipe] = place
+            idle = [pipe for pipe in wait(list(at_work)) if isinstance(pipe, Connection)]
+            for pipe in idle:
+                replies[at_work.pop(pipe)] = self._receive(pipe)
+        return map_tree(lambda *parts: torch.cat(parts), *(replies[place] for place in range(len(shares))))
 
     def close(self) -> None:
         """End the processes."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from pefll.ops import client_axis
 
 FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
-BLOCK = 1 << 15
 
 
 class Moments(NamedTuple):
@@ -39,21 +38,12 @@ def adam(parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, l
         numbers = (FIRST_DECAY, SECOND_DECAY, EPSILON)
         changed, *after = client_axis.adam(parameters, gradient, *moments, step, lr, *numbers)
         return changed, Moments(*after)
-    if parameters.device.type != "cpu":
-        return _adam(parameters, gradient, moments, step, lr)
-    # In blocks that stay in a core's cache from one operation to the next; a hypernetwork's weights would not.
-    vectors = [torch.split(vector, BLOCK) for vector in (parameters, gradient, *moments)]
-    blocks = [_adam(p, g, Moments(*m), step, lr) for p, g, *m in zip(*vectors, strict=True)]
-    changed, after = zip(*blocks, strict=True)
-    return torch.cat(changed), Moments(*(torch.cat(parts) for parts in zip(*after, strict=True)))
-
-
-def _adam(parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, lr: float) -> tuple[Tensor, Moments]:
-    first = FIRST_DECAY * moments.first + (1 - FIRST_DECAY) * gradient
-    second = SECOND_DECAY * moments.second + (1 - SECOND_DECAY) * gradient.square()
     count = step.to(parameters.dtype)
     # As tensors, so that `pow` has the parameters' precision on every device.
     unbias_first = 1 - torch.full_like(count, FIRST_DECAY) ** count
     unbias_second = 1 - torch.full_like(count, SECOND_DECAY) ** count
-    change = (first / unbias_first) / ((second / unbias_second).sqrt() + EPSILON)
-    return parameters - lr * change, Moments(first, second)
+    # In place on what was made here: a hypernetwork's vectors are long, and memory is slow.
+    first = (FIRST_DECAY * moments.first).add_(gradient, alpha=1 - FIRST_DECAY)
+    second = (SECOND_DECAY * moments.second).addcmul_(gradient, gradient, value=1 - SECOND_DECAY)
+    change = first / (second / unbias_second).sqrt_().add_(EPSILON)
+    return parameters - change.mul_(lr / unbias_first), Moments(first, second)

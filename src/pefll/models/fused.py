@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pefll.ops.blocks import conv_block, linear_block
+from pefll.ops.blocks import conv_block, conv_chain, linear_block
 
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _LINEAR = ("input", "weight", "bias")
@@ -45,6 +45,7 @@ def fused(module: nn.Module) -> nn.Module:
         changed |= _fuse_convolution(graph, node, module) or _fuse_linear(graph, node, module)
     if not changed:
         return module
+    _chain_blocks(graph)
     # The module itself with another `forward`: a GraphModule would lose parameters that are not used, and their order.
     result = copy.copy(module)
     forward = type(fx.GraphModule(module, graph)).forward
@@ -89,6 +90,29 @@ def _fuse_convolution(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool
         block = graph.call_function(conv_block, (x, weight, bias, *rest))
     _replace(graph, chain, block)
     return True
+
+
+def _chain_blocks(graph: fx.Graph) -> None:
+    """Make one `conv_chain` of blocks that feed nothing but each other."""
+    for node in list(graph.nodes):
+        chain = [node]
+        while (follower := _next_block(chain[-1])) is not None:
+            chain.append(follower)
+        if len(chain) == 1:
+            continue
+        with graph.inserting_before(chain[-1]):
+            blocks = tuple(block.args[1:] for block in chain)
+            together = graph.call_function(conv_chain, (chain[0].args[0], blocks))
+        _replace(graph, chain, together)
+
+
+def _next_block(node: fx.Node) -> fx.Node | None:
+    """Return the block that alone uses this one, if nothing happens between the two."""
+    follower = node.next
+    while follower.op == "get_attr":
+        follower = follower.next
+    fits = node.target is follower.target is conv_block and list(node.users) == [follower] and follower.args[0] is node
+    return follower if fits and node not in follower.args[1:] else None
 
 
 def _fuse_linear(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool:

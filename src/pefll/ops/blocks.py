@@ -14,6 +14,9 @@ from pefll.ops import client_axis
 from pefll.ops.alone import alone
 from pefll.ops.geometry import Pair
 
+# weight, bias, stride, padding, dilation, groups, relu, pool
+ConvBlock = tuple[Tensor, Tensor | None, Pair, Pair, Pair, int, bool, int]
+
 
 def conv_block(
     x: Tensor,
@@ -44,15 +47,30 @@ def conv_block(
     """
     if client_axis.convolves(x, weight, stride, padding, dilation, groups, pool):
         return client_axis.convolve(x, weight, bias, _side(stride), _side(padding), pool, relu)
-    if x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4 and alone():
-        # A CPU convolves and pools faster with the channels innermost. What comes out has that layout too, so in a
-        # network of such blocks only the first one copies its input.
-        x, weight = _channels_last(x), _channels_last(weight)
+    if _is_alone_on_cpu(x):
+        return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),))
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     # The largest of some values, cut at 0, is the largest of the values cut at 0: pooling first leaves less to cut.
     if pool > 1:
         y = F.max_pool2d(y, pool)
     return F.relu(y) if relu else y
+
+
+def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
+    """Return what several `conv_block`, one after another, make of x.
+
+    Args:
+        x: [b, ci, h, w].
+        blocks: all arguments of each but its input.
+
+    Returns:
+        [b, co, h', w'].
+    """
+    if _is_alone_on_cpu(x):
+        return _chain_on_cpu(x, blocks)
+    for block in blocks:
+        x = conv_block(x, *block)
+    return x
 
 
 def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -89,6 +107,24 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 def _side(pair: Pair) -> int:
     return pair if isinstance(pair, int) else pair[0]
+
+
+def _is_alone_on_cpu(x: Tensor) -> bool:
+    """Whether x is one client's own batch, which may have any layout in memory, of a type that oneDNN is fast for."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4 and len(x) > 0 and alone()
+
+
+def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
+    """Return the same as `conv_chain`, in the layout of memory that is fastest on a CPU; for first derivatives only."""
+    # With the channels innermost, or, where something is pooled, in oneDNN's own layout: its pooling keeps no table of
+    # 64-bit indices.
+    opaque = any(block[-1] > 1 for block in blocks) and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    x = x.to_mkldnn() if opaque else _channels_last(x)
+    for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
+        x = F.conv2d(x, weight if opaque else _channels_last(weight), bias, stride, padding, dilation, groups)
+        x = F.max_pool2d(x, pool, pool) if pool > 1 else x
+        x = F.relu(x) if relu else x
+    return x.to_dense() if opaque else x
 
 
 def _channels_last(x: Tensor) -> Tensor:
