@@ -49,8 +49,7 @@ class Contestant:
         problem, _ = describe_problem(federation, "lenet")
         self.method = build_method("pefll", problem, {"embedding": "convnet", "local_steps": options.steps})
         clients = max(1, federation.num_clients // 20)
-        tensor_cores = options.precision == "tf32"
-        self.engine = VectorEngine(federation, self.method, seed, clients, options.device, tensor_cores=tensor_cores)
+        self.engine = VectorEngine(federation, self.method, seed, clients, options.device, precision=options.precision)
         self.round = 0
         with self.engine.turn():
             self.exam = Exam(self.engine, self.method, VALIDATION)
@@ -79,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder for lockstep.json")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", choices=("float32", "tf32"), default="float32")
+    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="tf32")
     parser.add_argument("--seeds", type=int, default=3, help="runs at once")
     parser.add_argument("--rounds", type=int, default=20, help="a turn")
     parser.add_argument("--turns", type=int, default=7)
