@@ -12,6 +12,8 @@ from pefll import checkpoint
 from pefll.data import federation_from_arrays
 from pefll.data.federation import TEST, VALIDATION, Federation
 from pefll.engines.serial import SerialEngine
+from pefll.engines.vector import VectorEngine
+from pefll.evaluation import evaluate
 from pefll.methods import METHODS, build_method, hyperparameters
 from pefll.run import fit
 from pefll.training import restore
@@ -63,6 +65,23 @@ def test_the_state_survives_a_checkpoint(method, tmp_path):
     assert [leaf.dtype for leaf in leaves(again)] == [leaf.dtype for leaf in leaves(server)]
     assert as_bytes(again) == as_bytes(server)
     assert as_bytes(engine.advance(again, 2, 2)) == as_bytes(engine.advance(server, 2, 2))
+    engine.close()
+
+
+@every_method
+@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
+def test_rounds_and_evaluations_do_not_write_to_the_state_they_are_given(method, make):
+    """The training loop keeps states of earlier rounds, one of which may turn out to be the best."""
+    federation = federation_()
+    learner = build_method(method, problem_of(federation), SETTINGS[method])
+    engine = make(federation, learner, 0, 3)
+    kept = [engine.start()]
+    before = [as_bytes(kept[0])]
+    for t in range(3):
+        kept.append(engine.snapshot(engine.advance(kept[-1], t, 1)))
+        before.append(as_bytes(kept[-1]))
+        evaluate(engine, learner, kept[-1], TEST)
+    assert [as_bytes(state) for state in kept] == before
     engine.close()
 
 
