@@ -43,6 +43,7 @@ def conv_block(
     Returns:
         [b, co, h', w'].
     """
+    # The place to choose another implementation for a device: `if x.is_cuda and ...`.
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),))
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
@@ -81,6 +82,7 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
     Returns:
         [b, o].
     """
+    # The place to choose another implementation for a device: `if x.is_cuda and x.dim() == 2 and ...`.
     y = F.linear(x, weight, bias)
     return F.relu(y) if relu else y
 
@@ -93,7 +95,8 @@ def _is_alone_on_cpu(x: Tensor) -> bool:
 def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
     """Return the same as `conv_chain`, in the layout of memory that is fastest on a CPU; for first derivatives only."""
     # With the channels innermost, or, where something is pooled, in oneDNN's own layout: its pooling keeps no table of
-    # 64-bit indices.
+    # 64-bit indices. That pooling passes over NaN, which torch's hands on; but NaN can only come from weights, and those
+    # are checked wherever they cross between client and server.
     opaque = any(block[-1] > 1 for block in blocks) and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     x = x.to_mkldnn() if opaque else _channels_last(x)
     for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
