@@ -26,10 +26,9 @@ from pefll import __version__
 from pefll.config import Config
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
-from pefll.engines.vector import VectorEngine
 from pefll.evaluation import Exam, evaluate
 from pefll.files import write_json
-from pefll.hardware import device_name, peak_memory_bytes, pick_device, place_data
+from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import build_method
 from pefll.run import commit, describe_problem
 
@@ -48,8 +47,8 @@ class Contestant:
     def __init__(self, federation: Federation, seed: int, options: argparse.Namespace) -> None:
         problem, _ = describe_problem(federation, "lenet")
         self.method = build_method("pefll", problem, {"embedding": "convnet", "local_steps": options.steps})
-        clients = max(1, federation.num_clients // 20)
-        self.engine = VectorEngine(federation, self.method, seed, clients, options.device, precision=options.precision)
+        config = Config(device=str(options.device), engine="vector", precision=options.precision, seed=seed)
+        self.engine = make_engine(config, federation, self.method, max(1, federation.num_clients // 20))
         self.round = 0
         with self.engine.turn():
             self.exam = Exam(self.engine, self.method, VALIDATION)
@@ -78,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder for lockstep.json")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="tf32")
+    parser.add_argument("--precision", default="tf32", help="as in `pefll train`")
     parser.add_argument("--seeds", type=int, default=3, help="runs at once")
     parser.add_argument("--rounds", type=int, default=20, help="a turn")
     parser.add_argument("--turns", type=int, default=7)

@@ -297,6 +297,19 @@ def test_more_clients_than_processes_are_dealt_out_and_come_back_in_order(proces
     engine.close()
 
 
+@pytest.mark.parametrize("name", ["fedavg", "pefll"])
+@pytest.mark.parametrize("client_lr", [1e3, 1e30])
+def test_convolutions_that_diverge_are_noticed(name, client_lr):
+    """Also where a CPU's pooling would pass over NaN."""
+    federation = small(LENET)
+    settings = SETTINGS[name] | {"client_lr": client_lr, "client_clip": 0.0, "local_steps": 12}
+    engine = SerialEngine(federation, build_method(name, problem_of(federation, "lenet"), settings), 0, 3)
+    server = engine.start()
+    with pytest.raises(PefllError, match="replied with NaN or infinity"):
+        engine.advance(server, 0, 3)
+    engine.close()
+
+
 # Worker processes.
 
 

@@ -146,9 +146,11 @@ def _flushes_denormal() -> bool:
     return bool(torch.full((), 1e-38) * 0.1 == 0)
 
 
-# The GNU library's numbers for two of its settings, their defaults, and what an engine sets: the most that it takes.
+# The GNU library's numbers for two of its settings; values for an open engine; and the ones that the library itself
+# comes to in a process with large tensors, which are also the most that old versions take.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_DEFAULT_THRESHOLD, _HIGH_THRESHOLD = 1 << 17, 1 << 30
+_KEEP_ALL = 1 << 30
+_USUAL_TRIM, _USUAL_MMAP = 1 << 26, 1 << 25
 
 
 def keep_freed_memory(keep: bool) -> None:
@@ -160,10 +162,11 @@ def keep_freed_memory(keep: bool) -> None:
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
         return
-    threshold = _HIGH_THRESHOLD if keep else _DEFAULT_THRESHOLD
-    library.mallopt(_TRIM_THRESHOLD, threshold)
-    library.mallopt(_MMAP_THRESHOLD, threshold)
-    if not keep:
+    library.mallopt(_MMAP_THRESHOLD, _USUAL_MMAP)
+    library.mallopt(_TRIM_THRESHOLD, _KEEP_ALL if keep else _USUAL_TRIM)
+    if keep:
+        library.mallopt(_MMAP_THRESHOLD, _KEEP_ALL)
+    else:
         library.malloc_trim(0)
 
 

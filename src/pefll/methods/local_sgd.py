@@ -94,7 +94,7 @@ def _descend_alone(
     """Do the same for one client that is not mapped over: in place, on a copy of its own."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
     for batch in itertools.islice(batches, steps):
-        of_theta = clipped(gradient(loss, theta, batch), sgd.clip).add_(theta, alpha=sgd.decay)
-        velocity.mul_(sgd.momentum).add_(of_theta)
+        of_theta = clipped(gradient(loss, theta, batch), sgd.clip)
+        velocity.mul_(sgd.momentum).add_(of_theta).add_(theta, alpha=sgd.decay)
         theta.sub_(velocity, alpha=sgd.lr)
     return theta

@@ -117,7 +117,8 @@ def _is_alone_on_cpu(x: Tensor) -> bool:
 def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
     """Return the same as `conv_chain`, in the layout of memory that is fastest on a CPU; for first derivatives only."""
     # With the channels innermost, or, where something is pooled, in oneDNN's own layout: its pooling keeps no table of
-    # 64-bit indices.
+    # 64-bit indices. That pooling passes over NaN, which torch's would hand on; but samples are finite, and weights
+    # that are not are seen when a client replies with them.
     opaque = any(block[-1] > 1 for block in blocks) and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     x = x.to_mkldnn() if opaque else _channels_last(x)
     for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
