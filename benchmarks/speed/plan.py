@@ -1,0 +1,85 @@
+"""Which races there are on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.speed.contender import Contender
+from benchmarks.speed.setting import Setting
+
+OWN_CNN = "benchmarks.speed.own_cnn:build"
+FEATURES = Setting(model="mlp", cohort=10, steps=10, batch=20, samples=20, shape=(16,), descriptor=32)
+
+
+@dataclass(frozen=True)
+class Race:
+    """A setting and who meets in it.
+
+    Attributes:
+        group: main, cohort, clients, steps, batch or models.
+        setting: what all of them do.
+        contenders: who races.
+    """
+
+    group: str
+    setting: Setting
+    contenders: tuple[Contender, ...]
+
+
+GROUPS = {
+    "main": "everybody, LeNet on CIFAR-10's shapes, batch 32, k = 50",
+    "models": "ResNet-20 without normalisation, and a user's own small network",
+    "cohort": "growth with c, the clients of a round",
+    "steps": "growth with k, the local steps",
+    "batch": "growth with the batch size",
+    "clients": "growth with n, all clients (small samples, MLP)",
+}
+
+
+def plan(everybody: Sequence[Contender], cuda: bool, quick: bool) -> list[Race]:
+    """Return the races of a machine, in the order in which they are run.
+
+    Args:
+        everybody: who can race here.
+        cuda: whether there is a GPU; with one, growth is measured on it alone.
+        quick: fewer points and shorter rounds.
+    """
+    races = []
+
+    def add(group: str, setting: Setting, *names: str) -> None:
+        chosen = tuple(one for one in everybody if not names or any(one.name.startswith(name) for name in names))
+        races.append(Race(group, setting, chosen))
+
+    lenet = Setting(steps=10 if quick else 50)
+    # On a CPU a step takes some ten milliseconds: few of them a round, so that a round of 200 clients ends.
+    short = lenet if cuda else Setting(steps=2)
+    few: tuple[str, ...] = ("fedavg-serial-1", "fedavg-vector-cpu", "plain-cpu")
+    if cuda:
+        few = ("fedavg-vector-float32", "fedavg-vector-tf32", "fedavg-vector-bf16", "plain-cuda", "vmap-cuda")
+    more = (*few, "fedavg-serial-all", "vmap-cpu") if not cuda else few
+    add("main", lenet)
+    if cuda:
+        add(
+            "main",
+            replace(lenet, clients=1000, cohort=50),
+            *few,
+            "pefll-vector-float32",
+            "pefll-vector-tf32",
+            "pfl-cuda",
+        )
+    heavy = lenet if cuda else Setting(cohort=2, steps=1)
+    add("models", replace(heavy, model="resnet20"), *more)
+    add("models", replace(short, model=OWN_CNN), *more)
+    for c in (1, 20) if quick else (1, 5, 20, 50, 100, 200):
+        # The plain loop on a GPU does not grow with c, and takes half a minute for a round of 200 clients.
+        names = [name for name in few if name != "plain-cuda" or c <= 20]
+        add("cohort", replace(short, clients=200, cohort=c), *names)
+    for k in () if quick else (1, 10, 50, 200):
+        add("steps", replace(lenet, steps=k, cohort=5 if cuda else 1), *few)
+    for batch in () if quick else (1, 8, 32, 128):
+        add("batch", replace(lenet, steps=lenet.steps if cuda else 5, cohort=5 if cuda else 2, batch=batch), *few)
+    mapped = ("pefll-vector-float32", "plain-cuda") if cuda else ("pefll-serial-1", "pefll-vector-cpu", "plain-cpu")
+    for n in (100, 100_000) if quick else (100, 10_000, 1_000_000):
+        add("clients", replace(FEATURES, clients=n), *mapped)
+    return races
