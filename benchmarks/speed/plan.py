@@ -58,19 +58,17 @@ def plan(everybody: Sequence[Contender], cuda: bool, quick: bool) -> list[Race]:
     if cuda:
         few = ("fedavg-vector-float32", "fedavg-vector-tf32", "fedavg-vector-bf16", "plain-cuda", "vmap-cuda")
     more = (*few, "fedavg-serial-all", "vmap-cpu") if not cuda else few
-    add("main", lenet)
+    # Many settings of one kind would take a quick look most of its time.
+    add(
+        "main",
+        lenet,
+        *(("fedavg", "pefll-serial-1", "pefll-vector-tf32", "plain-c", "vmap", "pfl", "flower") if quick else ()),
+    )
     if cuda:
-        add(
-            "main",
-            replace(lenet, clients=1000, cohort=50),
-            *few,
-            "pefll-vector-float32",
-            "pefll-vector-tf32",
-            "pfl-cuda",
-        )
+        add("main", replace(lenet, clients=1000, cohort=50), *few, "pefll-vector-float32", "pefll-vector-tf32", "pfl-c")
     heavy = lenet if cuda else Setting(cohort=2, steps=1)
-    add("models", replace(heavy, model="resnet20"), *more)
-    add("models", replace(short, model=OWN_CNN), *more)
+    add("models", replace(heavy, model="resnet20"), *(few if quick else more))
+    add("models", replace(short, model=OWN_CNN), *(few if quick else more))
     for c in (1, 20) if quick else (1, 5, 20, 50, 100, 200):
         # The plain loop on a GPU does not grow with c, and takes half a minute for a round of 200 clients.
         names = [name for name in few if name != "plain-cuda" or c <= 20]

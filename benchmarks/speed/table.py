@@ -19,8 +19,8 @@ from pefll.files import write_whole
 AXES = {"cohort": "c", "steps": "k", "batch": "batch", "clients": "n"}
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 METHOD = (
-    "Client steps per second and per CPU-second: median of the turns, in brackets the least and the most. "
-    "× is the ratio to the plain loop on the same device, turn by turn in the same run; on a busy machine only "
+    "Client steps per second and per CPU-second: median of the turns, ± half of what lies between the least and the "
+    "most. × is the ratio to the plain loop on the same device, turn by turn in the same run; on a busy machine only "
     "the ratios mean something."
 )
 
@@ -114,7 +114,7 @@ def _number(value: float) -> str:
 
 def _rate(row: Row, name: str) -> str:
     low, high = row[f"{name}_range"]
-    return f"{_number(row[name])} ({_number(low)}–{_number(high)})"
+    return f"{_number(row[name])} ±{50 * (high - low) / row[name]:.0f}%"
 
 
 def _ratio(row: Row, name: str) -> str:
