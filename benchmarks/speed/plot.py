@@ -46,10 +46,10 @@ def _bars(axes: Axes, entry: dict[str, Any], name: str, title: str) -> None:
     rows = [row for row in entry["rows"] if "error" not in row][::-1]
     for place, row in enumerate(rows):
         ours, plain = row["label"].startswith("ours"), row["contender"].startswith("plain")
-        axes.barh(place, row[name], color=OURS if ours else PLAIN if plain else PEER, height=0.62)
-        low, high = row[f"{name}_range"]
-        axes.plot([low, high], [place, place], color="#333333", linewidth=1)
-        axes.annotate(f" {row[name]:,.0f}", (high, place), va="center", fontsize=8)
+        rate = row[name]
+        axes.barh(place, rate["median"], color=OURS if ours else PLAIN if plain else PEER, height=0.62)
+        axes.plot([rate["least"], rate["most"]], [place, place], color="#333333", linewidth=1)
+        axes.annotate(f" {rate['median']:,.0f}", (rate["most"], place), va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.set_title(title)
     axes.margins(x=0.18)
@@ -62,7 +62,7 @@ def _lines(axes: Axes, group: str, entries: Sequence[dict[str, Any]]) -> None:
     for entry in entries:
         for row in entry["rows"]:
             if "error" not in row:
-                points.setdefault(row["label"], {})[entry["setting"][group]] = row["steps_per_second"]
+                points.setdefault(row["label"], {})[entry["setting"][group]] = row["steps_per_second"]["median"]
     for place, (label, values) in enumerate(points.items()):
         along = sorted(values)
         colour = LINES[place % len(LINES)]

@@ -22,6 +22,8 @@ from benchmarks.speed.setting import Setting
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.05  # so often memory is looked at, in the turn that is not timed
 MOST_ROUNDS = 2_000
+RATES = {"steps_per_second": "seconds", "steps_per_cpu_second": "cpu_seconds"}
+REFERENCES = ("plain", "pfl")
 MOST_WAIT = 600.0  # seconds for one turn, before a contender is given up
 
 Turn = dict[str, float]
@@ -203,26 +205,32 @@ def row_of(contender: Contender, setting: Setting) -> Row:
 
 
 def summarised(rows: Sequence[Row]) -> list[Row]:
-    """Add medians, spreads, and ratios to the plain loop on the same device, turn by turn.
+    """Add rates, and their ratios to the plain loop and to pfl on the same device, turn by turn.
 
     A ratio is the median over turns of the two rates in the same turn: what slows the machine for a while slows both.
     """
-    plain = {row["device"]: row for row in rows if row["contender"] in ("plain-cpu", "plain-cuda") and "turns" in row}
+    found = {row["contender"]: row for row in rows if "turns" in row}
     done = []
     for row in rows:
         if "turns" in row:
-            row = dict(row)
-            for name, seconds in (("steps_per_second", "seconds"), ("steps_per_cpu_second", "cpu_seconds")):
-                rates = _rates(row, seconds)
-                row[name] = statistics.median(rates)
-                row[f"{name}_range"] = [min(rates), max(rates)]
-                if row["device"] in plain:
-                    beside = _rates(plain[row["device"]], seconds)
-                    ratios = [mine / theirs for mine, theirs in zip(rates, beside, strict=True)]
-                    row[f"{name}_ratio"] = statistics.median(ratios)
-                    row[f"{name}_ratio_range"] = [min(ratios), max(ratios)]
+            beside = {name: found.get(f"{name}-{row['device']}") for name in REFERENCES}
+            row = row | {name: spread(_rates(row, seconds)) for name, seconds in RATES.items()}
+            row["over"] = {
+                name: {rate: spread(_ratios(row, reference, seconds)) for rate, seconds in RATES.items()}
+                for name, reference in beside.items()
+                if reference is not None
+            }
         done.append(row)
     return done
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median of some values, the least and the most."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def _ratios(row: Row, reference: Row, seconds: str) -> list[float]:
+    return [mine / theirs for mine, theirs in zip(_rates(row, seconds), _rates(reference, seconds), strict=True)]
 
 
 def _rates(row: Row, seconds: str) -> list[float]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.plan import GROUPS, OWN_CNN
-from benchmarks.speed.race import Row
+from benchmarks.speed.race import RATES, REFERENCES, Row
 from pefll.errors import PefllError
 from pefll.files import write_whole
 
@@ -20,8 +20,8 @@ AXES = {"cohort": "c", "steps": "k", "batch": "batch", "clients": "n"}
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 METHOD = (
     "Client steps per second and per CPU-second: median of the turns, ± half of what lies between the least and the "
-    "most. × is the ratio to the plain loop on the same device, turn by turn in the same run; on a busy machine only "
-    "the ratios mean something."
+    "most. × plain and × pfl are ratios to the plain loop and to pfl-research on the same device, turn by turn in the "
+    "same run; on a busy machine only these mean something."
 )
 
 
@@ -69,24 +69,25 @@ def describe(setting: dict[str, Any], without: str = "") -> str:
 
 
 def _comparison(entry: dict[str, Any]) -> Sheet:
-    header = ("", "steps/s", "×", "steps/CPU-s", "×", "memory")
+    measured = [row for row in entry["rows"] if "error" not in row]
     gpu = any(row["device"] == "cuda" for row in entry["rows"])
+    beside = [name for name in REFERENCES if any(name in row["over"] for row in measured)]
+    header = ["", *_columns("steps/s", beside), *_columns("steps/CPU-s", beside), "memory", *["GPU memory"][:gpu]]
     rows = []
     for row in entry["rows"]:
+        cells = [row["label"]]
         if "error" in row:
-            cells = [row["label"], row["error"], *[""] * (4 + gpu)]
+            cells.append(row["error"])
         else:
-            cells = [
-                row["label"],
-                _rate(row, "steps_per_second"),
-                _ratio(row, "steps_per_second"),
-                _rate(row, "steps_per_cpu_second"),
-                _ratio(row, "steps_per_cpu_second"),
-                _bytes(row["peak_bytes"]),
-                *[_bytes(row["gpu_peak_bytes"])][:gpu],
-            ]
-        rows.append(tuple(cells))
-    return Sheet(describe(entry["setting"]), (*header, *["GPU memory"][:gpu]), tuple(rows))
+            for rate in RATES:
+                cells += [_rate(row, rate), *(_ratio(row, name, rate) for name in beside)]
+            cells += [_bytes(row["peak_bytes"]), *[_bytes(row["gpu_peak_bytes"])][:gpu]]
+        rows.append((*cells, *[""] * (len(header) - len(cells))))
+    return Sheet(describe(entry["setting"]), tuple(header), tuple(rows))
+
+
+def _columns(rate: str, beside: Sequence[str]) -> list[str]:
+    return [rate, *(f"× {name}" for name in beside)]
 
 
 def _growth(group: str, family: Sequence[dict[str, Any]]) -> Sheet:
@@ -101,10 +102,12 @@ def _growth(group: str, family: Sequence[dict[str, Any]]) -> Sheet:
             if row is None or "error" in row:
                 cells.append("" if row is None else row["error"])
             else:
-                ratio = _ratio(row, "steps_per_second")
-                cells.append(f"{_number(row['steps_per_second'])}{f' ({ratio}×)' if ratio else ''}")
+                # Points are races of their own, so that only ratios can be compared along a line.
+                ratio = _ratio(row, "plain", "steps_per_second")
+                rate = _number(row["steps_per_second"]["median"])
+                cells.append(f"{ratio}× ({rate})" if ratio else f"({rate})")
         rows.append((label, *cells))
-    header = ("steps/s", *(f"{AXES[group]} = {value:,}" for value in values))
+    header = ("× plain (steps/s)", *(f"{AXES[group]} = {value:,}" for value in values))
     return Sheet(f"{GROUPS[group]}: {describe(family[0]['setting'], group)}", header, tuple(rows))
 
 
@@ -113,13 +116,15 @@ def _number(value: float) -> str:
 
 
 def _rate(row: Row, name: str) -> str:
-    low, high = row[f"{name}_range"]
-    return f"{_number(row[name])} ±{50 * (high - low) / row[name]:.0f}%"
+    rate = row[name]
+    return f"{_number(rate['median'])} ±{50 * (rate['most'] - rate['least']) / rate['median']:.0f}%"
 
 
-def _ratio(row: Row, name: str) -> str:
-    ratio = row.get(f"{name}_ratio")
-    return "" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+def _ratio(row: Row, reference: str, rate: str) -> str:
+    if reference not in row["over"]:
+        return ""
+    ratio = row["over"][reference][rate]["median"]
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def _bytes(count: int) -> str:

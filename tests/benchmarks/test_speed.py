@@ -103,7 +103,8 @@ def test_real_pictures_are_used_where_they_are(tmp_path, monkeypatch):
     layouts.sign_cifar10(tmp_path, monkeypatch)
     work = prepare(setting, tmp_path)
     assert work.federation.name == "cifar10"
-    assert np.array_equal(work.federation.x[work.federation.indices(1)].numpy(), pixels[8:16])
+    given = work.federation.x[work.federation.indices(1)].numpy()
+    assert np.array_equal(given.reshape(8, -1), pixels[8:16])
 
 
 def test_a_users_own_network_is_accepted():
@@ -142,8 +143,9 @@ def test_a_race_has_a_row_for_everybody_the_missing_and_the_failing_too():
         assert all(turn["steps"] == turn["rounds"] * 4 for turn in row["turns"])
         assert row["finite"]
         assert row["peak_bytes"] > 1e7
-        assert row["steps_per_second"] > 0
-    assert by_name["plain-cpu"]["steps_per_second_ratio"] == 1.0
+        assert row["steps_per_second"]["median"] > 0
+    assert by_name["plain-cpu"]["over"]["plain"]["steps_per_second"]["median"] == 1.0
+    assert "pfl" not in by_name["plain-cpu"]["over"]
     assert len(ticks) == 4 * (3 + 2)
 
 
@@ -163,11 +165,14 @@ def rows_of(**seconds: list[float]) -> list[dict]:
 
 def test_ratios_are_taken_turn_by_turn():
     """A machine that is ten times slower in one turn changes no ratio."""
-    ours, reference = rows_of(fedavg_serial_1=[1.0, 10.0, 1.0], plain_cpu=[2.0, 20.0, 2.0])
-    assert ours["steps_per_second_ratio"] == 2.0
-    assert ours["steps_per_second_ratio_range"] == [2.0, 2.0]
-    assert ours["steps_per_second_range"] == [10.0, 100.0]
-    assert reference["steps_per_cpu_second_ratio"] == 1.0
+    ours, reference, peer = rows_of(
+        fedavg_serial_1=[1.0, 10.0, 1.0], plain_cpu=[2.0, 20.0, 2.0], pfl_cpu=[4.0, 30.0, 4.0]
+    )
+    assert ours["over"]["plain"]["steps_per_second"] == {"median": 2.0, "least": 2.0, "most": 2.0}
+    assert ours["over"]["pfl"]["steps_per_cpu_second"] == {"median": 4.0, "least": 3.0, "most": 4.0}
+    assert ours["steps_per_second"] == {"median": 100.0, "least": 10.0, "most": 100.0}
+    assert reference["over"]["plain"]["steps_per_cpu_second"]["median"] == 1.0
+    assert peer["over"]["pfl"]["steps_per_second"]["median"] == 1.0
 
 
 def test_processor_time_and_memory_of_what_a_process_started_count():
