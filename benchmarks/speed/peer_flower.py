@@ -16,17 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.speed import plain
-from benchmarks.speed.setting import Setting, Work, prepare
-
-# Where actors find the data; set by whoever starts them, which they inherit.
-DATA = "PEFLL_SPEED_DATA"
+from benchmarks.speed.setting import DATA_VARIABLE, Setting, Work, prepare
 
 
 @lru_cache(maxsize=1)
 def at_hand(setting: Setting, device: str) -> tuple[Work, nn.Module, Tensor, Tensor]:
     """Return what an actor needs for every client, made when it trains its first."""
     torch.set_num_threads(1)
-    work = prepare(setting, Path(os.environ[DATA]) if DATA in os.environ else None)
+    folder = os.environ.get(DATA_VARIABLE)
+    work = prepare(setting, Path(folder) if folder else None)
     return (work, work.module().to(device), *work.inputs(device))
 
 

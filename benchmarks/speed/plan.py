@@ -56,7 +56,8 @@ def plan(everybody: Sequence[Contender], cuda: bool, quick: bool) -> list[Race]:
     short = lenet if cuda else Setting(steps=2)
     few: tuple[str, ...] = ("fedavg-serial-1", "fedavg-vector-cpu", "plain-cpu")
     if cuda:
-        few = ("fedavg-vector-float32", "fedavg-vector-tf32", "fedavg-vector-bf16", "plain-cuda", "vmap-cuda")
+        ours = (one.name for one in everybody if one.device == "cuda" and one.name.startswith("fedavg-vector"))
+        few = (*ours, "plain-cuda", "vmap-cuda")
     more = (*few, "fedavg-serial-all", "vmap-cpu") if not cuda else few
     # Many settings of one kind would take a quick look most of its time.
     add(
@@ -65,7 +66,8 @@ def plan(everybody: Sequence[Contender], cuda: bool, quick: bool) -> list[Race]:
         *(("fedavg", "pefll-serial-1", "pefll-vector-tf32", "plain-c", "vmap", "pfl", "flower") if quick else ()),
     )
     if cuda:
-        add("main", replace(lenet, clients=1000, cohort=50), *few, "pefll-vector-float32", "pefll-vector-tf32", "pfl-c")
+        mapped = [one.name for one in everybody if one.name.startswith("pefll-vector") and one.device == "cuda"]
+        add("main", replace(lenet, clients=1000, cohort=50), *few, *mapped, "pfl-cuda")
     heavy = lenet if cuda else Setting(cohort=2, steps=1)
     add("models", replace(heavy, model="resnet20"), *(few if quick else more))
     add("models", replace(short, model=OWN_CNN), *(few if quick else more))
@@ -77,7 +79,7 @@ def plan(everybody: Sequence[Contender], cuda: bool, quick: bool) -> list[Race]:
         add("steps", replace(lenet, steps=k, cohort=5 if cuda else 1), *few)
     for batch in () if quick else (1, 8, 32, 128):
         add("batch", replace(lenet, steps=lenet.steps if cuda else 5, cohort=5 if cuda else 2, batch=batch), *few)
-    mapped = ("pefll-vector-float32", "plain-cuda") if cuda else ("pefll-serial-1", "pefll-vector-cpu", "plain-cpu")
+    both = ("pefll-vector-float32", "plain-cuda") if cuda else ("pefll-serial-1", "pefll-vector-cpu", "plain-cpu")
     for n in (100, 100_000) if quick else (100, 10_000, 1_000_000):
-        add("clients", replace(FEATURES, clients=n), *mapped)
+        add("clients", replace(FEATURES, clients=n), *both)
     return races

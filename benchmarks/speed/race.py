@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.speed.contender import INSTALL, Contender
 from benchmarks.speed.processes import memory_bytes
-from benchmarks.speed.setting import Setting
+from benchmarks.speed.setting import DATA_VARIABLE, Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.05  # so often memory is looked at, in the turn that is not timed
@@ -51,9 +51,9 @@ class Runner:
         }
         # One thread, before any library reads it; those that may use more say so themselves.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        if data_dir:
-            environment["PEFLL_SPEED_DATA"] = str(data_dir)
+        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        environment[DATA_VARIABLE] = str(data_dir or "")
         self.contender = contender
         self.peak_bytes = 0
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `close`
@@ -105,15 +105,18 @@ class Runner:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+        self._wait()
+        self._log.close()
+
+    def _wait(self) -> None:
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._log.close()
 
     def _failed(self) -> Failed:
-        self._process.wait()
+        self._wait()
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
         return Failed(lines[-1][:200] if lines else f"ended with status {self._process.returncode}")

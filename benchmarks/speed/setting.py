@@ -21,6 +21,8 @@ from pefll.methods import Problem
 from pefll.run import describe_problem
 
 CLASSES = 10
+# Where CIFAR-10 may lie, for processes that a contender's own process starts.
+DATA_VARIABLE = "PEFLL_SPEED_DATA"
 # Pictures are dealt out of a pool of this many: how many different ones there are does not change the work.
 POOL = 10_000
 PICTURE_STATISTICS = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
