@@ -135,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             table.write_docs(ROOT / "docs" / "performance.md", load(options.out))
             return 0
         cuda = torch.cuda.is_available()
-        races = chosen(plan(contenders(cores(), cuda), cuda, options.quick), options.only, options.among)
+        everybody = contenders(cores(), cuda)
+        races = chosen(plan(everybody, cores(), cuda, options.quick), options.only, options.among)
         if options.list:
             for each in races:
                 names = " ".join(f"{one.name}{' (not installed)' if one.missing else ''}" for one in each.contenders)

@@ -37,11 +37,12 @@ GROUPS = {
 }
 
 
-def plan(everybody: Sequence[Contender], cuda: bool, quick: bool) -> list[Race]:
+def plan(everybody: Sequence[Contender], cores: int, cuda: bool, quick: bool) -> list[Race]:
     """Return the races of a machine, in the order in which they are run.
 
     Args:
         everybody: who can race here.
+        cores: how many this process may use.
         cuda: whether there is a GPU; with one, growth is measured on it alone.
         quick: fewer points and shorter rounds.
     """
@@ -51,7 +52,8 @@ def plan(everybody: Sequence[Contender], cuda: bool, quick: bool) -> list[Race]:
         chosen = tuple(one for one in everybody if not names or any(one.name.startswith(name) for name in names))
         races.append(Race(group, setting, chosen))
 
-    lenet = Setting(steps=10 if quick else 50)
+    # The paper's 5 clients on a GPU; on a CPU as many for each core, so that none waits for another's last client.
+    lenet = Setting(steps=10 if quick else 50, cohort=5 if cuda else cores * -(-4 // cores))
     # On a CPU a step takes some ten milliseconds: few of them a round, so that a round of 200 clients ends.
     short = lenet if cuda else Setting(steps=2)
     few: tuple[str, ...] = ("fedavg-serial-1", "fedavg-vector-cpu", "plain-cpu")

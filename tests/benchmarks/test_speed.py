@@ -196,7 +196,7 @@ def test_processor_time_and_memory_of_what_a_process_started_count():
 
 
 def test_the_plan_covers_what_is_asked_of_it():
-    races = plan(HERE, cuda=False, quick=False)
+    races = plan(HERE, cores=2, cuda=False, quick=False)
     assert {one.group for one in races} == set(GROUPS)
     grown = {
         group: {getattr(one.setting, group) for one in races if one.group == group} for group in ("cohort", "clients")
@@ -209,6 +209,9 @@ def test_the_plan_covers_what_is_asked_of_it():
     everybody = races[0]
     assert everybody.contenders == tuple(HERE)
     assert (everybody.setting.model, everybody.setting.batch, everybody.setting.steps) == ("lenet", 32, 50)
+    for cores in (1, 2, 3, 16):
+        (main, *_) = plan(HERE, cores=cores, cuda=False, quick=True)
+        assert main.setting.cohort % cores == 0
 
 
 def test_a_gpu_races_in_every_precision_and_at_both_sizes():
@@ -217,20 +220,20 @@ def test_a_gpu_races_in_every_precision_and_at_both_sizes():
     assert len(set(names)) == len(names)
     assert {"fedavg-vector-float32", "pefll-vector-tf32", "plain-cuda", "vmap-cuda", "pfl-cuda"} <= set(names)
     assert "fedavg-vector-float64" not in names
-    races = plan(there, cuda=True, quick=False)
+    races = plan(there, cores=4, cuda=True, quick=False)
     assert [one.setting.cohort for one in races if one.group == "main"] == [5, 50]
 
 
 def test_growth_leaves_room_for_whole_epochs():
     """pfl trains whole epochs, so everybody's setting must be made of them."""
     for quick in (True, False):
-        for one in plan(HERE, cuda=False, quick=quick):
+        for one in plan(HERE, cores=2, cuda=False, quick=quick):
             if any(contender.name == "pfl-cpu" for contender in one.contenders):
                 assert one.setting.steps % (one.setting.samples // one.setting.batch) == 0
 
 
 def test_a_choice_keeps_the_plain_loop_and_refuses_unknown_names():
-    races = plan(HERE, cuda=False, quick=False)
+    races = plan(HERE, cores=2, cuda=False, quick=False)
     (main,) = command.chosen(races, "main", "fedavg-serial-1")
     assert [one.name for one in main.contenders] == ["fedavg-serial-1", "plain-cpu"]
     with pytest.raises(PefllError, match="unknown race 'mian': did you mean 'main'"):
