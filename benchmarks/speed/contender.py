@@ -64,8 +64,6 @@ def contenders(cores: int, cuda: bool) -> list[Contender]:
     """
     everybody = [one for method in ("fedavg", "pefll") for one in _ours(method, cores, cuda)]
     everybody += [Contender("plain-cpu", "plain PyTorch loop", "plain")]
-    if cores > 1:
-        everybody += [Contender("plain-threads", f"plain loop, {cores} threads", "plain", options={"threads": cores})]
     everybody += _others("cpu", actors=cores)
     if cuda:
         everybody += [Contender("plain-cuda", "plain PyTorch loop, GPU", "plain", "cuda", options={"device": "cuda"})]

@@ -28,9 +28,9 @@ def train(module: nn.Module, x: Tensor, y: Tensor, batches: Tensor) -> None:
         optimiser.step()
 
 
-def run(work: Work, turns: Iterable[int], device: str = "cpu", threads: int = 1) -> Tensor:
-    """Run rounds; with all of torch's threads where `threads` says so."""
-    torch.set_num_threads(threads)
+def run(work: Work, turns: Iterable[int], device: str = "cpu") -> Tensor:
+    """Run rounds, with one thread: a step is too small to share, and cores are for more clients."""
+    torch.set_num_threads(1)
     module = work.module().to(device)
     x, y = work.inputs(device)
     done = 0
