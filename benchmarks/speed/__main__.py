@@ -145,15 +145,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = file_name(machine())
         record = Record(options.out / f"{name}.json", fresh=options.fresh)
         measure(races, record, options, console)
-        table.draw(record.races, Console())
+        # In a file or a pipe there is no width to keep to.
+        table.draw(record.races, Console(width=None if sys.stdout.isatty() else 120))
         content = {"machine": record.facts, "races": record.races}
         write_whole(options.out / f"{name}.md", table.markdown(content).encode())
         try:
             plot.draw(record.races, options.out / f"{name}.png")
         except PefllError as error:
-            console.print(str(error))
+            console.print(str(error), markup=False, soft_wrap=True)
     except PefllError as error:
-        console.print(str(error), soft_wrap=True)
+        console.print(str(error), markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         console.print("stopped; call it again and it goes on after the last finished race")

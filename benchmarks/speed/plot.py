@@ -34,8 +34,9 @@ def draw(races: Sequence[dict[str, Any]], out: Path) -> None:
         bands = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         for entry, band in zip(main, bands, strict=False):
             left, right = band.subplots(1, 2, sharey=True)
-            _bars(left, entry, "steps_per_second", f"Client steps per second: {describe(entry['setting'])}")
-            _bars(right, entry, "steps_per_cpu_second", "per CPU-second")
+            band.suptitle(describe(entry["setting"]), fontsize=9, x=0.01, ha="left")
+            _bars(left, entry, "steps_per_second", "Client steps per second")
+            _bars(right, entry, "steps_per_cpu_second", "Per CPU-second")
         if grown:
             panels = bands[-1].subplots(1, len(grown), squeeze=False)[0]
             for axes, (group, entries) in zip(panels, grown.items(), strict=True):
@@ -58,18 +59,23 @@ def _bars(axes: Axes, entry: dict[str, Any], name: str, title: str) -> None:
 
 
 def _lines(axes: Axes, group: str, entries: Sequence[dict[str, Any]]) -> None:
+    rows = [(entry["setting"][group], row) for entry in entries for row in entry["rows"] if "error" not in row]
+    # Points are races of their own: ratios compare, where the plain loop was in all of them.
+    relative = all("plain" in row["over"] for _, row in rows)
     points: dict[str, dict[int, float]] = {}
-    for entry in entries:
-        for row in entry["rows"]:
-            if "error" not in row:
-                points.setdefault(row["label"], {})[entry["setting"][group]] = row["steps_per_second"]["median"]
+    for value, row in rows:
+        rate = row["over"]["plain"]["steps_per_second"] if relative else row["steps_per_second"]
+        points.setdefault(row["label"], {})[value] = rate["median"]
     for place, (label, values) in enumerate(points.items()):
         along = sorted(values)
         colour = LINES[place % len(LINES)]
         axes.plot(along, [values[value] for value in along], label=label, color=colour, marker="o", markersize=3)
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    if relative:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
     axes.set_xlabel(AXES[group])
-    axes.set_title("Client steps per second")
+    axes.set_title("Times the plain loop" if relative else "Client steps per second")
     axes.grid(axis="y")
     axes.legend(fontsize=7)

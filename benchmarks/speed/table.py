@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.speed.plan import GROUPS, OWN_CNN
 from benchmarks.speed.race import RATES, REFERENCES, Row
@@ -75,10 +77,8 @@ def _comparison(entry: dict[str, Any]) -> Sheet:
     header = ["", *_columns("steps/s", beside), *_columns("steps/CPU-s", beside), "memory", *["GPU memory"][:gpu]]
     rows = []
     for row in entry["rows"]:
-        cells = [row["label"]]
-        if "error" in row:
-            cells.append(row["error"])
-        else:
+        cells = [f"{row['label']} ({row['error']})" if "error" in row else row["label"]]
+        if "error" not in row:
             for rate in RATES:
                 cells += [_rate(row, rate), *(_ratio(row, name, rate) for name in beside)]
             cells += [_bytes(row["peak_bytes"]), *[_bytes(row["gpu_peak_bytes"])][:gpu]]
@@ -164,11 +164,11 @@ def _line(cells: Iterable[str]) -> str:
 def draw(races: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the tables."""
     for sheet in sheets(races):
-        table = Table(title=sheet.title, title_justify="left")
+        table = Table(title=sheet.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for place, name in enumerate(sheet.header):
-            table.add_column(name, justify="right" if place else "left")
+            table.add_column(name, justify="right" if place else "left", no_wrap=place > 0)
         for row in sheet.rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # not as markup, to which [bench] would be a style
         console.print(table)
 
 
