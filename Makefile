@@ -5,7 +5,7 @@ PIP := -m pip --disable-pip-version-check --quiet
 FIND_PYTHON = for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  $$name -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done
 
-.PHONY: help demo test lint format bench-million lock clean
+.PHONY: help demo test lint format bench bench-million lock clean
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ lint: $(READY) ## Check style, format, types and the direction of imports
 format: $(READY) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+bench: $(READY) ## Race our engines against a plain loop and other simulators (ARGS=--quick, ARGS=--help)
+	@$(BIN)/python -m benchmarks.speed $(ARGS)
 
 bench-million: $(READY) ## Time rounds among a million clients and among a thousand
 	@$(BIN)/python benchmarks/million_clients.py

@@ -120,7 +120,8 @@ def train(
         float | None, typer.Option(help="Share of clients kept away from training. [default: 0.1]")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="auto, lenet, cnn, mlp, tiny, lstm, or your.module:function. [default: auto]")
+        str | None,
+        typer.Option(help="auto, lenet, cnn, resnet20, mlp, tiny, lstm, or your.module:function. [default: auto]"),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,

@@ -35,7 +35,7 @@ class Config:
         partition: "by-class K", "dirichlet A", "dirichlet A/B", "natural", or "" for the data set's own.
         clients: how many clients to make; 0 for the data set's own number.
         unseen: the share of clients that never take part in training.
-        model: what clients run: auto, lenet, cnn, mlp, or package.module:function.
+        model: what clients run: auto, lenet, cnn, resnet20, mlp, or package.module:function.
         rounds: of training.
         clients_per_round: c; 0 for 5% of all clients.
         seed: of everything random.

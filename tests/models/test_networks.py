@@ -14,6 +14,7 @@ from pefll.models import (
     CharLSTM,
     Hypernetwork,
     Network,
+    ResNet20,
     build_embedding,
     build_model,
     check_model,
@@ -37,6 +38,27 @@ def test_lenet_has_the_papers_number_of_parameters(shape, classes, parameters):
     network = Network(lenet(shape, classes))
     assert network.size == parameters == count(network.module)
     check_model(network, shape, classes, tokens=False)
+
+
+def test_resnet_has_the_papers_number_of_parameters_and_no_state():
+    network = Network(build_model("resnet20", (3, 32, 32), 10))
+    assert network.size == 270_906
+    check_model(network, (3, 32, 32), 10, tokens=False)
+
+
+def test_resnet_halves_the_picture_twice_and_doubles_the_channels():
+    net = ResNet20((1, 28, 20), 5)
+    z = torch.randn(2, 1, 28, 20)
+    shapes = []
+    for block in [net.first, *net.blocks]:
+        z = block(z)
+        shapes.append(tuple(z.shape[1:]))
+    assert shapes == [(16, 28, 20)] * 4 + [(32, 14, 10)] * 3 + [(64, 7, 5)] * 3
+
+
+def test_resnet_takes_pictures_only():
+    with pytest.raises(PefllError, match="needs images"):
+        ResNet20((16,), 10)
 
 
 def test_lenet_is_convolve_relu_pool_twice_and_three_layers():

@@ -17,6 +17,7 @@ from pefll.models.hypernetwork import HIDDEN_LAYERS, Hypernetwork
 from pefll.models.lstm import CharLSTM
 from pefll.models.mlp import MLP, tiny_mlp
 from pefll.models.network import Network, check_model
+from pefll.models.resnet import ResNet20
 
 __all__ = [
     "EMBEDDINGS",
@@ -27,6 +28,7 @@ __all__ = [
     "ConvNet",
     "Hypernetwork",
     "Network",
+    "ResNet20",
     "build_embedding",
     "build_model",
     "check_model",
@@ -38,6 +40,7 @@ __all__ = [
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "lenet": lenet,
     "cnn": small_cnn,
+    "resnet20": ResNet20,
     "mlp": MLP,
     "tiny": tiny_mlp,
     "lstm": CharLSTM,

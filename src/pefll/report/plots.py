@@ -79,7 +79,7 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     groups = [group for group in groups if len(group.rounds)]
     if not groups:
         raise PefllError("there is nothing to draw yet: none of the runs has been evaluated on validation samples")
-    with _figure(out, (10.5, 4.1)) as figure:
+    with drawing(out, (10.5, 4.1)) as figure:
         talks = any(group.megabytes[-1] > 0 for group in groups)
         panels = figure.subplots(1, 2, sharey=True) if talks else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
@@ -105,7 +105,7 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
     found = read_descriptors(folder)
     plane, shares = principal_plane(found.descriptors)
     d_v, d_pi = distances(found)
-    with _figure(out, (10.5, 4.6)) as figure:
+    with drawing(out, (10.5, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
         left.set_title(f"Descriptors of {len(plane):,} clients")
         _draw_plane(figure, left, plane, found.histograms, found.seen)
@@ -136,7 +136,7 @@ def federation_picture(
         raise PefllError(f"there is nobody to draw: histograms have shape {histograms.shape}")
     n, classes = histograms.shape
     shown = _sample_clients(n, num_seen)
-    with _figure(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
+    with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(3, 1))
         few = f"{len(shown)} of {n:,} clients" if len(shown) < n else f"{n} clients"
         left.set_title(f"{title}: {few}" if title else few, pad=22)
@@ -147,7 +147,7 @@ def federation_picture(
 
 
 @contextmanager
-def _figure(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
+def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
     """Give a figure to draw on, and write it whole when the block ends."""
     try:
         import matplotlib

@@ -1,0 +1,1 @@
+"""Measurements: how fast, against whom, and whether it grows."""

@@ -1,0 +1,51 @@
+"""Our engines, through the same door as `pefll train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Setting, Work
+from pefll.config import Config
+from pefll.hardware import make_engine
+from pefll.methods import build_method
+
+
+def settings(method: str, setting: Setting) -> dict[str, float]:
+    """Return a method's hyper-parameters: the same local SGD for both."""
+    chosen: dict[str, float] = {
+        "local_steps": setting.steps,
+        "batch_size": setting.batch,
+        "client_momentum": MOMENTUM,
+        "client_clip": CLIP,
+    }
+    if method == "fedavg":
+        return chosen | {"client_lr": LEARNING_RATE, "weight_decay": DECAY}
+    # The learning rate is PeFLL's own: it changes no cost, and random labels must not make it diverge.
+    return chosen | {"lambda_theta": DECAY / 2, "descriptor_size": setting.descriptor}
+
+
+def run(
+    work: Work,
+    turns: Iterable[int],
+    method: str = "fedavg",
+    engine: str = "serial",
+    device: str = "cpu",
+    precision: str = "float32",
+    processes: int = 1,
+) -> Tensor | None:
+    """Run rounds on one of our engines; see `Config` for the options."""
+    config = Config(
+        method=method, engine=engine, device=device, precision=precision, processes=processes, seed=work.seed
+    )
+    learner = build_method(method, work.problem, settings(method, work.setting))
+    reach = make_engine(config, work.federation, learner, work.setting.cohort)
+    try:
+        server, done = reach.start(), 0
+        for rounds in turns:
+            server = reach.advance(server, done, rounds)
+            done += rounds
+        return server.theta.cpu() if method == "fedavg" else None
+    finally:
+        reach.close()

@@ -1,0 +1,120 @@
+"""FedAvg on Apple's pfl-research: its simulated backend and its PyTorch model, one process, as in its own benchmarks.
+
+No evaluation, no metrics on the terminal, one thread (its best per CPU-second), samples prepared once and on the device
+that trains, which is the fastest its data sets can be. A user takes its samples in order, in as many epochs as make the
+steps: pfl's own count of steps ends with the first epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Work
+from pefll.errors import PefllError
+
+NEVER = 1 << 30
+
+
+class WithLoss(nn.Module):
+    """A client's model with the functions that pfl calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores."""
+        scores: Tensor = self.module(x)
+        return scores
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
+        return F.cross_entropy(self(x), y)
+
+    def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
+        """Return the loss; asked in the first round only, which is never timed."""
+        from pfl.metrics import Weighted
+
+        return {"loss": Weighted(float(self.loss(x, y).detach()) * len(y), len(y))}
+
+
+def run(work: Work, turns: Iterable[int], device: str = "cpu") -> Tensor:
+    """Run rounds; pfl asks a callback after each whether to go on, and there a turn ends."""
+    os.environ["PFL_PYTORCH_DEVICE"] = device
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    logging.getLogger("pfl").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    setting = work.setting
+    per_epoch = -(-setting.samples // setting.batch)
+    if setting.steps > per_epoch and setting.steps % per_epoch:
+        raise PefllError(f"pfl trains whole epochs of {per_epoch} steps, and {setting.steps} steps are not")
+    epochs = setting.steps // per_epoch if setting.steps > per_epoch else None
+    x, y = work.inputs(device)
+
+    def dataset(user: int) -> Any:
+        rows = work.federation.indices(user).to(device)
+        return PyTorchTensorDataset((x[rows], y[rows]), user_id=str(user))
+
+    users = FederatedDataset(dataset, get_user_sampler("minimize_reuse", range(setting.clients)))
+    module = WithLoss(work.module())
+    model = PyTorchModel(
+        model=module,
+        local_optimizer_create=lambda parameters, lr: torch.optim.SGD(parameters, lr, MOMENTUM, weight_decay=DECAY),
+        central_optimizer=torch.optim.SGD(module.parameters(), 1.0),
+    )
+
+    class Turns(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
+        """Goes on while there are turns."""
+
+        def __init__(self, rounds: Iterator[int]) -> None:
+            self.rounds = rounds
+            self.left = next(rounds, 0)
+
+        def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+            """Count the round; at the end of a turn wait for the next one."""
+            del aggregate_metrics, model, central_iteration
+            self.left -= 1
+            if self.left == 0:
+                self.left = next(self.rounds, 0)
+            return self.left == 0, Metrics()
+
+    callback = Turns(iter(turns))
+    if not callback.left:
+        return work.flat(module)
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=NEVER,
+            evaluation_frequency=NEVER,
+            train_cohort_size=setting.cohort,
+            val_cohort_size=0,
+        ),
+        SimulatedBackend(training_data=users, val_data=users),
+        model,
+        NNTrainHyperParams(
+            local_batch_size=setting.batch,
+            local_num_epochs=epochs,
+            local_num_steps=None if epochs else setting.steps,
+            local_learning_rate=LEARNING_RATE,
+            local_max_grad_norm=CLIP,
+        ),
+        callbacks=[callback],
+        send_metrics_to_platform=False,
+    )
+    return work.flat(module)

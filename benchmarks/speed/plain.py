@@ -1,0 +1,53 @@
+"""FedAvg as one writes it in an afternoon: a module, an optimiser, one client after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Work
+
+
+def train(module: nn.Module, x: Tensor, y: Tensor, batches: Tensor) -> None:
+    """Train a client's model in place.
+
+    Args:
+        module: the model.
+        x: [N, ...] samples as the model takes them.
+        y: int64 [N].
+        batches: int64 [k, b], the samples of each step.
+    """
+    optimiser = torch.optim.SGD(module.parameters(), LEARNING_RATE, MOMENTUM, weight_decay=DECAY)
+    for chosen in batches:
+        optimiser.zero_grad()
+        F.cross_entropy(module(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        optimiser.step()
+
+
+def run(work: Work, turns: Iterable[int], device: str = "cpu") -> Tensor:
+    """Run rounds, with one thread: a step is too small to share, and cores are for more clients."""
+    torch.set_num_threads(1)
+    module = work.module().to(device)
+    x, y = work.inputs(device)
+    done = 0
+    for rounds in turns:
+        for round_ in range(done, done + rounds):
+            before = [value.detach().clone() for value in module.parameters()]
+            total = [torch.zeros_like(value) for value in before]
+            for client in work.cohort(round_):
+                with torch.no_grad():
+                    for value, start in zip(module.parameters(), before, strict=True):
+                        value.copy_(start)
+                train(module, x, y, work.batches(round_, client).to(device))
+                with torch.no_grad():
+                    for sum_, value in zip(total, module.parameters(), strict=True):
+                        sum_.add_(value, alpha=1 / work.setting.cohort)
+            with torch.no_grad():
+                for value, mean in zip(module.parameters(), total, strict=True):
+                    value.copy_(mean)
+        done += rounds
+    return work.flat(module)

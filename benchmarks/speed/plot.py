@@ -1,0 +1,81 @@
+"""The record as a picture: who is how fast, and what growth does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.speed.table import AXES, describe
+from pefll.errors import PefllError
+from pefll.report.plots import LINES, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS, PLAIN, PEER = LINES[0], "#8a8a8a", LINES[1]
+
+
+def draw(races: Sequence[dict[str, Any]], out: Path) -> None:
+    """Draw bars for the newest race of everybody, and a line per contender for each kind of growth.
+
+    Args:
+        races: of a record.
+        out: the file to write.
+    """
+    main = [entry for entry in races if entry["group"] == "main"]
+    grown = {group: entries for group in AXES if len(entries := [e for e in races if e["group"] == group]) > 1}
+    if not main and not grown:
+        raise PefllError("there is nothing to draw: no race among everybody, and no growth")
+    columns = max(2, len(grown))
+    height = 0.3 * max((len(entry["rows"]) for entry in main), default=0) + 1.2
+    heights = [height] * len(main) + [3.0] * bool(grown)
+    with drawing(out, (3.4 * columns, sum(heights) + 0.4)) as figure:
+        bands = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for entry, band in zip(main, bands, strict=False):
+            left, right = band.subplots(1, 2, sharey=True)
+            band.suptitle(describe(entry["setting"]), fontsize=9, x=0.01, ha="left")
+            _bars(left, entry, "steps_per_second", "Client steps per second")
+            _bars(right, entry, "steps_per_cpu_second", "Per CPU-second")
+        if grown:
+            panels = bands[-1].subplots(1, len(grown), squeeze=False)[0]
+            for axes, (group, entries) in zip(panels, grown.items(), strict=True):
+                _lines(axes, group, entries)
+
+
+def _bars(axes: Axes, entry: dict[str, Any], name: str, title: str) -> None:
+    rows = [row for row in entry["rows"] if "error" not in row][::-1]
+    for place, row in enumerate(rows):
+        ours, plain = row["label"].startswith("ours"), row["contender"].startswith("plain")
+        rate = row[name]
+        axes.barh(place, rate["median"], color=OURS if ours else PLAIN if plain else PEER, height=0.62)
+        axes.plot([rate["least"], rate["most"]], [place, place], color="#333333", linewidth=1)
+        axes.annotate(f" {rate['median']:,.0f}", (rate["most"], place), va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    axes.set_title(title)
+    axes.margins(x=0.18)
+    axes.set_xlim(left=0)
+    axes.grid(axis="x")
+
+
+def _lines(axes: Axes, group: str, entries: Sequence[dict[str, Any]]) -> None:
+    rows = [(entry["setting"][group], row) for entry in entries for row in entry["rows"] if "error" not in row]
+    # Points are races of their own: ratios compare, where the plain loop was in all of them.
+    relative = all("plain" in row["over"] for _, row in rows)
+    points: dict[str, dict[int, float]] = {}
+    for value, row in rows:
+        rate = row["over"]["plain"]["steps_per_second"] if relative else row["steps_per_second"]
+        points.setdefault(row["label"], {})[value] = rate["median"]
+    for place, (label, values) in enumerate(points.items()):
+        along = sorted(values)
+        colour = LINES[place % len(LINES)]
+        axes.plot(along, [values[value] for value in along], label=label, color=colour, marker="o", markersize=3)
+    axes.set_xscale("log")
+    if relative:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
+    axes.set_xlabel(AXES[group])
+    axes.set_title("Times the plain loop" if relative else "Client steps per second")
+    axes.grid(axis="y")
+    axes.legend(fontsize=7)

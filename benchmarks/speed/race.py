@@ -1,0 +1,241 @@
+"""One race: all contenders there at once, each in a process of its own, taking turns so that noise meets all alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import selectors
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.contender import INSTALL, Contender
+from benchmarks.speed.processes import memory_bytes
+from benchmarks.speed.setting import DATA_VARIABLE, Setting
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE_SECONDS = 0.05  # so often memory is looked at, in the turn that is not timed
+MOST_ROUNDS = 2_000
+RATES = {"steps_per_second": "seconds", "steps_per_cpu_second": "cpu_seconds"}
+REFERENCES = ("plain", "pfl")
+MOST_WAIT = 600.0  # seconds for one turn, before a contender is given up
+
+Turn = dict[str, float]
+Row = dict[str, Any]
+
+
+class Failed(Exception):
+    """A contender that ended before its race; the text says why."""
+
+
+class Runner:
+    """A contender's process.
+
+    Args:
+        contender: who.
+        setting: what it does.
+        data_dir: where CIFAR-10 may lie.
+    """
+
+    def __init__(self, contender: Contender, setting: Setting, data_dir: Path | None) -> None:
+        what = {
+            "contender": dataclasses.asdict(contender),
+            "setting": setting.plain(),
+            "data_dir": str(data_dir) if data_dir else None,
+        }
+        # One thread, before any library reads it; those that may use more say so themselves.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        environment[DATA_VARIABLE] = str(data_dir or "")
+        self.contender = contender
+        self.peak_bytes = 0
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `close`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.speed.child", json.dumps(what)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            text=True,
+        )
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout, selectors.EVENT_READ)
+
+    @property
+    def _stdout(self) -> Any:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def turn(self, rounds: int, watch_memory: bool = False) -> Turn:
+        """Let the contender do some rounds and return what they took.
+
+        Args:
+            rounds: how many; with 0 it ends, and what is returned is its last word.
+            watch_memory: look at its memory meanwhile, which costs a little of its time.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{rounds}\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._failed() from error
+        waited = 0.0
+        while not self._selector.select(SAMPLE_SECONDS if watch_memory else 1.0):
+            waited += SAMPLE_SECONDS if watch_memory else 1.0
+            if waited > MOST_WAIT:
+                raise Failed(f"no answer for {MOST_WAIT:.0f} seconds")
+            if watch_memory:
+                self.peak_bytes = max(self.peak_bytes, memory_bytes(self._process.pid))
+        line = self._stdout.readline()
+        if not line:
+            raise self._failed()
+        answer: Turn = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process, if it has not ended."""
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._wait()
+        self._log.close()
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _failed(self) -> Failed:
+        self._wait()
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
+        return Failed(lines[-1][:200] if lines else f"ended with status {self._process.returncode}")
+
+
+def race(
+    setting: Setting,
+    contenders: Sequence[Contender],
+    turns: int,
+    turn_seconds: float,
+    data_dir: Path | None = None,
+    tick: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Return a row for every contender.
+
+    Args:
+        setting: what all of them do.
+        contenders: who races.
+        turns: how many timed turns each gets.
+        turn_seconds: a turn is as many rounds as fit into this, and at least one.
+        data_dir: where CIFAR-10 may lie.
+        tick: is told who is about to take a turn; 3 + turns times for each contender.
+    """
+    rows: dict[str, Row] = {}
+    runners: dict[str, Runner] = {}
+    rounds: dict[str, int] = {}
+    timed: dict[str, list[Turn]] = {contender.name: [] for contender in contenders}
+
+    def attempt(contender: Contender, what: Callable[[], None]) -> None:
+        tick(contender.name)
+        if contender.name in rows:  # missing, or failed before
+            return
+        try:
+            what()
+        except Failed as failure:
+            rows[contender.name] = row_of(contender, setting) | {"error": str(failure)}
+
+    def start(contender: Contender) -> None:
+        runners[contender.name] = Runner(contender, setting, data_dir)
+        runners[contender.name].turn(1, watch_memory=True)
+
+    def pace(contender: Contender) -> None:
+        seconds = runners[contender.name].turn(1)["seconds"]
+        rounds[contender.name] = max(1, min(MOST_ROUNDS, math.ceil(turn_seconds / max(seconds, 1e-6))))
+
+    def take_turn(contender: Contender) -> None:
+        timed[contender.name].append(runners[contender.name].turn(rounds[contender.name]))
+
+    def end(contender: Contender) -> None:
+        runner = runners[contender.name]
+        last: dict[str, Any] = dict(runner.turn(0))
+        peak = max(runner.peak_bytes, int(last["own_peak_bytes"]))
+        rows[contender.name] = row_of(contender, setting) | {
+            "turns": timed[contender.name],
+            "peak_bytes": peak,
+            "gpu_peak_bytes": last["gpu_peak_bytes"],
+            "finite": last["finite"],
+        }
+
+    for contender in contenders:
+        if contender.missing:
+            rows[contender.name] = row_of(contender, setting) | {"error": INSTALL}
+    try:
+        for phase in (start, pace):
+            for contender in contenders:
+                attempt(contender, lambda phase=phase, contender=contender: phase(contender))  # type: ignore[misc]
+        for turn in range(turns):
+            # Everybody is first once: what the one before left in caches and clocks must not always meet the same.
+            first = turn % max(1, len(contenders))
+            for contender in [*contenders[first:], *contenders[:first]]:
+                attempt(contender, lambda contender=contender: take_turn(contender))  # type: ignore[misc]
+        for contender in contenders:
+            attempt(contender, lambda contender=contender: end(contender))  # type: ignore[misc]
+    finally:
+        for runner in runners.values():
+            runner.close()
+    return summarised([rows[contender.name] for contender in contenders])
+
+
+def row_of(contender: Contender, setting: Setting) -> Row:
+    """Return the part of a row that is known before the race."""
+    return {
+        "contender": contender.name,
+        "label": contender.label,
+        "device": contender.device,
+        "method": contender.method,
+        "setting": setting.plain(),
+    }
+
+
+def summarised(rows: Sequence[Row]) -> list[Row]:
+    """Add rates, and their ratios to the plain loop and to pfl on the same device, turn by turn.
+
+    A ratio is the median over turns of the two rates in the same turn: what slows the machine for a while slows both.
+    """
+    found = {row["contender"]: row for row in rows if "turns" in row}
+    done = []
+    for row in rows:
+        if "turns" in row:
+            beside = {name: found.get(f"{name}-{row['device']}") for name in REFERENCES}
+            row = row | {name: spread(_rates(row, seconds)) for name, seconds in RATES.items()}
+            row["over"] = {
+                name: {rate: spread(_ratios(row, reference, seconds)) for rate, seconds in RATES.items()}
+                for name, reference in beside.items()
+                if reference is not None
+            }
+        done.append(row)
+    return done
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median of some values, the least and the most."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def _ratios(row: Row, reference: Row, seconds: str) -> list[float]:
+    return [mine / theirs for mine, theirs in zip(_rates(row, seconds), _rates(reference, seconds), strict=True)]
+
+
+def _rates(row: Row, seconds: str) -> list[float]:
+    # A hundredth of a second is as fine as /proc counts.
+    return [turn["steps"] / max(turn[seconds], 0.01 if seconds == "cpu_seconds" else 1e-9) for turn in row["turns"]]

@@ -1,0 +1,198 @@
+"""The record as tables: in the terminal, in Markdown, and in docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.speed.plan import GROUPS, OWN_CNN
+from benchmarks.speed.race import RATES, REFERENCES, Row
+from pefll.errors import PefllError
+from pefll.files import write_whole
+
+# What grows in a group, and the letter for it.
+AXES = {"cohort": "c", "steps": "k", "batch": "batch", "clients": "n"}
+BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
+METHOD = (
+    "Client steps per second and per CPU-second: median of the turns, ± half of what lies between the least and the "
+    "most. × plain and × pfl are ratios to the plain loop and to pfl-research on the same device, turn by turn in the "
+    "same run; on a busy machine only these mean something."
+)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table before it is drawn.
+
+    Attributes:
+        title: one line.
+        header: of the columns.
+        rows: as many cells each; the first is a name, the others are numbers.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def sheets(races: Sequence[dict[str, Any]]) -> Iterator[Sheet]:
+    """Yield the tables of a record, in the order of GROUPS."""
+    for group in GROUPS:
+        entries = [entry for entry in races if entry["group"] == group]
+        if group not in AXES:
+            for entry in entries:
+                yield _comparison(entry)
+            continue
+        families: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries:
+            fixed = {name: value for name, value in entry["setting"].items() if name != group}
+            families.setdefault(str(fixed), []).append(entry)
+        for family in families.values():
+            yield _growth(group, family)
+
+
+def describe(setting: dict[str, Any], without: str = "") -> str:
+    """Return a setting in words, without the number that grows."""
+    parts = {
+        "model": {OWN_CNN: "a user's own network"}.get(setting["model"], setting["model"]),
+        "clients": f"n = {setting['clients']:,}",
+        "cohort": f"c = {setting['cohort']}",
+        "steps": f"k = {setting['steps']}",
+        "batch": f"batch {setting['batch']}",
+    }
+    return ", ".join(text for name, text in parts.items() if name != without)
+
+
+def _comparison(entry: dict[str, Any]) -> Sheet:
+    measured = [row for row in entry["rows"] if "error" not in row]
+    gpu = any(row["device"] == "cuda" for row in entry["rows"])
+    beside = [name for name in REFERENCES if any(name in row["over"] for row in measured)]
+    header = ["", *_columns("steps/s", beside), *_columns("steps/CPU-s", beside), "memory", *["GPU memory"][:gpu]]
+    rows = []
+    for row in entry["rows"]:
+        cells = [f"{row['label']} ({row['error']})" if "error" in row else row["label"]]
+        if "error" not in row:
+            for rate in RATES:
+                cells += [_rate(row, rate), *(_ratio(row, name, rate) for name in beside)]
+            cells += [_bytes(row["peak_bytes"]), *[_bytes(row["gpu_peak_bytes"])][:gpu]]
+        rows.append((*cells, *[""] * (len(header) - len(cells))))
+    return Sheet(describe(entry["setting"]), tuple(header), tuple(rows))
+
+
+def _columns(rate: str, beside: Sequence[str]) -> list[str]:
+    return [rate, *(f"× {name}" for name in beside)]
+
+
+def _growth(group: str, family: Sequence[dict[str, Any]]) -> Sheet:
+    by_value = {entry["setting"][group]: {row["contender"]: row for row in entry["rows"]} for entry in family}
+    values = sorted(by_value)
+    labels = {name: row["label"] for value in values for name, row in by_value[value].items()}
+    rows = []
+    for name, label in labels.items():
+        cells = []
+        for value in values:
+            row = by_value[value].get(name)
+            if row is None or "error" in row:
+                cells.append("" if row is None else row["error"])
+            else:
+                # Points are races of their own, so that only ratios can be compared along a line.
+                ratio = _ratio(row, "plain", "steps_per_second")
+                rate = _number(row["steps_per_second"]["median"])
+                cells.append(f"{ratio}× ({rate})" if ratio else f"({rate})")
+        rows.append((label, *cells))
+    header = ("× plain (steps/s)", *(f"{AXES[group]} = {value:,}" for value in values))
+    return Sheet(f"{GROUPS[group]}: {describe(family[0]['setting'], group)}", header, tuple(rows))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _rate(row: Row, name: str) -> str:
+    rate = row[name]
+    return f"{_number(rate['median'])} ±{50 * (rate['most'] - rate['least']) / rate['median']:.0f}%"
+
+
+def _ratio(row: Row, reference: str, rate: str) -> str:
+    if reference not in row["over"]:
+        return ""
+    ratio = row["over"][reference][rate]["median"]
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count else ""
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Return a machine's tables as Markdown."""
+    facts = record["machine"]
+    place = f"{facts['gpu']}, " if facts["gpu"] else ""
+    commits = sorted({entry["commit"] for entry in record["races"] if entry["commit"]})
+    peers = sorted({f"{name} {version}" for entry in record["races"] for name, version in entry["peers"].items()})
+    lines = [
+        f"{place}{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"
+        + (f"; {', '.join(peers)}" if peers else "")
+        + (f"; commit {', '.join(commits)}" if commits else "")
+        + ".",
+        "",
+        METHOD,
+    ]
+    for sheet in sheets(record["races"]):
+        lines += [
+            "",
+            f"**{sheet.title}**",
+            "",
+            _line(sheet.header),
+            _line(["---", *["---:"] * (len(sheet.header) - 1)]),
+        ]
+        lines += [_line(row) for row in sheet.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+def draw(races: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print the tables."""
+    for sheet in sheets(races):
+        table = Table(title=sheet.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for place, name in enumerate(sheet.header):
+            table.add_column(name, justify="right" if place else "left", no_wrap=place > 0)
+        for row in sheet.rows:
+            table.add_row(*map(Text, row))  # not as markup, to which [bench] would be a style
+        console.print(table)
+
+
+def write_docs(document: Path, records: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """Put the tables of all machines between the two marks of a document.
+
+    Args:
+        document: a Markdown file with the lines BEGIN and END.
+        records: (name, content) of each machine.
+    """
+    try:
+        text = document.read_text()
+    except OSError as error:
+        raise PefllError(f"cannot read {document}: {error.strerror}") from error
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise PefllError(f"{document} has no lines {BEGIN} and {END} to write the tables between")
+    if not records:
+        raise PefllError("there are no records to write; run `make bench` first")
+    parts = []
+    for name, record in records:
+        title = record["machine"]["gpu"] or f"{record['machine']['cpu']}, {record['machine']['cores']} cores"
+        picture = document.parent.parent / "results" / "speed" / f"{name}.png"
+        drawn = f"![{title}](../results/speed/{name}.png)\n\n" if picture.exists() else ""
+        parts.append(f"### {title}\n\n{drawn}{markdown(record)}")
+    write_whole(document, f"{before}{BEGIN}\n\n{chr(10).join(parts)}\n{END}{after}".encode())
