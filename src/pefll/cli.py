@@ -137,7 +137,9 @@ def train(
         str | None, typer.Option(help="serial (processes) or vector (clients as one axis). [default: auto]")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. [default: auto]")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto (tf32 on a GPU), float32, tf32, bf16 or float64. [default: auto]")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto (tf32 on a GPU), float32, tf32, bf16 or float64. [default: auto]")
+    ] = None,
     processes: Annotated[int | None, typer.Option(help="Of the serial engine. [default: one per core]")] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
     eval_clients: Annotated[

@@ -80,8 +80,9 @@ class Client:
             draws = randomness.spread(randomness.key(self.seed, purpose, self.round, self.id), steps)
             chosen = randomness.choose(draws, self.count[TRAIN], width)
         rows = self._rows(self.offset[TRAIN] + chosen)
+        labels = self.federation.y[rows]  # of all steps at once: they are small
         for step in range(steps):
-            yield self._take(rows[step], weight)
+            yield Batch(self.federation.take(rows[step], self.dtype), labels[step], weight)
 
     def everything(self, split: int = TRAIN) -> Iterator[Batch]:
         """Yield all samples of a split in blocks."""
@@ -90,7 +91,8 @@ class Client:
             place = torch.arange(start, stop, device=self.count.device)
             weight = (place < self.count[split]).to(self.dtype)
             inside = torch.minimum(place, (self.count[split] - 1).clamp(min=0))
-            yield self._take(self._rows(self.offset[split] + inside), weight)
+            rows = self._rows(self.offset[split] + inside)
+            yield Batch(self.federation.take(rows, self.dtype), self.federation.y[rows], weight)
 
     def has_class(self) -> Tensor:
         """Return which classes occur among the training labels, bool [classes]."""
@@ -103,6 +105,3 @@ class Client:
     def _rows(self, place: Tensor) -> Tensor:
         # Padding of a split that ends with the arrays may point past their end.
         return self.federation.rows[place.clamp(max=len(self.federation.rows) - 1)]
-
-    def _take(self, rows: Tensor, weight: Tensor) -> Batch:
-        return Batch(self.federation.take(rows, self.dtype), self.federation.y.index_select(0, rows), weight)

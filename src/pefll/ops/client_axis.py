@@ -8,7 +8,6 @@ do not cover (other devices and types, grouped or dilated convolutions) is for `
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -37,9 +36,7 @@ def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     return where and x.dtype == dtype and _compiled()
 
 
-def convolves(
-    x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
-) -> bool:
+def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:
     """Return whether `convolve` takes such a convolution: square steps in powers of two, neither groups nor gaps."""
     if not available(x) or x.dim() != 4:
         return False
@@ -66,9 +63,11 @@ def _convolve(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool
 ) -> tuple[Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what pooling and ReLU let through."""
-    from pefll.ops.triton import convolution
+    from pefll.ops.kernels import convolution
 
-    y, route = convolution.forward(x, _packed(w), _maybe_packed(bias), _geometry(x, w, stride, padding, pool, relu), products())
+    y, route = convolution.forward(
+        x, _packed(w), _maybe_packed(bias), _geometry(x, w, stride, padding, pool, relu), products()
+    )
     return y.permute(0, 1, 4, 2, 3), route
 
 
@@ -85,7 +84,7 @@ def _convolve_backward(
     wants_input: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
-    from pefll.ops.triton import convolution
+    from pefll.ops.kernels import convolution
 
     s = _geometry(x, w, stride, padding, pool, relu)
     g = g.permute(0, 1, 3, 4, 2).contiguous()
@@ -103,7 +102,7 @@ def _geometry(x: Tensor, w: Tensor, stride: int, padding: int, pool: int, relu: 
 @custom_op("pefll::linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """Map x [c, b, i] to [c, b, o]."""
-    from pefll.ops.triton import linear
+    from pefll.ops.kernels import linear
 
     return linear.forward(_rows(x), _packed(w), _maybe_packed(bias), relu, products())
 
@@ -113,7 +112,7 @@ def _linear_backward(
     g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
-    from pefll.ops.triton import linear
+    from pefll.ops.kernels import linear
 
     dx, dw, db = linear.backward(_rows(g), _packed(y), _rows(x), _packed(w), relu, wants_input, products())
     return dx if wants_input else x.new_empty((len(x), 0)), dw, db
@@ -136,7 +135,7 @@ def _maybe_packed(x: Tensor | None) -> Tensor | None:
 @custom_op("pefll::cross_entropy", mutates_args=())
 def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted mean cross-entropy [c] of scores [c, b, classes], and its gradient."""
-    from pefll.ops.triton import pointwise
+    from pefll.ops.kernels import pointwise
 
     return pointwise.cross_entropy(_packed(scores), _packed(y), _packed(weight))
 
@@ -153,18 +152,19 @@ def _sgd(
     clip: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity, each [c, D], after one step."""
-    from pefll.ops.triton import pointwise
+    from pefll.ops.kernels import pointwise
 
-    parts = (None if part is None else _packed(part) for part in (theta, velocity, gradient))
-    return pointwise.sgd(*parts, active if active is None else active.contiguous(), lr, momentum, decay, clip)
+    at, along = _packed(theta), _packed(gradient)
+    chosen = None if active is None else active.contiguous()
+    return pointwise.sgd(at, _maybe_packed(velocity), along, chosen, lr, momentum, decay, clip)
 
 
 @custom_op("pefll::pixels", mutates_args=())
 def _pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return samples `rows` [c, b] of x [N, ci, h, w], scaled and shifted per channel, [c, b, ci, h, w]."""
-    from pefll.ops.triton import pointwise
+    from pefll.ops.kernels import pointwise
 
-    return pointwise.pixels(x, rows.contiguous(), scale, shift).permute(0, 1, 4, 2, 3)
+    return pointwise.pixels(x, _rows(rows[None])[0], scale, shift).permute(0, 1, 4, 2, 3)
 
 
 @custom_op("pefll::adam", mutates_args=())
@@ -180,10 +180,10 @@ def _adam(
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and moments [D] after one step; the server's, so there is no client axis."""
-    from pefll.ops.triton import pointwise
+    from pefll.ops.kernels import pointwise
 
-    vectors = (part.contiguous() for part in (parameters, gradient, first, second))
-    return pointwise.adam(*vectors, step, lr, first_decay, second_decay, epsilon)
+    p, g, m, v = (part.contiguous() for part in (parameters, gradient, first, second))
+    return pointwise.adam(p, g, m, v, step, lr, first_decay, second_decay, epsilon)
 
 
 @custom_op("pefll::choose", mutates_args=())
@@ -191,10 +191,10 @@ def _choose(
     state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
 ) -> Tensor:
     """Return random choices [c, draws, count] from keys and totals [c, draws]."""
-    from pefll.ops.triton import pointwise
+    from pefll.ops.kernels import pointwise
 
-    flat = (part.reshape(-1).contiguous() for part in (state, total))
-    chosen = pointwise.choose(*flat, count, shuffles, golden, (multiply_1, multiply_2))
+    keys, totals = (part.reshape(-1).contiguous() for part in (state, total))
+    chosen = pointwise.choose(keys, totals, count, shuffles, golden, (multiply_1, multiply_2))
     return chosen.view(*state.shape, count)
 
 
@@ -218,10 +218,16 @@ def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> 
         merged = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
         result = operation(*merged)
         if isinstance(result, Tensor):
-            return result.unflatten(0, (info.batch_size, -1)), 0
-        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in result), (0,) * len(result)
+            return _parted(result, info.batch_size), 0
+        return tuple(_parted(part, info.batch_size) for part in result), (0,) * len(result)
 
     operation.register_vmap(rule)
+
+
+def _parted(value: Tensor, mapped: int) -> Tensor:
+    """Return a value [mapped * c, ...] as [mapped, c, ...]."""
+    parted: Tensor = value.unflatten(0, (mapped, -1))  # type: ignore[no-untyped-call]
+    return parted
 
 
 for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd, _choose):
@@ -230,6 +236,10 @@ _merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
 
 
 # For one client, with gradients.
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _Once(torch.autograd.Function):
@@ -273,7 +283,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
         wants_input, _, wants_bias = ctx.needs_input_grad[:3]
-        dx, dw, db = _ConvolveBackward.apply(g, *ctx.saved_tensors, *ctx.numbers, wants_input)
+        dx, dw, db = _apply(_ConvolveBackward, g, *ctx.saved_tensors, *ctx.numbers, wants_input)
         return dx if wants_input else None, dw, db if wants_bias else None, None, None, None, None
 
 
@@ -290,7 +300,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         one = None if bias is None else bias.unsqueeze(0)
-        return _linear(x.unsqueeze(0), w.unsqueeze(0), one, relu).squeeze(0)
+        y: Tensor = _linear(x.unsqueeze(0), w.unsqueeze(0), one, relu)
+        return y.squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -301,7 +312,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         wants_input, _, wants_bias, _ = ctx.needs_input_grad
-        dx, dw, db = _LinearBackward.apply(g, *ctx.saved_tensors, ctx.relu, wants_input)
+        dx, dw, db = _apply(_LinearBackward, g, *ctx.saved_tensors, ctx.relu, wants_input)
         return dx if wants_input else None, dw, db if wants_bias else None, None
 
 
@@ -325,26 +336,21 @@ class _CrossEntropy(torch.autograd.Function):
         return g * gradient, None, None
 
 
-def convolve(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool
-) -> Tensor:
+def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool) -> Tensor:
     """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU."""
-    apply: Callable[..., Any] = _Convolve.apply
-    y: Tensor = apply(x, w, bias, stride, padding, pool, relu)[0]
+    y: Tensor = _apply(_Convolve, x, w, bias, stride, padding, pool, relu)[0]
     return y
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """Return x [b, i] times w [o, i], plus bias [o], through ReLU."""
-    apply: Callable[..., Any] = _Linear.apply
-    y: Tensor = apply(x, w, bias, relu)
+    y: Tensor = _apply(_Linear, x, w, bias, relu)
     return y
 
 
 def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the mean cross-entropy [] of scores [b, classes] with labels y [b], weighted by `weight` [b]."""
-    apply: Callable[..., Any] = _CrossEntropy.apply
-    loss: Tensor = apply(scores, y, weight)[0]
+    loss: Tensor = _apply(_CrossEntropy, scores, y, weight)[0]
     return loss
 
 
@@ -376,7 +382,7 @@ def choose(
     state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
 ) -> Tensor:
     """Return random choices [..., count] from keys and totals [...]; see `pefll.randomness.choose`."""
-    keys, totals = (part.reshape(1, -1) for part in torch.broadcast_tensors(state, total))
+    keys, totals = state.reshape(1, -1), total.expand(state.shape).reshape(1, -1)
     chosen: Tensor = _choose(keys, totals, count, shuffles, golden, multiply_1, multiply_2)
     return chosen.reshape(*state.shape, count)
 

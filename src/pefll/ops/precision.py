@@ -1,7 +1,7 @@
 """How exact products of float32 numbers are on a GPU: one setting for the kernels of this package.
 
-A tensor core multiplies numbers rounded to TF32 (10 bits after the point) or bfloat16 (7 bits). Three TF32 products of the
-parts of two numbers give their float32 product to its last bits, so that `float32` needs no slower hardware.
+A tensor core multiplies numbers rounded to TF32 (10 bits after the point) or bfloat16 (7 bits). Three TF32 products of
+the parts of two numbers give their float32 product to its last bits, so that `float32` needs no slower hardware.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ MOST_SAMPLES = 128  # of a batch that the backward kernel holds at once
 
 @triton.jit
 def _forward(
-    x, w, bias, y, B, sx_c, sx_b, sw_c, sb_c, I: tl.constexpr, O: tl.constexpr,
+    x, w, bias, y, B, sx_c, sx_b, sw_c, sb_c, IN: tl.constexpr, OUT: tl.constexpr,
     RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
@@ -21,25 +21,25 @@ def _forward(
     x += client * sx_c
     w += client * sw_c
     total = tl.zeros([BB, BO], tl.float32)
-    for i0 in range(0, I, BI):
+    for i0 in range(0, IN, BI):
         i = i0 + tl.arange(0, BI)
-        a = tl.load(x + b[:, None] * sx_b + i[None, :], mask=(b < B)[:, None] & (i < I)[None, :], other=0.0)
-        f = tl.load(w + o[None, :] * I + i[:, None], mask=(o < O)[None, :] & (i < I)[:, None], other=0.0)
+        a = tl.load(x + b[:, None] * sx_b + i[None, :], mask=(b < B)[:, None] & (i < IN)[None, :], other=0.0)
+        f = tl.load(w + o[None, :] * IN + i[:, None], mask=(o < OUT)[None, :] & (i < IN)[:, None], other=0.0)
         if PRECISION == "bf16":
             total = tl.dot(a.to(tl.bfloat16), f.to(tl.bfloat16), total)
         else:
             total = tl.dot(a, f, total, input_precision=PRECISION)
     if BIAS:
-        total += tl.load(bias + client * sb_c + o, mask=o < O, other=0.0)[None, :]
+        total += tl.load(bias + client * sb_c + o, mask=o < OUT, other=0.0)[None, :]
     if RELU:
         total = tl.where(total <= 0, 0.0, total)
-    out = (client * B + b)[:, None] * O + o[None, :]
-    tl.store(y + out, total, mask=(b < B)[:, None] & (o < O)[None, :])
+    out = (client * B + b)[:, None] * OUT + o[None, :]
+    tl.store(y + out, total, mask=(b < B)[:, None] & (o < OUT)[None, :])
 
 
 @triton.jit
 def _backward(
-    g, y, x, w, dx, dw, db, B, sg_c, sg_b, sx_c, sx_b, sw_c, I: tl.constexpr, O: tl.constexpr,
+    g, y, x, w, dx, dw, db, B, sg_c, sg_b, sx_c, sx_b, sw_c, IN: tl.constexpr, OUT: tl.constexpr,
     RELU: tl.constexpr, INPUT: tl.constexpr, PRECISION: tl.constexpr,
     BB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
@@ -48,33 +48,35 @@ def _backward(
     b = tl.arange(0, BB)
     i = tl.program_id(0) * BI + tl.arange(0, BI)
     g += client * sg_c
-    y += client * B * O
+    y += client * B * OUT
     w += client * sw_c
-    a = tl.load(x + client * sx_c + b[:, None] * sx_b + i[None, :], mask=(b < B)[:, None] & (i < I)[None, :], other=0.0)
+    a = tl.load(
+        x + client * sx_c + b[:, None] * sx_b + i[None, :], mask=(b < B)[:, None] & (i < IN)[None, :], other=0.0
+    )
     total = tl.zeros([BB, BI], tl.float32)
-    for o0 in range(0, O, BO):
+    for o0 in range(0, OUT, BO):
         o = o0 + tl.arange(0, BO)
-        valid = (b < B)[:, None] & (o < O)[None, :]
+        valid = (b < B)[:, None] & (o < OUT)[None, :]
         d = tl.load(g + b[:, None] * sg_b + o[None, :], mask=valid, other=0.0)
         if RELU:
-            d = tl.where(tl.load(y + b[:, None] * O + o[None, :], mask=valid, other=0.0) > 0, d, 0.0)
-        inside = (o < O)[:, None] & (i < I)[None, :]
+            d = tl.where(tl.load(y + b[:, None] * OUT + o[None, :], mask=valid, other=0.0) > 0, d, 0.0)
+        inside = (o < OUT)[:, None] & (i < IN)[None, :]
         if PRECISION == "bf16":
             change = tl.dot(tl.trans(d).to(tl.bfloat16), a.to(tl.bfloat16))
         else:
             change = tl.dot(tl.trans(d), a, input_precision=PRECISION)
-        tl.store(dw + client * (O * I) + o[:, None] * I + i[None, :], change, mask=inside)
+        tl.store(dw + client * (OUT * IN) + o[:, None] * IN + i[None, :], change, mask=inside)
         if tl.program_id(0) == 0:
-            tl.store(db + client * O + o, tl.sum(d, axis=0), mask=o < O)
+            tl.store(db + client * OUT + o, tl.sum(d, axis=0), mask=o < OUT)
         if INPUT:
-            f = tl.load(w + o[:, None] * I + i[None, :], mask=inside, other=0.0)
+            f = tl.load(w + o[:, None] * IN + i[None, :], mask=inside, other=0.0)
             if PRECISION == "bf16":
                 total = tl.dot(d.to(tl.bfloat16), f.to(tl.bfloat16), total)
             else:
                 total = tl.dot(d, f, total, input_precision=PRECISION)
     if INPUT:
-        out = (client * B + b)[:, None] * I + i[None, :]
-        tl.store(dx + out, total, mask=(b < B)[:, None] & (i < I)[None, :])
+        out = (client * B + b)[:, None] * IN + i[None, :]
+        tl.store(dx + out, total, mask=(b < B)[:, None] & (i < IN)[None, :])
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool, precision: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Small things that would each take many kernels: the loss, steps of SGD and Adam, a batch of pixels, random choices."""
+"""Small things that would each be many kernels: the loss, steps of SGD and Adam, pixels, random choices."""
 
 from __future__ import annotations
 
@@ -79,14 +79,16 @@ def _sgd(
 
 
 @triton.jit
-def _pixels(x, rows, scale, shift, out, SIZE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
+def _pixels(
+    x, rows, scale, shift, out, sr_c, BATCH: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program per sample and block of it; stored channels first, written channels last."""
     sample = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % CHANNELS, at // CHANNELS
     there = at < SIZE
-    row = tl.load(rows + sample)
+    row = tl.load(rows + (sample // BATCH) * sr_c + sample % BATCH)
     value = tl.load(x + row * SIZE + channel * PIXELS + pixel, mask=there, other=0).to(tl.float32)
     factor = tl.load(scale + channel, mask=there, other=0.0)
     value = value * factor + tl.load(shift + channel, mask=there, other=0.0)
@@ -210,7 +212,7 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
     Args:
         x: uint8 [N, channels, h, w], contiguous.
-        rows: int64 [c, b], contiguous.
+        rows: int64 [c, b], each client's contiguous.
         scale: [channels].
         shift: [channels].
     """
@@ -219,7 +221,20 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     size = channels * height * width
     block = min(1024, triton.next_power_of_2(size))
     grid = (rows.numel(), triton.cdiv(size, block))
-    _pixels[grid](x, rows, scale, shift, out, size, height * width, channels, BLOCK=block, num_warps=4)
+    _pixels[grid](
+        x,
+        rows,
+        scale,
+        shift,
+        out,
+        rows.stride(0),
+        rows.shape[1],
+        size,
+        height * width,
+        channels,
+        BLOCK=block,
+        num_warps=4,
+    )
     return out
 
 
@@ -244,9 +259,7 @@ def adam(
     return new
 
 
-def choose(
-    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply: tuple[int, int]
-) -> Tensor:
+def choose(state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply: tuple[int, int]) -> Tensor:
     """Return `count` different integers below `total`, int64 [draws, count]; see `pefll.randomness.choose`.
 
     Args:

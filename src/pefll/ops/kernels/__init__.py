@@ -1,0 +1,1 @@
+"""The Triton kernels. Importing them needs Triton, so only `client_axis` does, where one is used."""
