@@ -1,6 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, git and make; everything else goes into .venv.
 BIN := .venv/bin
 READY := .venv/.ready
+KERNELS := .venv/.kernels
 PIP := -m pip --disable-pip-version-check --quiet
 FIND_PYTHON = for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  $$name -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done
@@ -13,7 +14,7 @@ help: ## Show what can be made
 demo: $(READY) ## Compare Local, FedAvg and PeFLL on embedded data, in about a minute
 	@$(BIN)/pefll demo
 
-test: $(READY) ## Run all tests with coverage
+test: $(READY) $(KERNELS) ## Run all tests with coverage
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
 
 lint: $(READY) ## Check style, format, types and the direction of imports
@@ -40,6 +41,12 @@ $(READY): requirements.lock pyproject.toml
 	@echo "installing into .venv, a few minutes the first time"
 	@$(BIN)/python $(PIP) install -r requirements.lock
 	@$(BIN)/python $(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+# torch for GPUs brings Triton along, and its CPU build does not; tests interpret the kernels without a GPU.
+$(KERNELS): $(READY)
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) install triton==3.6.0 \
+	  || echo "there is no Triton for this machine: tests of the kernels will be skipped"
 	@touch $@
 
 lock: ## Make requirements.lock again, with the newest versions that pyproject.toml allows

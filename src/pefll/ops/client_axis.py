@@ -7,7 +7,6 @@ do not cover (other devices and types, grouped or dilated convolutions) is for `
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -24,6 +23,9 @@ from pefll.ops.precision import products
 # size. Larger ones (a hypernetwork's last layer) are what cuBLAS is good at.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
+# Whether kernels also take tensors on a CPU, slowly, one program after another; for tests, with TRITON_INTERPRET=1.
+interpreted = False
+
 
 @cache
 def _compiled() -> bool:
@@ -31,9 +33,8 @@ def _compiled() -> bool:
 
 
 def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether kernels take this tensor: of one type, on a CUDA device (or in Triton's interpreter)."""
-    where = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return where and x.dtype == dtype and _compiled()
+    """Return whether kernels take this tensor: of one type, on a CUDA device."""
+    return (x.is_cuda or interpreted) and x.dtype == dtype and _compiled()
 
 
 def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:

@@ -1,0 +1,304 @@
+"""The Triton kernels against plain torch in float64: on a GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pefll import randomness
+from pefll.engines.serial import SerialEngine
+from pefll.engines.vector import VectorEngine
+from pefll.errors import PefllError
+from pefll.evaluation import evaluate
+from pefll.methods import build_method
+from pefll.methods.adam import Moments, adam
+from pefll.methods.local_sgd import SGD, sgd_step
+from pefll.ops import blocks, client_axis, precision
+from tests.federations import flat, problem_of, ragged
+
+pytest.importorskip("triton", reason="Triton is not installed")
+# Rows of padding overflow and divide by zero in the interpreter; what they give is never stored.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EXAMPLES = settings(
+    max_examples=200 if DEVICE == "cuda" else 12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch):
+    monkeypatch.setattr(client_axis, "interpreted", DEVICE == "cpu")
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def close(got, wanted):
+    """Compare float32 numbers with float64 ones, as far as sums of float32 numbers go."""
+    size = float(wanted.abs().max()) if wanted.numel() else 0.0
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5 * max(size, 1.0))
+
+
+def both(function, *arguments):
+    """Return a function's value in float32, where the kernels compute it, and in float64, where they do not."""
+    wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
+    narrow = function(*arguments)
+    return narrow, function(*wide)
+
+
+@st.composite
+def convolutions(draw):
+    pool, stride = draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)]))
+    kh, kw = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    padding = draw(st.integers(0, 2))
+    least = (pool - 1) * stride + max(kh, kw)
+    return {
+        "clients": draw(st.integers(1, 2)),
+        "samples": draw(st.integers(1, 3)),
+        "ci": draw(st.sampled_from([1, 3, 4, 17])),
+        "co": draw(st.sampled_from([1, 5, 16, 33])),
+        "kernel": (kh, kw),
+        "h": max(1, least - 2 * padding) + draw(st.integers(0, 5)),
+        "w": max(1, least - 2 * padding) + draw(st.integers(0, 5)),
+        "stride": stride,
+        "padding": padding,
+        "pool": pool,
+        "relu": draw(st.booleans()),
+        "bias": draw(st.booleans()),
+        "channels_last": draw(st.booleans()),
+        "shared": draw(st.booleans()),
+    }
+
+
+@EXAMPLES
+@given(convolutions())
+def test_convolution(case):
+    c, b, ci, co = (case[name] for name in ("clients", "samples", "ci", "co"))
+    x = random(c, b, ci, case["h"], case["w"])
+    if case["channels_last"]:
+        x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    w = random(*([] if case["shared"] else [c]), co, ci, *case["kernel"], seed=1)
+    bias = random(*([] if case["shared"] else [c]), co, seed=2) if case["bias"] else None
+    place = None if case["shared"] else 0
+
+    def run(x, w, bias):
+        def one(x, w, bias):
+            numbers = (case["stride"], case["padding"], 1, 1, case["relu"], case["pool"])
+            assert client_axis.convolves(x, w, *numbers[:4], case["pool"]) == (x.dtype == torch.float32)
+            y = blocks.conv_block(x, w, bias, *numbers)
+            # Some function of the output whose gradient differs from place to place.
+            return (y * torch.arange(y.numel(), device=y.device).reshape(y.shape).sin()).sum(), y
+
+        inputs = (0, 1) if bias is None else (0, 1, 2)
+        dims = (0, place, None if bias is None else place)
+        return torch.vmap(torch.func.grad(one, argnums=inputs, has_aux=True), in_dims=dims)(x, w, bias)
+
+    (gradients, y), (wanted_gradients, wanted) = both(run, x, w, bias)
+    close(y, wanted)
+    for got, expected in zip(gradients, wanted_gradients, strict=True):
+        close(got, expected)
+
+
+@EXAMPLES
+@given(st.integers(1, 3), st.integers(1, 40), st.sampled_from([1, 7, 33, 130]), st.sampled_from([1, 10, 40, 70]),
+       st.booleans(), st.booleans())  # fmt: skip
+def test_linear(clients, samples, inputs, outputs, relu, bias):
+    x, w = random(clients, samples, inputs), random(clients, outputs, inputs, seed=1)
+    b = random(clients, outputs, seed=2) if bias else None
+
+    def run(x, w, b):
+        def one(x, w, b):
+            assert client_axis.multiplies(x, w) == (x.dtype == torch.float32)
+            y = blocks.linear_block(x, w, b, relu)
+            return (y * torch.arange(y.numel(), device=y.device).reshape(y.shape).sin()).sum(), y
+
+        argnums = (0, 1, 2) if bias else (0, 1)
+        return torch.vmap(torch.func.grad(one, argnums=argnums, has_aux=True), in_dims=(0, 0, 0 if bias else None))(
+            x, w, b
+        )
+
+    (gradients, y), (wanted_gradients, wanted) = both(run, x, w, b)
+    close(y, wanted)
+    for got, expected in zip(gradients, wanted_gradients, strict=True):
+        close(got, expected)
+
+
+@EXAMPLES
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(2, 40))
+def test_cross_entropy(clients, samples, classes):
+    scores = 5 * random(clients, samples, classes)
+    y = torch.arange(clients * samples, device=DEVICE).reshape(clients, samples) % classes
+    weight = (torch.arange(samples, device=DEVICE) <= samples // 2).float().expand(clients, samples)
+
+    def run(scores, y, weight):
+        return torch.vmap(torch.func.grad_and_value(blocks.cross_entropy))(scores, y, weight)
+
+    (gradient, loss), (wanted_gradient, wanted) = both(run, scores, y, weight)
+    close(loss, wanted)
+    close(gradient, wanted_gradient)
+
+
+@pytest.mark.parametrize("clip", [None, 2.0, 1e9])
+@pytest.mark.parametrize("masked", [False, True])
+def test_sgd(clip, masked):
+    theta, velocity, gradient = random(3, 2100), random(3, 2100, seed=1), random(3, 2100, seed=2)
+    active = torch.tensor([True, False, True], device=DEVICE) if masked else None
+
+    def run(theta, velocity, gradient):
+        def one(theta, velocity, gradient, active):
+            return sgd_step(theta, velocity, gradient, SGD(0.1, 0.9, 0.01, clip), active)
+
+        return torch.vmap(one, in_dims=(0, 0, 0, 0 if masked else None))(theta, velocity, gradient, active)
+
+    narrow, wide = both(run, theta, velocity, gradient)
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
+
+
+def test_adam():
+    parameters, gradient, first = (random(3000, seed=seed) for seed in range(3))
+    second = random(3000, seed=3).square()
+    step = torch.full((), 7, device=DEVICE)
+
+    def run(parameters, gradient, first, second):
+        after, moments = adam(parameters, gradient, Moments(first, second), step, 1e-2)
+        return after, *moments
+
+    narrow, wide = both(run, parameters, gradient, first, second)
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
+
+
+def test_pixels_are_taken_as_without_kernels():
+    federation = ragged(shape=(3, 9, 8), pixels=True).to(DEVICE)
+    rows = torch.arange(12, device=DEVICE).reshape(2, 6) * 3 % len(federation.x)
+    for given in (rows, rows.T.contiguous().T):  # however the numbers lie in memory
+        narrow = torch.vmap(lambda rows: federation.take(rows, torch.float32))(given)
+        close(narrow, torch.vmap(lambda rows: federation.take(rows, torch.float64))(given))
+
+
+@pytest.mark.parametrize("count", [1, 9, 300])
+def test_random_choices_are_the_same_bits(count, monkeypatch):
+    draws = torch.stack([randomness.key(3, "test", torch.full((), number, device=DEVICE)) for number in range(5)])
+    total = torch.tensor([1, 7, 33, 400, 10**12], device=DEVICE)
+
+    def choose(state, total):
+        return randomness.choose(randomness.spread(state, 2), total, count)
+
+    kernels = torch.vmap(choose)(draws, total), randomness.choose(draws, 400, count)
+    monkeypatch.setattr(client_axis, "available", lambda *_: False)
+    plain = torch.vmap(choose)(draws, total), randomness.choose(draws, 400, count)
+    assert all(torch.equal(a, b) for a, b in zip(kernels, plain, strict=True))
+
+
+def small_net(theta, x):
+    """A network with one of each block; theta [185]."""
+    parts = torch.split(theta, [36, 4, 140, 5])
+    x = blocks.conv_block(x, parts[0].view(4, 1, 3, 3), parts[1], 1, 0, 1, 1, True, 2)
+    return blocks.linear_block(x.flatten(1)[:, :28], parts[2].view(5, 28), parts[3], False)
+
+
+def test_clients_may_be_mapped_over_in_several_axes():
+    theta, x = random(2, 3, 185), random(2, 3, 4, 1, 8, 8, seed=1)
+
+    def loss(theta, x):
+        return small_net(theta, x).square().sum()
+
+    run = torch.vmap(torch.vmap(torch.func.grad(loss)))
+    narrow, wide = both(run, theta, x)
+    close(narrow, wide)
+    alone = torch.stack([torch.func.grad(loss)(theta[1, i], x[1, i]) for i in range(3)])
+    assert torch.equal(alone, narrow[1])  # a client's result does not depend on who is mapped with it
+
+
+def test_ordinary_autograd_takes_the_kernels_too():
+    theta, x = random(185).requires_grad_(), random(4, 1, 8, 8, seed=1)
+    (gradient,) = torch.autograd.grad(small_net(theta, x).square().sum(), theta)
+    wide = theta.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(small_net(wide, x.double()).square().sum(), wide)
+    close(gradient, wanted)
+
+
+def test_second_derivatives_are_refused():
+    def loss(theta):
+        return small_net(theta, random(2, 1, 8, 8, seed=1)).square().sum()
+
+    with pytest.raises(PefllError, match="second derivatives"):
+        torch.func.grad(lambda theta: torch.func.grad(loss)(theta).square().sum())(random(185))
+
+
+def test_nan_is_not_hidden():
+    weight = random(4, 1, 3, 3)
+    weight[2] = torch.nan
+    y = blocks.conv_block(random(2, 1, 8, 8), weight, None, 1, 0, 1, 1, True, 2)
+    assert torch.isnan(y[:, 2]).all() and torch.isfinite(y[:, [0, 1, 3]]).all()
+    w = random(3, 5)
+    w[1, 2] = torch.nan
+    assert torch.isnan(blocks.linear_block(random(2, 5), w, None, True)[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stride": (1, 2)},
+        {"stride": 3},
+        {"padding": (0, 1)},
+        {"dilation": 2},
+        {"groups": 2},
+        {"pool": 3},
+        {"stride": 4, "pool": 2},
+    ],
+)
+def test_what_the_kernels_do_not_cover_is_done_plainly(change):
+    numbers = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "pool": 1} | change
+    x, w = random(2, 4, 12, 12), random(6, 4 // numbers["groups"], 3, 3, seed=1)
+    assert not client_axis.convolves(x, w, *numbers.values())
+    pool = numbers.pop("pool")
+    y = blocks.conv_block(x, w, None, **numbers, relu=True, pool=pool)
+    wanted = F.relu(F.max_pool2d(F.conv2d(x.double(), w.double(), None, **numbers), pool))
+    close(y, wanted)
+
+
+def test_large_layers_are_left_to_the_library():
+    assert not client_axis.multiplies(random(200, 3), random(4, 3))
+    assert not client_axis.multiplies(random(2, 3), random(2000, 3))
+    assert not client_axis.multiplies(random(2, 2, 3), random(4, 3))
+
+
+def test_less_exact_products():
+    x, w = random(1, 40, 33), random(1, 10, 33, seed=1)
+    wanted = x.double() @ w.double().transpose(1, 2)
+    errors = {}
+    for name in ("float32", "tf32", "bf16") if DEVICE == "cuda" else ("float32", "tf32"):  # NumPy has no bfloat16
+        before = precision.use(name)
+        try:
+            y = torch.vmap(lambda x, w: blocks.linear_block(x, w, None, False))(x, w)
+        finally:
+            precision.use(before)
+        errors[name] = float((y - wanted).abs().max() / wanted.abs().max())
+    assert errors["float32"] < 1e-6
+    assert errors["tf32"] < 3e-3
+    if DEVICE == "cuda":
+        assert 1e-5 < errors["tf32"] < errors["bf16"] < 3e-2
+
+
+def test_a_round_with_kernels_is_the_serial_engines(monkeypatch):
+    federation = ragged(shape=(1, 8, 8), pixels=True)
+    settings = {"local_steps": 2, "batch_size": 3, "descriptor_batch": 3, "server_optimizer": "sgd"}
+    method = build_method("pefll", problem_of(federation, "cnn"), settings)
+    states, scores = [], []
+    for make, dtype, place in ((SerialEngine, torch.float64, {}), (VectorEngine, torch.float32, {"device": DEVICE})):
+        engine = make(federation, method, seed=1, clients_per_round=2, dtype=dtype, **place)
+        server = engine.advance(engine.start(), 0, 1)
+        states.append(flat(server).cpu().double())
+        scores.append(evaluate(engine, method, server, 2))
+        engine.close()
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-5)
+    assert scores[0].unseen.loss == pytest.approx(scores[1].unseen.loss, abs=1e-4)
