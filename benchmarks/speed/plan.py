@@ -76,7 +76,7 @@ def plan(everybody: Sequence[Contender], cores: int, cuda: bool, quick: bool) ->
     for c in (1, 20) if quick else (1, 5, 20, 50, 100, 200):
         # The plain loop on a GPU does not grow with c, and takes half a minute for a round of 200 clients.
         names = [name for name in few if name != "plain-cuda" or c <= 20]
-        add("cohort", replace(short, clients=200, cohort=c), *names)
+        add("cohort", replace(short, clients=200, cohort=c, steps=lenet.steps if cuda else 1), *names)
     for k in () if quick else (1, 10, 50, 200):
         add("steps", replace(lenet, steps=k, cohort=5 if cuda else 1), *few)
     for batch in () if quick else (1, 8, 32, 128):
