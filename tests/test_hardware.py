@@ -81,13 +81,14 @@ def test_no_more_processes_than_clients_and_none_where_nothing_can_fork(no_gpu, 
     assert started == [3, 2, 1]
 
 
-def test_tf32_only_where_asked_for(no_gpu):
-    for precision, wanted in (("tf32", True), ("float32", False)):
-        federation = ragged()
-        method = build_method("fedavg", problem_of(federation), {})
-        engine = hardware.make_engine(Config(engine="vector", precision=precision), federation, method, 3)
-        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == wanted
-        engine.close()
+@pytest.mark.parametrize(
+    ("asked", "gpu", "cpu"),
+    [("auto", "tf32", "float32"), ("tf32", "tf32", "float32"), ("bf16", "bf16", "float32"),
+     ("float32", "float32", "float32"), ("float64", "float64", "float64")],
+)  # fmt: skip
+def test_rounded_products_are_for_gpus(asked, gpu, cpu):
+    assert hardware.pick_precision(asked, torch.device("cuda")) == gpu
+    assert hardware.pick_precision(asked, torch.device("cpu")) == cpu
 
 
 def test_auto_counts_the_models_work(no_gpu):

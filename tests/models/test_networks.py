@@ -80,7 +80,18 @@ def test_labels_as_biases_equal_a_convolution_over_one_hot_planes():
     y = torch.tensor([0, 4, 2, 2, 1, 3])
     planes = F.one_hot(y, 5).double()[:, :, None, None].expand(-1, -1, 12, 11)
     wanted = F.conv2d(torch.cat([x, planes], dim=1), layer.weight, layer.bias)
-    torch.testing.assert_close(layer(x, y), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer(x) + layer.of_labels(y), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_network_with_labels_is_one_over_one_hot_planes():
+    net = lenet((3, 20, 21), 7, label_classes=5).double()
+    x, y = torch.randn(6, 3, 20, 21, dtype=torch.float64), torch.tensor([0, 4, 2, 2, 1, 3])
+    planes = F.one_hot(y, 5).double()[:, :, None, None].expand(-1, -1, 20, 21)
+    hidden = F.max_pool2d(F.relu(F.conv2d(torch.cat([x, planes], dim=1), net.conv1.weight, net.conv1.bias)), 2)
+    hidden = F.max_pool2d(F.relu(net.conv2(hidden)), 2).flatten(1)
+    for layer in net.full[:-1]:
+        hidden = F.relu(layer(hidden))
+    torch.testing.assert_close(net(x, y), net.full[-1](hidden), rtol=0, atol=1e-12)
 
 
 def test_one_hot_is_torchs():

@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXAMPLES = settings(
-    max_examples=200 if DEVICE == "cuda" else 12,
+    max_examples=40 if DEVICE == "cuda" else 12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
@@ -55,7 +55,7 @@ def both(function, *arguments):
 
 @st.composite
 def convolutions(draw):
-    pool, stride = draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)]))
+    pool, stride = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)]))
     kh, kw = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     padding = draw(st.integers(0, 2))
     least = (pool - 1) * stride + max(kh, kw)
@@ -179,9 +179,9 @@ def test_adam():
 def test_pixels_are_taken_as_without_kernels():
     federation = ragged(shape=(3, 9, 8), pixels=True).to(DEVICE)
     rows = torch.arange(12, device=DEVICE).reshape(2, 6) * 3 % len(federation.x)
-    for given in (rows, rows.T.contiguous().T):  # however the numbers lie in memory
-        narrow = torch.vmap(lambda rows: federation.take(rows, torch.float32))(given)
-        close(narrow, torch.vmap(lambda rows: federation.take(rows, torch.float64))(given))
+    for wanted in (rows, rows.T.contiguous().T):  # however the numbers lie in memory
+        narrow = torch.vmap(lambda rows: federation.take(rows, torch.float32))(wanted)
+        close(narrow, torch.vmap(lambda rows: federation.take(rows, torch.float64))(wanted))
 
 
 @pytest.mark.parametrize("count", [1, 9, 300])
@@ -238,7 +238,8 @@ def test_nan_is_not_hidden():
     weight = random(4, 1, 3, 3)
     weight[2] = torch.nan
     y = blocks.conv_block(random(2, 1, 8, 8), weight, None, 1, 0, 1, 1, True, 2)
-    assert torch.isnan(y[:, 2]).all() and torch.isfinite(y[:, [0, 1, 3]]).all()
+    assert torch.isnan(y[:, 2]).all()
+    assert torch.isfinite(y[:, [0, 1, 3]]).all()
     w = random(3, 5)
     w[1, 2] = torch.nan
     assert torch.isnan(blocks.linear_block(random(2, 5), w, None, True)[:, 1]).all()
@@ -253,6 +254,7 @@ def test_nan_is_not_hidden():
         {"dilation": 2},
         {"groups": 2},
         {"pool": 3},
+        {"pool": 4},
         {"stride": 4, "pool": 2},
     ],
 )

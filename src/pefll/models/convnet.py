@@ -14,18 +14,21 @@ class LabelConv2d(nn.Conv2d):
     """A convolution over an image extended by one constant plane per class, 1 for its label and 0 for the others.
 
     A convolution without padding over a constant plane is a constant, so the planes never exist in memory: each label
-    selects one bias per output channel.
+    selects one bias per output channel. A bias can as well be added after pooling, to fewer numbers; therefore the
+    network does that, and this layer has two parts.
     """
 
     def __init__(self, channels: int, classes: int, out_channels: int, kernel_size: int) -> None:
         super().__init__(channels + classes, out_channels, kernel_size)
         self.image_channels = channels
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        """Map images [b, channels, h, w] and labels [b] to [b, out_channels, h', w']."""
-        image, planes = self.weight[:, : self.image_channels], self.weight[:, self.image_channels :]
-        bias_of_label = planes.sum(dim=(2, 3)).T[y]
-        return F.conv2d(x, image, self.bias) + bias_of_label[:, :, None, None]
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [b, channels, h, w] to [b, out_channels, h', w'], without the labels' part."""
+        return F.conv2d(x, self.weight[:, : self.image_channels], self.bias)
+
+    def of_labels(self, y: Tensor) -> Tensor:
+        """Map labels [b] to what they add, [b, out_channels, 1, 1]."""
+        return self.weight[:, self.image_channels :].sum(dim=(2, 3)).T[y][:, :, None, None]
 
 
 class ConvNet(nn.Module):
@@ -57,9 +60,8 @@ class ConvNet(nn.Module):
             raise PefllError(
                 f"images of {height}x{width} are too small for {kernel}x{kernel} convolutions; use the model 'mlp'"
             )
-        self.labelled = label_classes > 0
         self.conv1: nn.Conv2d = (
-            LabelConv2d(channels, label_classes, 16, kernel) if self.labelled else nn.Conv2d(channels, 16, kernel)
+            LabelConv2d(channels, label_classes, 16, kernel) if label_classes else nn.Conv2d(channels, 16, kernel)
         )
         self.conv2 = nn.Conv2d(16, 32, kernel)
         widths = (32 * sides[0] * sides[1], *hidden, outputs)
@@ -67,9 +69,12 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Map images [b, channels, h, w], with labels [b] where the network takes them, to [b, outputs]."""
-        x = self.conv1(x, y) if self.labelled else self.conv1(x)
         # Pooling before ReLU gives the same numbers on a quarter of the elements.
-        x = F.relu(F.max_pool2d(x, 2))
+        x = F.max_pool2d(self.conv1(x), 2)
+        if isinstance(self.conv1, LabelConv2d):
+            assert y is not None
+            x = x + self.conv1.of_labels(y)
+        x = F.relu(x)
         x = self.conv2(x)
         x = F.relu(F.max_pool2d(x, 2) if self.pool_twice else x).flatten(1)
         for layer in self.full[:-1]:
