@@ -38,7 +38,7 @@ def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 
 def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:
-    """Return whether `convolve` takes such a convolution: square steps, no groups, no gaps, pooled by 2 or not at all."""
+    """Return whether `convolve` takes such a convolution: square steps, no groups, no gaps, pooled by 2 or not."""
     if not available(x) or x.dim() != 4:
         return False
     square = len(set(_both(stride))) == 1 and len(set(_both(padding))) == 1
