@@ -1,0 +1,147 @@
+"""How long do LeNet's operations take with a client axis: our kernels, and the same through vmap and torch's own?
+
+Each operation, forwards and backwards, is recorded some times into one CUDA graph, which is replayed; the two ways take
+turns, and medians and their ratios are given. It needs a GPU.
+
+    python benchmarks/kernels.py --out build/kernels
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from pefll import randomness
+from pefll.engines.cohort import TorchSettings
+from pefll.errors import PefllError
+from pefll.files import write_json
+from pefll.hardware import device_name, pick_device
+from pefll.methods.local_sgd import SGD, sgd_step
+from pefll.ops import client_axis
+from pefll.ops.blocks import conv_block, cross_entropy, linear_block
+from pefll.run import commit
+
+BATCH, PARAMETERS, IN_A_GRAPH = 32, 121_182, 10
+Operation = Callable[[], Any]
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Do without our kernels in the block."""
+    real = client_axis.available
+    client_axis.available = lambda *_: False
+    try:
+        yield
+    finally:
+        client_axis.available = real
+
+
+def recorded(operation: Operation) -> torch.cuda.CUDAGraph:
+    """Return a graph that does the operation IN_A_GRAPH times."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            operation()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(IN_A_GRAPH):
+            operation()
+    return graph
+
+
+def microseconds(graph: torch.cuda.CUDAGraph) -> float:
+    """Return the time of one operation in one replay."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e3 / IN_A_GRAPH
+
+
+def operations(clients: int) -> dict[str, Operation]:
+    """Return LeNet's operations for so many clients: each computes a block and all its gradients."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(clients, *shape, device="cuda")
+
+    def with_gradients(block: Callable[..., Tensor], given: Tensor, *learned: Tensor, inputs: bool) -> Operation:
+        of = tuple(range(len(learned) + 1)) if inputs else tuple(range(1, len(learned) + 1))
+        gradients = torch.vmap(torch.func.grad(lambda *a: block(*a).sum(), argnums=of))
+        return lambda: gradients(given, *learned)
+
+    def pooled(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return conv_block(x, w, b, 1, 0, 1, 1, True, 2)
+
+    def hidden(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return linear_block(x, w, b, True)
+
+    labels = torch.randint(10, (clients, BATCH), device="cuda")
+    weight = torch.ones(clients, BATCH, device="cuda")
+    scores, vectors = random(BATCH, 10), [random(PARAMETERS) for _ in range(3)]
+    sgd = SGD(2e-3, 0.9, 5e-5, 50.0)
+    keys = torch.arange(clients, device="cuda")
+    return {
+        "convolution 3 to 16, pooled": with_gradients(
+            pooled, random(BATCH, 3, 32, 32), random(16, 3, 5, 5), random(16), inputs=False
+        ),
+        "convolution 16 to 32, pooled": with_gradients(
+            pooled, random(BATCH, 16, 14, 14), random(32, 16, 5, 5), random(32), inputs=True
+        ),
+        "linear 800 to 120": with_gradients(hidden, random(BATCH, 800), random(120, 800), random(120), inputs=True),
+        "linear 120 to 84": with_gradients(hidden, random(BATCH, 120), random(84, 120), random(84), inputs=True),
+        "cross-entropy": lambda: torch.vmap(torch.func.grad(cross_entropy))(scores, labels, weight),
+        "step of SGD": lambda: torch.vmap(lambda theta, v, g: sgd_step(theta, v, g, sgd))(*vectors),
+        "random choice of 50 batches": lambda: torch.vmap(
+            lambda key: randomness.choose(randomness.spread(key, 50), 400, BATCH)
+        )(keys),
+    }
+
+
+def main() -> None:
+    """Time everything and write kernels.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="a folder for kernels.json")
+    parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    try:
+        device = pick_device("cuda")
+    except PefllError:
+        parser.error("this needs a CUDA device, and torch sees none here")
+    settings = TorchSettings.take(options.precision)
+    console, rows = Console(), []
+    for clients in (5, 50):
+        for name, operation in track(operations(clients).items(), f"{clients} clients", console=console):
+            ours = recorded(operation)
+            with plain():
+                theirs = recorded(operation)
+            turns = [(microseconds(ours), microseconds(theirs)) for _ in range(options.turns)]
+            one, other = (statistics.median(times) for times in zip(*turns, strict=True))
+            rows.append({"clients": clients, "operation": name, "ours_us": round(one, 2), "torch_us": round(other, 2)})
+    settings.give_back()
+    table = Table("clients", "operation", "ours, us", "torch, us", "times as fast")
+    for row in rows:
+        ratio = row["torch_us"] / row["ours_us"]
+        table.add_row(*(str(row[key]) for key in ("clients", "operation", "ours_us", "torch_us")), f"{ratio:.1f}")
+    console.print(table)
+    facts = {"device": device_name(device), "torch": torch.__version__, "precision": options.precision}
+    options.out.mkdir(parents=True, exist_ok=True)
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(options.out / "kernels.json", {**facts, "commit": commit(), "finished": finished, "kernels": rows})
+
+
+if __name__ == "__main__":
+    main()
