@@ -46,7 +46,7 @@ def _pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, VECTOR: tl.
     wy = k // (WW * CI)
     wx = (k // CI) % WW
     offset = wy * sx_h + wx * sx_w + (k % CI) * sx_k
-    if VECTOR > 1:  # CI is a multiple of VECTOR, and channels are neighbours in memory
+    if VECTOR > 1:  # see _vector
         wy = tl.max_constancy(wy, VECTOR)
         wx = tl.max_constancy(wx, VECTOR)
         offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
@@ -129,8 +129,10 @@ def _weight_gradient(
     The bias is one more element of every window, which is 1: the row after the last is its gradient.
     """
     k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
+    first = (tl.program_id(0) % CO_BLOCKS) * BN
+    co = first + tl.arange(0, BN)
     n = tl.arange(0, PLACES * BN)
-    place, channel = n // BN, (tl.program_id(0) % CO_BLOCKS) * BN + n % BN
+    place, channel = n // BN, first + n % BN
     split = tl.program_id(1)
     client = tl.program_id(2).to(tl.int64)
     K: tl.constexpr = WH * WW * CI
@@ -149,12 +151,14 @@ def _weight_gradient(
             inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
         a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
         a = tl.trans(tl.where((k == K)[None, :], 1.0, a))
-        out = rows[:, None] * CO + channel[None, :]
-        valid = (b < B)[:, None] & (channel < CO)[None, :]
+        out = rows[:, None] * CO + co[None, :]
+        valid = (b < B)[:, None] & (co < CO)[None, :]
         d = tl.load(g + out, mask=valid, other=0.0)
         if ROUTED:
-            way = tl.load(route + out, mask=valid, other=255)
-            d = tl.where(way.to(tl.int32) == place[None, :], d, 0.0)
+            # A position's column has the gradient where the position won its cell.
+            way = tl.load(route + out, mask=valid, other=255).to(tl.int32)
+            won = way[:, None, :] == tl.arange(0, PLACES)[None, :, None]
+            d = tl.reshape(tl.where(won, d[:, None, :], 0.0), [BM, PLACES * BN])
         if PRECISION == "bf16":
             total = tl.dot(a.to(tl.bfloat16), d.to(tl.bfloat16), total)
         else:
@@ -399,7 +403,16 @@ def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
     return client, sample, row, column, channel
 
 
-def _vector(x: Tensor, geometry: Geometry) -> int:
-    """Return how many neighbours in a window are neighbours in memory, at places that are multiples of it."""
-    whole = geometry.ci % 4 == 0 and x.stride(2) == 1 and all(x.stride(axis) % 4 == 0 for axis in (0, 1, 3, 4))
-    return 4 if whole and x.data_ptr() % 16 == 0 else 1
+def _vector(x: Tensor, s: Geometry) -> int:
+    """Return how many neighbours in a window are neighbours in memory, at places that are multiples of it.
+
+    Such groups are fetched at once. A group may span two pixels of a row, unless one of the two may be padding.
+    """
+    client, sample, channel, row, column = x.stride()
+    if channel != 1 or column != s.ci:
+        return 1
+    starts = (client, sample, row, s.pool * s.stride * s.ci, s.ww * s.ci, s.ci if s.padding else 0)
+    for group in (4, 2):
+        if all(start % group == 0 for start in starts) and x.data_ptr() % (4 * group) == 0:
+            return group
+    return 1

@@ -141,8 +141,10 @@ def _side(size: int, most: int) -> int:
 
 
 def _forward_tile(clients: int, samples: int, inputs: int, outputs: int) -> tuple[int, int, int, int, int]:
-    return _side(samples, 64), 16 if clients * outputs <= 16 * 264 else 32, _side(inputs, 128), 4, 3
+    many = clients * outputs > 16 * 264
+    return _side(samples, 64), 32 if many else 16, _side(inputs, 128), 2 if many else 4, 4 if many else 3
 
 
 def _backward_tile(clients: int, samples: int, inputs: int, outputs: int) -> tuple[int, int, int, int]:
-    return _side(outputs, 32), 32 if clients * inputs <= 64 * 132 else 64, 4, 2
+    many = clients * inputs > 64 * 132
+    return 16 if many else _side(outputs, 64), 128 if many else 32, 4, 2
