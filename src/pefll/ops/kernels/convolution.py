@@ -74,7 +74,7 @@ def _forward(
     n = tl.arange(0, PLACES * BN)
     place, channel = n // BN, tl.program_id(1) * BN + n % BN
     b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
-    start = b * sx_b + iy * sx_h + ix * sx_w
+    start = tl.multiple_of(b * sx_b + iy * sx_h + ix * sx_w, VECTOR)
     K: tl.constexpr = WH * WW * CI
     x += client * sx_c
     w += client * (POOL * POOL * CO * K)
@@ -144,7 +144,7 @@ def _weight_gradient(
     for row in range(0, ROWS, BM):
         rows = split * ROWS + row + tl.arange(0, BM)
         b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
-        start = b * sx_b + iy * sx_h + ix * sx_w
+        start = tl.multiple_of(b * sx_b + iy * sx_h + ix * sx_w, VECTOR)
         inside = (b < B)[:, None] & (k < K)[None, :]
         if PAD > 0:
             jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
