@@ -66,16 +66,29 @@ def plain() -> Turn:
     return turn
 
 
-def serial(method: str, processes: int) -> Turn:
+def serial(method: str, processes: int, clients: int = CLIENTS_PER_ROUND) -> Turn:
     """Return a turn of the serial engine: one round."""
     federation = pictures()
     problem, _ = describe_problem(federation, "lenet")
     chosen = build_method(method, problem, {"local_steps": LOCAL_STEPS, "batch_size": BATCH})
-    engine = SerialEngine(federation, chosen, 0, CLIENTS_PER_ROUND, processes=processes)
+    engine = SerialEngine(federation, chosen, 0, clients, processes=processes)
     server = [engine.start()]
 
     def turn() -> None:
         server[0] = engine.advance(server[0], 0, 1)
+
+    return turn
+
+
+def strangers() -> Turn:
+    """Return a turn of two runs at once that share nothing: what two cores of this machine give at best."""
+    other = start(lambda: serial("fedavg", 1, CLIENTS_PER_ROUND // 2))
+    mine = serial("fedavg", 1, CLIENTS_PER_ROUND // 2)
+
+    def turn() -> None:
+        other.pipe.send_bytes(b"turn")
+        mine()
+        other.pipe.recv_bytes()
 
     return turn
 
@@ -86,6 +99,7 @@ CONTESTANTS: dict[str, Callable[[], Turn]] = {
     "serial, PeFLL": lambda: serial("pefll", 1),
     "serial, FedAvg, 2 processes": lambda: serial("fedavg", 2),
     "serial, PeFLL, 2 processes": lambda: serial("pefll", 2),
+    "serial, FedAvg, two runs that share nothing": strangers,
 }
 
 
@@ -115,28 +129,31 @@ def _serve(pipe: Connection, make: Callable[[], Turn]) -> None:
         pipe.send_bytes(np.array([time.process_time() - cpu, time.perf_counter() - wall]).tobytes())
 
 
+def start(make: Callable[[], Turn]) -> Contestant:
+    """Return a contestant that is ready."""
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    context.Process(target=_serve, args=(theirs, make)).start()
+    theirs.close()
+    mine.recv_bytes()
+    return Contestant(mine)
+
+
 def main() -> None:
     """Compare, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=15)
     turns = parser.parse_args().turns
-    context = multiprocessing.get_context("fork")
-    contestants: dict[str, Contestant] = {}
-    for name, make in CONTESTANTS.items():
-        mine, theirs = context.Pipe()
-        context.Process(target=_serve, args=(theirs, make)).start()
-        theirs.close()
-        mine.recv_bytes()
-        contestants[name] = Contestant(mine)
+    contestants = {name: start(make) for name, make in CONTESTANTS.items()}
     for _ in range(turns):
         for contestant in contestants.values():
             contestant.take_turn()
     table = Table("", "client steps a CPU second", "against the loop", "a second", "against 1 process", "best")
     base = contestants["plain PyTorch loop"]
     for name, one in contestants.items():
-        many = "2 processes" in name
+        many = "2 processes" in name or "two runs" in name
         of_loop = statistics.median(b / a for a, b in zip(one.cpu, base.cpu, strict=True))
-        alone = contestants[name.removesuffix(", 2 processes")]
+        alone = contestants[", ".join(name.split(", ")[:2])]
         ratios = [b / a for a, b in zip(one.wall, alone.wall, strict=True)]
         table.add_row(
             name,
