@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -184,6 +186,14 @@ def test_pixels_are_taken_as_without_kernels():
         close(narrow, torch.vmap(lambda rows: federation.take(rows, torch.float64))(wanted))
 
 
+def test_pixels_that_lie_otherwise_are_taken_plainly():
+    federation = ragged(shape=(3, 9, 8), pixels=True)
+    turned = replace(federation, x=federation.x.to(memory_format=torch.channels_last)).to(DEVICE)
+    rows = torch.arange(6, device=DEVICE)
+    assert torch.equal(turned.take(rows, torch.float64), federation.to(DEVICE).take(rows, torch.float64))
+    close(turned.take(rows, torch.float32), turned.take(rows, torch.float64))
+
+
 @pytest.mark.parametrize("count", [1, 9, 300])
 def test_random_choices_are_the_same_bits(count, monkeypatch):
     draws = torch.stack([randomness.key(3, "test", torch.full((), number, device=DEVICE)) for number in range(5)])
@@ -226,12 +236,25 @@ def test_ordinary_autograd_takes_the_kernels_too():
     close(gradient, wanted)
 
 
-def test_second_derivatives_are_refused():
-    def loss(theta):
-        return small_net(theta, random(2, 1, 8, 8, seed=1)).square().sum()
+def test_only_the_gradient_may_be_mapped():
+    """As in a Jacobian: everything that the forward pass left behind is then shared."""
+    theta, x = random(185), random(2, 1, 8, 8, seed=1)
+    narrow, wide = both(torch.func.jacrev(small_net), theta, x)
+    close(narrow, wide)
 
+
+def second_derivative(loss):
+    return torch.func.grad(lambda theta: torch.func.grad(loss)(theta).square().sum())
+
+
+def test_second_derivatives_are_refused():
+    x, y, ones = random(2, 1, 8, 8, seed=1), torch.zeros(2, dtype=torch.int64, device=DEVICE), random(2).square()
     with pytest.raises(PefllError, match="second derivatives"):
-        torch.func.grad(lambda theta: torch.func.grad(loss)(theta).square().sum())(random(185))
+        second_derivative(lambda theta: small_net(theta, x).square().sum())(random(185))
+    with pytest.raises(PefllError, match="second derivatives"):
+        second_derivative(lambda scores: blocks.cross_entropy(scores, y, ones))(random(2, 3))
+    with pytest.raises(PefllError, match="second derivatives"):
+        torch.func.grad(lambda theta: sgd_step(theta, theta, theta, SGD(0.1))[0].sum())(random(7))
 
 
 def test_nan_is_not_hidden():
@@ -289,6 +312,27 @@ def test_less_exact_products():
     assert errors["tf32"] < 3e-3
     if DEVICE == "cuda":
         assert 1e-5 < errors["tf32"] < errors["bf16"] < 3e-2
+
+
+def test_tiles_shrink_until_they_fit(monkeypatch):
+    tiles = pytest.importorskip("pefll.ops.kernels.tiles")
+    assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 3)
+    monkeypatch.setattr(tiles, "_shared_memory", lambda _: 101_376)
+    assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 2)
+    for precision_, limit in (("tf32", 101_376), ("tf32x3", 101_376), ("tf32", 49_152), ("tf32x3", 20_000)):
+        monkeypatch.setattr(tiles, "_shared_memory", lambda _, limit=limit: limit)
+        rows, inner, stages = tiles.shrunk(random(1), 128, 128, 64, 4, precision_)
+        assert 4 * inner * (rows + 64) * (stages - 1) * (4 if precision_ == "tf32x3" else 3) // 3 <= limit
+        assert min(rows, inner) >= tiles.SMALLEST
+    monkeypatch.setattr(tiles, "_shared_memory", lambda _: 0)
+    assert tiles.shrunk(random(1), 128, 128, 64, 4, "tf32")[:2] == (16, 16)
+
+
+def test_kernels_can_be_switched_off(monkeypatch):
+    client_axis._runs_kernels.cache_clear()
+    monkeypatch.setenv("PEFLL_KERNELS", "0")
+    assert not client_axis._runs_kernels(torch.device("cuda"))
+    client_axis._runs_kernels.cache_clear()
 
 
 def test_a_round_with_kernels_is_the_serial_engines(monkeypatch):

@@ -246,9 +246,10 @@ class Federation:
 
     def take(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Return samples `rows` [b] as networks take them, [b, ...]."""
-        if self.normalise is not None and self.holds_images and client_axis.available(self._affine(dtype)[0]):
+        if self.normalise is not None and self.holds_images and self.x.is_contiguous():
             scale, shift = self._affine(dtype)
-            return client_axis.pixels(rows, self.x, scale, shift)
+            if client_axis.available(scale):
+                return client_axis.pixels(rows, self.x, scale, shift)
         # `index_select` copies whole samples where indexing would copy number by number.
         return self.prepare(self.x.index_select(0, rows), dtype)
 

@@ -119,13 +119,19 @@ def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
     # With the channels innermost, or, where something is pooled, in oneDNN's own layout: its pooling keeps no table of
     # 64-bit indices. That pooling passes over NaN, which torch's would hand on; but samples are finite, and weights
     # that are not are seen when a client replies with them.
-    opaque = any(block[-1] > 1 for block in blocks) and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    opaque = any(block[-1] > 1 for block in blocks) and _has_onednn()
     x = x.to_mkldnn() if opaque else _channels_last(x)
     for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
         x = F.conv2d(x, weight if opaque else _channels_last(weight), bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x
         x = F.relu(x) if relu else x
     return x.to_dense() if opaque else x
+
+
+def _has_onednn() -> bool:
+    """Whether torch was built with oneDNN, nobody has switched it off, and no autocast gives it another type."""
+    here: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return here and torch._C._get_mkldnn_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 def _channels_last(x: Tensor) -> Tensor:

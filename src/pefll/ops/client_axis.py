@@ -7,6 +7,8 @@ do not cover (other devices and types, grouped or dilated convolutions) is for `
 
 from __future__ import annotations
 
+import os
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -23,18 +25,41 @@ from pefll.ops.precision import products
 # size. Larger ones (a hypernetwork's last layer) are what cuBLAS is good at.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
+# Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
+MOST_ELEMENTS, MOST_SPREAD = 1 << 31, 1 << 22
+
 # Whether kernels also take tensors on a CPU, slowly, one program after another; for tests, with TRITON_INTERPRET=1.
 interpreted = False
 
 
-@cache
-def _compiled() -> bool:
-    return find_spec("triton") is not None
-
-
 def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether kernels take this tensor: of one type, on a CUDA device."""
-    return (x.is_cuda or interpreted) and x.dtype == dtype and _compiled()
+    """Return whether kernels take this tensor: of one type, on a CUDA device that can run them.
+
+    PEFLL_KERNELS=0 in the environment switches them off, and torch's own operations do everything.
+    """
+    if x.dtype != dtype:
+        return False
+    return _runs_kernels(x.device) if x.is_cuda else interpreted
+
+
+@cache
+def _runs_kernels(device: torch.device) -> bool:
+    """Try it once: Triton may be absent, the card or its software too old or another maker's, a compiler missing."""
+    wanted = os.environ.get("PEFLL_KERNELS", "1") != "0"
+    if not wanted or find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        from pefll.ops.kernels import pointwise
+
+        one = torch.ones(1, dtype=torch.int64, device=device)
+        pointwise.choose(one, one, 1, 1, 1, (1, 1))
+    except Exception as error:  # noqa: BLE001 - whatever it is, torch's own operations still work
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"Triton does not run here ({reason}); without its kernels rounds take longer", stacklevel=2)
+        return False
+    return True
 
 
 def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:
@@ -44,7 +69,9 @@ def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair,
     square = len(set(_both(stride))) == 1 and len(set(_both(padding))) == 1
     plain = _both(dilation) == (1, 1) and groups == 1
     # Tiles hold all positions of a pooling cell, and all pixels that one step of the cells moves over.
-    return square and plain and pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w[0, 0].numel() <= 64
+    fits = pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w[0, 0].numel() <= 64
+    small = 4 * pool**2 * w.numel() <= MOST_SPREAD and x.numel() // x.shape[1] * max(w.shape[:2]) < MOST_ELEMENTS
+    return square and plain and fits and small
 
 
 def multiplies(x: Tensor, w: Tensor) -> bool:
@@ -89,6 +116,8 @@ def _convolve_backward(
 
     s = _geometry(x, w, stride, padding, pool, relu)
     g = g.permute(0, 1, 3, 4, 2).contiguous()
+    # What every client shares is expanded by the vmap rule; kernels step through it client by client.
+    route = route.contiguous()
     dw, db = convolution.weight_gradient(g, route, x, s, products())
     if not wants_input:
         return x.new_empty((len(x), 0)), dw, db
@@ -115,7 +144,7 @@ def _linear_backward(
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
     from pefll.ops.kernels import linear
 
-    dx, dw, db = linear.backward(_rows(g), _packed(y), _rows(x), _packed(w), relu, wants_input, products())
+    dx, dw, db = linear.backward(_rows(g), y.contiguous(), _rows(x), _packed(w), relu, wants_input, products())
     return dx if wants_input else x.new_empty((len(x), 0)), dw, db
 
 
@@ -144,7 +173,7 @@ def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, T
 @custom_op("pefll::sgd", mutates_args=())
 def _sgd(
     theta: Tensor,
-    velocity: Tensor | None,
+    velocity: Tensor,
     gradient: Tensor,
     active: Tensor | None,
     lr: float,
@@ -157,7 +186,7 @@ def _sgd(
 
     at, along = _packed(theta), _packed(gradient)
     chosen = None if active is None else active.contiguous()
-    return pointwise.sgd(at, _maybe_packed(velocity), along, chosen, lr, momentum, decay, clip)
+    return pointwise.sgd(at, _packed(velocity), along, chosen, lr, momentum, decay, clip)
 
 
 @custom_op("pefll::pixels", mutates_args=())
@@ -244,7 +273,7 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 class _Once(torch.autograd.Function):
-    """A backward pass: it has no gradient of its own."""
+    """A backward pass, or a step along one: it has no gradient of its own."""
 
     generate_vmap_rule = True
 
@@ -254,7 +283,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise PefllError("the CUDA kernels have no second derivatives; use the serial engine for this method")
+        raise PefllError("the CUDA kernels have no second derivatives; set PEFLL_KERNELS=0, or use the serial engine")
 
 
 class _ConvolveBackward(_Once):
@@ -317,6 +346,20 @@ class _Linear(torch.autograd.Function):
         return dx if wants_input else None, dw, db if wants_bias else None, None
 
 
+class _CrossEntropyBackward(_Once):
+    @staticmethod
+    def forward(g: Tensor, gradient: Tensor, scores: Tensor) -> Tensor:
+        del scores  # here so that whoever differentiates again is told
+        return g * gradient
+
+
+class _SGD(_Once):
+    @staticmethod
+    def forward(theta: Tensor, velocity: Tensor, gradient: Tensor, active: Tensor | None, *numbers: Any) -> Any:
+        tensors = (None if part is None else part.unsqueeze(0) for part in (theta, velocity, gradient, active))
+        return tuple(part.squeeze(0) for part in _sgd(*tensors, *numbers))
+
+
 class _CrossEntropy(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -329,12 +372,11 @@ class _CrossEntropy(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[1])
+        ctx.save_for_backward(output[1], inputs[0])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return g * gradient, None, None
+        return _apply(_CrossEntropyBackward, g, *ctx.saved_tensors), None, None
 
 
 def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool) -> Tensor:
@@ -357,7 +399,7 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 def sgd(
     theta: Tensor,
-    velocity: Tensor | None,
+    velocity: Tensor,
     gradient: Tensor,
     active: Tensor | None,
     lr: float,
@@ -366,9 +408,8 @@ def sgd(
     clip: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity [D] after one step of SGD; see `pefll.methods.local_sgd.SGD`."""
-    tensors = (None if part is None else part.unsqueeze(0) for part in (theta, velocity, gradient, active))
-    new_theta, new_velocity = _sgd(*tensors, lr, momentum, decay, clip)
-    return new_theta.squeeze(0), new_velocity.squeeze(0)
+    result: tuple[Tensor, Tensor] = _apply(_SGD, theta, velocity, gradient, active, lr, momentum, decay, clip)
+    return result
 
 
 def adam(

@@ -6,7 +6,7 @@ the parts of two numbers give their float32 product to its last bits, so that `f
 
 from __future__ import annotations
 
-PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
+PRODUCTS = {"float64": "tf32x3", "float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 _current = "float32"
 
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.ops.geometry import Geometry
+from pefll.ops.kernels.tiles import shrunk, side
 
 BLOCKED = 255
 
@@ -41,14 +42,15 @@ def _spread(
 
 
 @triton.jit
-def _pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, VECTOR: tl.constexpr):
+def _pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.constexpr, VECTOR: tl.constexpr):
     """Return row and column in the window, and the offset in x, of the window's elements k = (wy, wx, ci)."""
     wy = k // (WW * CI)
     wx = (k // CI) % WW
     offset = wy * sx_h + wx * sx_w + (k % CI) * sx_k
     if VECTOR > 1:  # see _vector
-        wy = tl.max_constancy(wy, VECTOR)
-        wx = tl.max_constancy(wx, VECTOR)
+        if PAD > 0:  # then a group lies within one pixel
+            wy = tl.max_constancy(wy, VECTOR)
+            wx = tl.max_constancy(wx, VECTOR)
         offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
     return wy, wx, offset
 
@@ -66,9 +68,10 @@ def _forward(
     x, w, bias, y, route, B, sx_c, sx_b, sx_h, sx_w, sx_k, sb_c,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
-    PLACES: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
+    RELU: tl.constexpr, BIAS: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    PLACES: tl.constexpr = POOL * POOL
     client = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.arange(0, PLACES * BN)
@@ -79,11 +82,11 @@ def _forward(
     x += client * sx_c
     w += client * (POOL * POOL * CO * K)
     column = (place * CO + channel) * K
-    real = (place < POOL * POOL) & (channel < CO)
+    real = channel < CO
     total = tl.zeros([BM, PLACES * BN], tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
-        wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, VECTOR)
+        wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, PAD, VECTOR)
         inside = (b < B)[:, None] & (k < K)[None, :]
         if PAD > 0:
             jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
@@ -96,8 +99,6 @@ def _forward(
             total = tl.dot(a, f, total, input_precision=PRECISION)
     co = tl.program_id(1) * BN + tl.arange(0, BN)
     if PLACES > 1:
-        if PLACES > POOL * POOL:
-            total = tl.where((place < POOL * POOL)[None, :], total, float("-inf"))
         cells = tl.reshape(total, [BM, PLACES, BN])
         value = tl.max(cells, axis=1)
         winner = tl.argmax(cells, axis=1)
@@ -121,13 +122,14 @@ def _weight_gradient(
     x, g, route, partial, B, C, sx_c, sx_b, sx_h, sx_w, sx_k, ROWS: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
-    PLACES: tl.constexpr, ROUTED: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
+    ROUTED: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CO_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Write this program's share of the gradient of the spread weights.
 
     The bias is one more element of every window, which is 1: the row after the last is its gradient.
     """
+    PLACES: tl.constexpr = POOL * POOL
     k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
     first = (tl.program_id(0) % CO_BLOCKS) * BN
     co = first + tl.arange(0, BN)
@@ -136,7 +138,7 @@ def _weight_gradient(
     split = tl.program_id(1)
     client = tl.program_id(2).to(tl.int64)
     K: tl.constexpr = WH * WW * CI
-    wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, VECTOR)
+    wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, PAD, VECTOR)
     x += client * sx_c
     g += client * B * PH * PW * CO
     route += client * B * PH * PW * CO
@@ -165,7 +167,7 @@ def _weight_gradient(
             total = tl.dot(a, d, total, input_precision=PRECISION)
     partial += (split.to(tl.int64) * C + client) * ((K + 1) * POOL * POOL * CO)
     at = k[:, None] * (POOL * POOL * CO) + (place * CO + channel)[None, :]
-    real = (place < POOL * POOL) & (channel < CO)
+    real = channel < CO
     tl.store(partial + at, total, mask=(k <= K)[:, None] & real[None, :])
 
 
@@ -276,7 +278,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, preci
         w: [c, co, ci, kh, kw], each client's contiguous.
         bias: [c, co], or None.
         geometry: of the convolution.
-        precision: of products: ieee, tf32 or bf16.
+        precision: of products: tf32x3, tf32 or bf16.
     """
     s = geometry
     clients, samples = x.shape[:2]
@@ -285,14 +287,13 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, preci
     _spread[grid](w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=1024, num_warps=4)
     y = x.new_empty((clients, samples, s.ph, s.pw, s.co))
     route = torch.empty(y.shape if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
-    places = triton.next_power_of_2(s.pool**2)
     rows = samples * s.ph * s.pw
-    bm, bn, bk, warps, stages = _forward_tile(s, clients, rows)
+    bm, bn, bk, warps, stages = _forward_tile(s, x, precision)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.co, bn), clients)
     _forward[grid](
         x, spread, x if bias is None else bias, y, route, samples, *_strides(x),
         0 if bias is None else bias.stride(0), s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw,
-        s.pool, places, s.relu, bias is not None, _vector(x, s), precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
+        s.pool, s.relu, bias is not None, _vector(x, s), precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
     return y, route
@@ -310,9 +311,8 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     """
     s = geometry
     clients, samples = x.shape[:2]
-    places = triton.next_power_of_2(s.pool**2)
     window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
-    bm, bn, bk, warps, programs = _weight_tile(s, clients, rows)
+    bm, bn, bk, warps, programs = _weight_tile(s, x, precision)
     blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
     chunks = triton.cdiv(rows, bm)
     splits = max(1, min(chunks, triton.cdiv(programs, blocks * clients)))
@@ -323,7 +323,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     db = x.new_empty((clients, s.co))
     _weight_gradient[(blocks, splits, clients)](
         x, g, route, partial, samples, clients, *_strides(x), each * bm,
-        s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, places, s.routed,
+        s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, s.routed,
         _vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn),
         num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -350,7 +350,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     s = geometry
     clients, samples = g.shape[:2]
     dx = g.new_empty((clients, samples, s.h, s.w, s.ci))
-    bm, bn, bk, warps, stages, side = _input_tile(s, clients, samples)
+    bm, bn, bk, warps, stages, side = _input_tile(s, g, precision)
     step = s.stride * s.pool
     first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
     last = (side - 1 + s.padding) // step
@@ -369,32 +369,34 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     return dx
 
 
-def _side(size: int, most: int = 64) -> int:
-    """Return the side of a tile over `size` channels: a power of two that tensor cores take."""
-    return min(most, max(16, triton.next_power_of_2(size)))
-
-
 # Sizes of tiles (rows, channels, inner), warps and stages, as measured best on an H200 for the paper's LeNet with 5 and
-# with 50 clients. They change results only by rounding; a weight gradient's sum is split by the number of clients.
+# with 50 clients, and shrunk where a card has less shared memory. They change results only by rounding; a weight
+# gradient's sum is split by the number of clients.
 
 
-def _forward_tile(s: Geometry, clients: int, rows: int) -> tuple[int, int, int, int, int]:
-    places = triton.next_power_of_2(s.pool**2)
+def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
+    clients, rows = len(x), x.shape[1] * s.ph * s.pw
     inner = s.wh * s.ww * s.ci
-    rows_at_once = 128 if inner <= 128 or clients * rows >= 128 * 264 else 64
-    return rows_at_once, _side(s.co, max(16, 64 // places)), 32 if inner > 128 else _side(inner, 128), 4, 3
+    at_once = 128 if inner <= 128 or clients * rows >= 128 * 264 else 64
+    channels = side(s.co, max(16, 64 // s.pool**2))
+    deep, stages = (side(inner, 128), 1) if inner <= 128 else (32, 3)
+    at_once, deep, stages = shrunk(x, at_once, deep, s.pool**2 * channels, stages, precision)
+    return at_once, channels, deep, 4, stages
 
 
-def _weight_tile(s: Geometry, clients: int, rows: int) -> tuple[int, int, int, int, int]:
-    places = triton.next_power_of_2(s.pool**2)
-    inner = _side(s.wh * s.ww * s.ci + 1, 128)
-    many = clients * rows >= 32 * 264 * 4
-    return 32 if many else 128, _side(s.co, max(16, 64 // places)), inner, 4 if many else 8, 4 * 132
+def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
+    many = len(x) * x.shape[1] * s.ph * s.pw >= 32 * 264 * 4
+    channels = side(s.co, max(16, 64 // s.pool**2))
+    deep, at_once = side(s.wh * s.ww * s.ci + 1, 128), 32 if many else 128
+    deep, at_once, _ = shrunk(x, deep, at_once, s.pool**2 * channels, 1, precision)
+    return at_once, channels, deep, 4 if many else 8, 4 * 132
 
 
-def _input_tile(s: Geometry, clients: int, samples: int) -> tuple[int, int, int, int, int, int]:
-    side = s.stride * s.pool
-    return 64, _side(s.ci, max(16, 64 // side**2)), _side(s.co, 32), 4, 2, side
+def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, int, int, int]:
+    step = s.stride * s.pool
+    channels = side(s.ci, max(16, 64 // step**2))
+    at_once, deep, stages = shrunk(g, 64, side(s.co, 32), step**2 * channels, 2, precision)
+    return at_once, channels, deep, 4, stages, step
 
 
 def _strides(x: Tensor) -> tuple[int, int, int, int, int]:

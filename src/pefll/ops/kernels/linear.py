@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_SAMPLES = 128  # of a batch that the backward kernel holds at once
+from pefll.ops.kernels.tiles import shrunk, side
 
 
 @triton.jit
@@ -87,12 +87,12 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool, precision: st
         w: [c, o, i], each client's contiguous.
         bias: [c, o], or None.
         relu: whether ReLU follows.
-        precision: of products: ieee, tf32 or bf16.
+        precision: of products: tf32x3, tf32 or bf16.
     """
     clients, samples, inputs = x.shape
     outputs = w.shape[1]
     y = x.new_empty((clients, samples, outputs))
-    bb, bo, bi, warps, stages = _forward_tile(clients, samples, inputs, outputs)
+    bb, bo, bi, warps, stages = _forward_tile(x, outputs, precision)
     grid = (triton.cdiv(outputs, bo), triton.cdiv(samples, bb), clients)
     _forward[grid](
         x, w, x if bias is None else bias, y, samples, x.stride(0), x.stride(1), w.stride(0),
@@ -110,7 +110,7 @@ def backward(
     Args:
         g: of the output, [c, b, o], outputs of a sample contiguous.
         y: the output, [c, b, o], contiguous; looked at only with ReLU.
-        x: [c, b, i], inputs of a sample contiguous; b is at most MOST_SAMPLES.
+        x: [c, b, i], inputs of a sample contiguous; all of a client's samples are held at once.
         w: [c, o, i], each client's contiguous.
         relu: whether ReLU followed.
         wants_input: whether the gradient of x is needed.
@@ -121,7 +121,7 @@ def backward(
     dx = x.new_empty((clients, samples, inputs) if wants_input else (0,))
     dw = x.new_empty((clients, outputs, inputs))
     db = x.new_empty((clients, outputs))
-    bo, bi, warps, stages = _backward_tile(clients, samples, inputs, outputs)
+    bo, bi, warps, stages = _backward_tile(x, outputs)
     grid = (triton.cdiv(inputs, bi), clients)
     _backward[grid](
         g, y, x, w, dx, dw, db, samples, g.stride(0), g.stride(1), x.stride(0), x.stride(1), w.stride(0),
@@ -132,19 +132,17 @@ def backward(
     return dx, dw, db
 
 
-def _side(size: int, most: int) -> int:
-    """Return the side of a tile: a power of two that tensor cores take."""
-    return min(most, max(16, triton.next_power_of_2(size)))
+# Sizes of tiles (samples, outputs, inputs), warps and stages; see pefll.ops.kernels.convolution.
 
 
-# Sizes of tiles, warps and stages.
-
-
-def _forward_tile(clients: int, samples: int, inputs: int, outputs: int) -> tuple[int, int, int, int, int]:
+def _forward_tile(x: Tensor, outputs: int, precision: str) -> tuple[int, int, int, int, int]:
+    clients, samples, inputs = x.shape
     many = clients * outputs > 16 * 264
-    return _side(samples, 64), 32 if many else 16, _side(inputs, 128), 2 if many else 4, 4 if many else 3
+    wide = 32 if many else 16
+    at_once, deep, stages = shrunk(x, side(samples, 64), side(inputs, 128), wide, 4 if many else 3, precision)
+    return at_once, wide, deep, 2 if many else 4, stages
 
 
-def _backward_tile(clients: int, samples: int, inputs: int, outputs: int) -> tuple[int, int, int, int]:
-    many = clients * inputs > 64 * 132
-    return 16 if many else _side(outputs, 64), 128 if many else 32, 4, 2
+def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
+    many = x.shape[0] * x.shape[2] > 64 * 132
+    return 16 if many else side(outputs, 64), 128 if many else 32, 4, 2

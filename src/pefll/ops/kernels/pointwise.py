@@ -57,7 +57,7 @@ def _squares(g, partial, sg_c, D: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.
 @triton.jit
 def _sgd(
     theta, velocity, g, partial, active, new_theta, new_velocity, D, st_c, sv_c, sg_c, lr, momentum, decay, clip,
-    CLIP: tl.constexpr, FIRST: tl.constexpr, MASKED: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+    CLIP: tl.constexpr, MASKED: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -68,9 +68,7 @@ def _sgd(
         scale = clip / (norm + 1e-6)
         d *= tl.where(scale >= 1.0, 1.0, scale)  # NaN stays NaN
     t = tl.load(theta + client * st_c + at, mask=there, other=0.0)
-    v = d + decay * t
-    if not FIRST:
-        v += momentum * tl.load(velocity + client * sv_c + at, mask=there, other=0.0)
+    v = momentum * tl.load(velocity + client * sv_c + at, mask=there, other=0.0) + d + decay * t
     change = lr * v
     if MASKED:
         change = tl.where(tl.load(active + client) != 0, change, 0.0)
@@ -172,7 +170,7 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 def sgd(
     theta: Tensor,
-    velocity: Tensor | None,
+    velocity: Tensor,
     gradient: Tensor,
     active: Tensor | None,
     lr: float,
@@ -184,7 +182,7 @@ def sgd(
 
     Args:
         theta: [c, D], each client's contiguous.
-        velocity: [c, D], likewise; None before the first step.
+        velocity: [c, D], likewise.
         gradient: [c, D], likewise.
         active: bool [c], which clients take the step; None for all.
         lr: learning rate.
@@ -197,11 +195,10 @@ def sgd(
     partial = theta.new_empty((clients, _SHARES) if clip is not None else (1,))
     if clip is not None:
         _squares[(_SHARES, clients)](gradient, partial, gradient.stride(0), size, _SHARES, _BLOCK, num_warps=4)
-    v = gradient if velocity is None else velocity
     _sgd[(triton.cdiv(size, _BLOCK), clients)](
-        theta, v, gradient, partial, theta if active is None else active, new_theta, new_velocity, size,
-        theta.stride(0), v.stride(0), gradient.stride(0), lr, momentum, decay, 0.0 if clip is None else clip,
-        CLIP=clip is not None, FIRST=velocity is None, MASKED=active is not None, SHARES=_SHARES, BLOCK=_BLOCK,
+        theta, velocity, gradient, partial, theta if active is None else active, new_theta, new_velocity, size,
+        theta.stride(0), velocity.stride(0), gradient.stride(0), lr, momentum, decay, 0.0 if clip is None else clip,
+        CLIP=clip is not None, MASKED=active is not None, SHARES=_SHARES, BLOCK=_BLOCK,
         num_warps=4,
     )  # fmt: skip
     return new_theta, new_velocity

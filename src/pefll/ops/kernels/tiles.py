@@ -1,0 +1,43 @@
+"""Sizes of tiles that tensor cores take and that fit into a card's shared memory."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+SMALLEST = 16  # side of a tile that tensor cores take
+
+
+def side(size: int, most: int) -> int:
+    """Return the side of a tile over `size` numbers: a power of two, at most `most`."""
+    return min(most, max(SMALLEST, triton.next_power_of_2(size)))
+
+
+def shrunk(like: Tensor, rows: int, inner: int, columns: int, stages: int, precision: str) -> tuple[int, int, int]:
+    """Return rows, inner side and stages of a product's tiles, made smaller until they fit into shared memory.
+
+    A product holds [rows, inner] and [inner, columns] for every stage that is loaded ahead; three products of parts
+    take a third more.
+    """
+    limit = _shared_memory(like.device)
+    while True:
+        need = 4 * inner * (rows + columns) * max(1, stages - 1)
+        if need * (4 if precision == "tf32x3" else 3) // 3 <= limit:
+            return rows, inner, stages
+        if stages > 2:
+            stages = 2
+        elif max(rows, inner) > SMALLEST:
+            rows, inner = (rows // 2, inner) if rows >= inner else (rows, inner // 2)
+        else:
+            return rows, inner, stages
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Return how many bytes of shared memory a program may have; in the interpreter as many as it likes."""
+    if device.type != "cuda":
+        return 1 << 30
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 1 << 16))
