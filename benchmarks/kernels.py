@@ -121,7 +121,7 @@ def main() -> None:
         device = pick_device("cuda")
     except PefllError:
         parser.error("this needs a CUDA device, and torch sees none here")
-    settings = TorchSettings.take(options.precision)
+    TorchSettings.of_engines(options.precision).set()
     console, rows = Console(), []
     for clients in (5, 50):
         for name, operation in track(operations(clients).items(), f"{clients} clients", console=console):
@@ -131,7 +131,6 @@ def main() -> None:
             turns = [(microseconds(ours), microseconds(theirs)) for _ in range(options.turns)]
             one, other = (statistics.median(times) for times in zip(*turns, strict=True))
             rows.append({"clients": clients, "operation": name, "ours_us": round(one, 2), "torch_us": round(other, 2)})
-    settings.give_back()
     table = Table("clients", "operation", "ours, us", "torch, us", "times as fast")
     for row in rows:
         ratio = row["torch_us"] / row["ours_us"]

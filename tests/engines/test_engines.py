@@ -249,6 +249,25 @@ def test_engines_give_torch_its_settings_back():
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
 
+def test_the_last_engine_to_close_gives_the_settings_back():
+    torch.set_num_threads(2)
+    federation = small(FEATURES)
+    learner = build_method("fedavg", problem_of(federation), {})
+    first, second = (VectorEngine(federation, learner, seed=0, clients_per_round=2, precision="tf32") for _ in "ab")
+    with pytest.raises(PefllError, match="an engine with precision tf32 is open"):
+        VectorEngine(federation, learner, seed=0, clients_per_round=2)
+    first.close()
+    first.close()  # closing twice is closing once
+    assert torch.get_num_threads() == 1
+    assert products() == PRODUCTS["tf32"]
+    second.close()
+    assert torch.get_num_threads() == 2
+    assert products() == PRODUCTS["float32"]
+    forgotten = VectorEngine(federation, learner, seed=0, clients_per_round=2, precision="tf32")
+    del forgotten
+    VectorEngine(federation, learner, seed=0, clients_per_round=2).close()
+
+
 def test_engines_give_torch_its_threads_back():
     torch.set_num_threads(2)
     federation = small(FEATURES)
@@ -344,6 +363,18 @@ def forget_coverage(processes) -> None:
 
 def gone(engine_processes) -> bool:
     return all(not process.is_alive() for process in engine_processes)
+
+
+def test_replies_to_a_call_that_failed_are_not_taken_for_those_to_the_next():
+    engine = troubled("sentence", 2)
+    server = engine.start()
+    with pytest.raises(PefllError, match="something to say"):
+        engine.advance(server, 0, 1)
+    ids = np.array([0, 2, 3, 4])
+    (reply,) = (cohort.run(engine.method.predict, each(server.theta.expand(4, -1)), split=0)
+                for _, cohort in engine.cohorts(ids))  # fmt: skip
+    assert reply.samples.tolist() == engine.federation.count[0, ids].tolist()
+    engine.close()
 
 
 def test_a_worker_that_dies_at_work_gives_a_sentence_and_no_hang():

@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +98,7 @@ class DoorCohort:
 
 
 class TorchSettings(NamedTuple):
-    """Process-wide settings of torch that an engine changes while it is open."""
+    """Process-wide settings of torch that engines change while any of them is open."""
 
     threads: int
     flush_denormal: bool
@@ -106,8 +107,19 @@ class TorchSettings(NamedTuple):
     products: str
 
     @classmethod
-    def take(cls, precision: str = "float32") -> TorchSettings:
-        """Set them for an engine and return what they were.
+    def now(cls) -> TorchSettings:
+        """Return them as they are."""
+        return cls(
+            torch.get_num_threads(),
+            _flushes_denormal(),
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+            of_products.current(),
+        )
+
+    @classmethod
+    def of_engines(cls, precision: str) -> TorchSettings:
+        """Return what engines of a precision want.
 
         One thread a process: clients are small, and sums of several threads would not repeat on machines with other
         numbers of cores. Numbers below 1e-38, which a CPU computes a hundred times slower than others, become 0. TF32
@@ -117,28 +129,45 @@ class TorchSettings(NamedTuple):
             precision: of products on a GPU: float32, tf32 or bf16 (which torch's own operations take for tf32).
         """
         tensor_cores = precision in ("tf32", "bf16")
-        before = cls(
-            torch.get_num_threads(),
-            _flushes_denormal(),
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
-            of_products.use(precision),
-        )
-        cls(1, True, tensor_cores, tensor_cores, precision)._set()
-        keep_freed_memory(True)
-        return before
+        return cls(1, True, tensor_cores, tensor_cores, precision)
 
-    def give_back(self) -> None:
-        """Set torch to these values, and let freed memory go."""
-        self._set()
-        keep_freed_memory(False)
-
-    def _set(self) -> None:
+    def set(self) -> None:
+        """Set torch to these values."""
         torch.set_num_threads(self.threads)
         torch.set_flush_denormal(self.flush_denormal)
         torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
         torch.backends.cudnn.allow_tf32 = self.convolution_tf32
         of_products.use(self.products)
+
+
+class EngineSettings:
+    """The settings while engines are open: the first one sets them, the last one gives torch its own back."""
+
+    _found: ClassVar[TorchSettings | None] = None
+    _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts as long as somebody has it
+
+    @classmethod
+    def take(cls, engine: object, precision: str = "float32") -> None:
+        """Set torch for an engine; raise PefllError where one that is open needs other settings."""
+        if cls._open and of_products.current() != precision:
+            raise PefllError(
+                f"an engine with precision {of_products.current()} is open, so another cannot have {precision}; close "
+                "it first, or train runs of different precision one after another"
+            )
+        if cls._found is None:
+            cls._found = TorchSettings.now()
+        cls._open.add(engine)
+        TorchSettings.of_engines(precision).set()
+        keep_freed_memory(True)
+
+    @classmethod
+    def give_back(cls, engine: object) -> None:
+        """Note that an engine was closed; after the last one, torch is as it was before the first."""
+        cls._open.discard(engine)
+        if not cls._open and cls._found is not None:
+            cls._found.set()
+            cls._found = None
+            keep_freed_memory(False)
 
 
 def _flushes_denormal() -> bool:

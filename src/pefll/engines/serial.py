@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import Federation
-from pefll.engines.cohort import DoorCohort, Ids, Ledger, TorchSettings, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.cohort import DoorCohort, EngineSettings, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
 from pefll.engines.later import Clock, Later
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
@@ -77,7 +77,7 @@ class SerialEngine:
         self.device = torch.device("cpu")
         self.ledger = Ledger()
         self.workers: Workers | None = Workers(self.run_here, method, processes) if processes > 1 else None
-        self._settings = TorchSettings.take()
+        EngineSettings.take(self)
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
@@ -118,7 +118,7 @@ class SerialEngine:
         if self.workers is not None:
             self.workers.close()
             self.workers = None
-        self._settings.give_back()
+        EngineSettings.give_back(self)
 
     def cast(self, value: Tensor) -> Tensor:
         """Return a value in the engine's precision."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import Federation
-from pefll.engines.cohort import DoorCohort, Ids, Ledger, TorchSettings, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.cohort import DoorCohort, EngineSettings, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
 from pefll.engines.later import Clock, Later
 from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, leaves, map_tree
@@ -22,6 +22,7 @@ from pefll.tree import Tree, leaves, map_tree
 # models of about this many parameters.
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
 PARAMETERS_AT_ONCE = 1 << 28
+CLIENTS_AT_ONCE = 65_535  # as many as a grid of CUDA programs has along its second axis
 
 
 @dataclass(eq=False, kw_only=True)
@@ -99,7 +100,7 @@ class VectorEngine:
             # that work at the same time must not share it.
             self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self.pool = torch.cuda.graph_pool_handle()
-        self._settings = TorchSettings.take(precision)
+        EngineSettings.take(self, precision)
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
@@ -136,15 +137,18 @@ class VectorEngine:
         return _Recorded(self, function) if self.stream is not None else function
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Make the engine's own stream the current one, on a GPU."""
-        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
+        """Make the engine's own stream the current one, on a GPU; what was begun before the turn comes first."""
+        if self.stream is None:
+            return nullcontext()
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.stream)
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, VectorCohort]]:
         """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
         widths = self._counts[:, clients].max(axis=0)
         by_width = np.argsort(widths, kind="stable")[::-1]
         order, widths = clients[by_width], widths[by_width]
-        most = max(1, PARAMETERS_AT_ONCE // self.method.problem.model.size)
+        most = min(CLIENTS_AT_ONCE, max(1, PARAMETERS_AT_ONCE // self.method.problem.model.size))
         start = 0
         while start < len(order):
             stop = start + min(most, max(1, SAMPLES_AT_ONCE[self.device.type] // max(1, int(widths[start]))))
@@ -156,7 +160,7 @@ class VectorEngine:
     def close(self) -> None:
         """Free the graph and give torch its settings back."""
         self._graph = None
-        self._settings.give_back()
+        EngineSettings.give_back(self)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
         cohort = self._cohort(self._sample(t), t, self.ledger)
@@ -216,6 +220,7 @@ class _RoundGraph:
         for mine, given in zip(leaves(self.server), leaves(server), strict=True):
             if mine.data_ptr() != given.data_ptr():
                 mine.copy_(given)
+                self.bad.fill_(-1)  # it may be another state than one that diverged
         self.t.fill_(first)
         for _ in range(rounds):
             self.graph.replay()

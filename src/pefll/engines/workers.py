@@ -7,13 +7,15 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
 import torch
 
-from pefll.engines.cohort import Ids, TorchSettings
+from pefll.engines.cohort import Ids, TorchSettings, keep_freed_memory
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method
@@ -64,27 +66,41 @@ class Workers:
         """
         kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
         shares = np.array_split(np.arange(len(ids)), min(len(ids), SHARES * len(self._pipes)))
-        waiting = list(enumerate(shares))[::-1]
+
+        def message(share: Ids) -> bytes:
+            part = slice(int(share[0]), int(share[-1]) + 1)
+            values = [
+                map_tree(lambda leaf: leaf[part], argument.value) if isinstance(argument, Each) else argument.value
+                for argument in arguments
+            ]
+            header = {"task": task, "ids": ids[share].tolist(), "round": round_, "kinds": kinds, "static": static}
+            return pack(*values, **header)
+
+        replies = self._hand_out([partial(message, share) for share in shares])
+        return map_tree(lambda *parts: torch.cat(parts), *replies)
+
+    def _hand_out(self, messages: list[Callable[[], bytes]]) -> list[Tree]:
+        """Send each message to the next process that is free, and return the replies in the messages' order."""
+        waiting = list(enumerate(messages))[::-1]
         replies: dict[int, Tree] = {}
         at_work: dict[Connection, int] = {}
         idle = list(self._pipes)
-        while waiting or at_work:
-            for pipe in idle[: len(waiting)]:
-                place, share = waiting.pop()
-                part = slice(int(share[0]), int(share[-1]) + 1)
-                values = [
-                    map_tree(lambda leaf, part=part: leaf[part], argument.value)
-                    if isinstance(argument, Each)
-                    else argument.value
-                    for argument in arguments
-                ]
-                header = {"task": task, "ids": ids[share].tolist(), "round": round_, "kinds": kinds, "static": static}
-                self._send(pipe, pack(*values, **header))
-                at_work[pipe] = place
-            idle = [pipe for pipe in wait(list(at_work)) if isinstance(pipe, Connection)]
-            for pipe in idle:
-                replies[at_work.pop(pipe)] = self._receive(pipe)
-        return map_tree(lambda *parts: torch.cat(parts), *(replies[place] for place in range(len(shares))))
+        try:
+            while waiting or at_work:
+                for pipe in idle[: len(waiting)]:
+                    place, message = waiting.pop()
+                    self._send(pipe, message())
+                    at_work[pipe] = place
+                idle = [pipe for pipe in wait(list(at_work)) if isinstance(pipe, Connection)]
+                for pipe in idle:
+                    place = at_work.pop(pipe)
+                    replies[place] = self._receive(pipe)
+        except Exception:
+            for pipe in at_work:  # a reply to this call must not be taken for one to the next
+                with suppress(EOFError, OSError):
+                    pipe.recv_bytes()
+            raise
+        return [replies[place] for place in range(len(messages))]
 
     def close(self) -> None:
         """End the processes."""
@@ -127,7 +143,8 @@ def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, met
     # gone, however it went, the pipe ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    TorchSettings.take()
+    TorchSettings.of_engines("float32").set()
+    keep_freed_memory(True)
     kinds: dict[str, Callable[[Tree], Everyone | Each]] = {"each": Each, "everyone": Everyone}
     while True:
         try:

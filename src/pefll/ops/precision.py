@@ -17,6 +17,11 @@ def use(precision: str) -> str:
     return before
 
 
+def current() -> str:
+    """Return the precision that kernels multiply with."""
+    return _current
+
+
 def products() -> str:
     """Return how kernels are to multiply, in Triton's words."""
     return PRODUCTS[_current]
