@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import torch
+
 from pefll.errors import PefllError
 
 T = TypeVar("T")
@@ -64,6 +66,11 @@ def take_turns(jobs: Sequence[Job]) -> list[Any]:
                         outcomes[place] = end.value
                     except (PefllError, Stopped) as error:
                         outcomes[place] = error
+                    except torch.OutOfMemoryError:
+                        outcomes[place] = PefllError(
+                            "the GPU's memory is full: train fewer seeds at once, or fewer clients a round; "
+                            "`--resume` goes on from the last checkpoint"
+                        )
     finally:
         for job in jobs:  # where one broke down or Ctrl-C came twice, the others put down what they hold
             job.turns.close()
