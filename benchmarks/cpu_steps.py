@@ -148,7 +148,7 @@ def main() -> None:
     for _ in range(turns):
         for contestant in contestants.values():
             contestant.take_turn()
-    table = Table("", "client steps a CPU second", "against the loop", "a second", "against 1 process", "best")
+    table = Table("", "steps a CPU second", "× loop", "a second", "× 1 process", "best")
     base = contestants["plain PyTorch loop"]
     for name, one in contestants.items():
         many = "2 processes" in name or "two runs" in name
