@@ -31,6 +31,12 @@ SETTINGS = {
     "pefll": {"local_steps": 3, "batch_size": 4, "descriptor_batch": 4, "descriptor_size": 5, "hypernetwork": "S"},
     "fedavg": {"local_steps": 3, "batch_size": 4},
     "local": {"epochs": 2, "batch_size": 4},
+    "per-fedavg": {"variant": "hf", "batch_size": 4, "personal_steps": 2},
+    "fedrep": {"head_epochs": 2, "new_epochs": 3, "batch_size": 4},
+    "pfedme": {"local_rounds": 3, "new_epochs": 2, "batch_size": 4},
+    "knn-per": {"local_steps": 3, "batch_size": 4, "few_neighbours": 2, "many_neighbours": 4, "scale": 3.0},
+    "pfedhn": {"local_steps": 3, "batch_size": 4, "embedding_size": 5, "hypernetwork": "S", "new_rounds": 3},
+    "pefll-prior": {"local_steps": 3, "batch_size": 4, "descriptor_size": 5, "hypernetwork": "S"},
 }
 LENET, CNN, FEATURES = (1, 16, 16), (2, 8, 8), (6,)
 CASES = [
@@ -44,6 +50,8 @@ CASES = [
     ("fedavg", "mlp", FEATURES, ""),
     ("local", "cnn", CNN, ""),
     ("local", "mlp", FEATURES, ""),
+    *((name, "mlp", FEATURES, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
+    *((name, "cnn", CNN, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
 ]
 
 

@@ -9,12 +9,43 @@ from typing import Any
 from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Method, Problem
 from pefll.methods.fedavg import FedAvg
+from pefll.methods.fedrep import FedRep
+from pefll.methods.knn_per import KNNPer
 from pefll.methods.local import Local
 from pefll.methods.pefll import PeFLL
+from pefll.methods.pefll_prior import PeFLLPrior
+from pefll.methods.per_fedavg import PerFedAvg
+from pefll.methods.pfedhn import PFedHN
+from pefll.methods.pfedme import PFedMe
 
-__all__ = ["METHODS", "FedAvg", "Local", "PeFLL", "Problem", "build_method", "hyperparameters", "typed_settings"]
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "FedRep",
+    "KNNPer",
+    "Local",
+    "PFedHN",
+    "PFedMe",
+    "PeFLL",
+    "PeFLLPrior",
+    "PerFedAvg",
+    "Problem",
+    "build_method",
+    "hyperparameters",
+    "typed_settings",
+]
 
-METHODS: dict[str, Callable[..., Method[Any]]] = {"pefll": PeFLL, "fedavg": FedAvg, "local": Local}
+METHODS: dict[str, Callable[..., Method[Any]]] = {
+    "pefll": PeFLL,
+    "pefll-prior": PeFLLPrior,
+    "pfedhn": PFedHN,
+    "knn-per": KNNPer,
+    "pfedme": PFedMe,
+    "fedrep": FedRep,
+    "per-fedavg": PerFedAvg,
+    "fedavg": FedAvg,
+    "local": Local,
+}
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
