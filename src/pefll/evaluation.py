@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
 from torch.utils.flop_counter import FlopCounterMode
 
 from pefll.data.federation import SPLITS, Federation

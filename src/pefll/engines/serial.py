@@ -173,9 +173,7 @@ class SerialEngine:
         drawn = sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round)
         return drawn.numpy()
 
-    def _cohort(
-        self, ids: Ids, t: int, ledger: Ledger, trains: bool = True, is_new: bool = False
-    ) -> SerialCohort:
+    def _cohort(self, ids: Ids, t: int, ledger: Ledger, trains: bool = True, is_new: bool = False) -> SerialCohort:
         chosen = torch.from_numpy(np.array(ids, dtype=np.int64))
         return SerialCohort(
             size=len(ids), ids=chosen, is_new=is_new, ledger=ledger, engine=self, round=t, trains=trains

@@ -163,9 +163,7 @@ class KNNPer:
     def shares(self, memory: Memory, features: Tensor, allowed: Tensor) -> list[Tensor]:
         """Return the share of each class among few and among many neighbours, each [b, C]."""
         counts = (self.few_neighbours, self.many_neighbours)
-        return neighbour_shares(
-            features, memory.bank, memory.labels, allowed, counts, self.problem.classes, self.scale
-        )
+        return neighbour_shares(features, memory.bank, memory.labels, allowed, counts, self.problem.classes, self.scale)
 
     def keep_memory(self, client: Client, theta: Tensor) -> Own:
         """Make the memory for good; it stays with the client."""

@@ -32,7 +32,7 @@ class PeFLLPrior(PeFLL):
     tau: float = 1.0
     epsilon: float = 1e-3
 
-    uses_labels: ClassVar[bool] = True  # type: ignore[misc]
+    uses_labels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class PeFLLPrior(PeFLL):
 
     def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
         """θ = h(v; η_h), with τ log(p + ε) added to the output bias: [c, D] from descriptors [c, l + C]."""
-        v, p = v.split([self.descriptor, self.problem.classes], dim=1)
+        v, p = torch.split(v, [self.descriptor, self.problem.classes], dim=1)
         start, stop = self.bias
         prior = self.tau * (p + self.epsilon).log()
         return super().generate(server, eta_h, v) + F.pad(prior, (start, self.problem.model.size - stop))

@@ -141,7 +141,7 @@ class PFedHN:
             theta, pullback = vjp(lambda at: self.h(server.hypernetwork, at), v)  # type: ignore[misc]
             (d_v,) = pullback(cohort.run(self.adapt, each(theta), exchange=exchange))
             # Each client's step is its own, as it would be if the others were not there.
-            v, velocity = torch.vmap(lambda *one: sgd_step(*one, sgd))(v, velocity, d_v)
+            v, velocity = torch.vmap(lambda at, speed, along: sgd_step(at, speed, along, sgd))(v, velocity, d_v)
         return v
 
     def descriptors(self, server: Server, cohort: Cohort) -> None:

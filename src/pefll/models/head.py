@@ -41,15 +41,18 @@ class Head:
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return body [B] and head [h] of a model [D]."""
         parts = torch.split(theta, self._sizes)
-        inside, outside = ([part for part, is_in in zip(parts, self._inside, strict=True) if is_in == kind]
-                           for kind in (True, False))
+        inside, outside = (
+            [part for part, is_in in zip(parts, self._inside, strict=True) if is_in == kind] for kind in (True, False)
+        )
         empty = theta.new_empty(0)
         return torch.cat([empty, *outside]), torch.cat([empty, *inside])
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
         """Return the model [D] of a body [B] and a head [h]."""
-        sizes = {kind: [s for s, is_in in zip(self._sizes, self._inside, strict=True) if is_in == kind]
-                 for kind in (True, False)}
+        sizes = {
+            kind: [s for s, is_in in zip(self._sizes, self._inside, strict=True) if is_in == kind]
+            for kind in (True, False)
+        }
         inside, outside = iter(torch.split(head, sizes[True])), iter(torch.split(body, sizes[False]))
         return torch.cat([next(inside if is_in else outside) for is_in in self._inside])
 
@@ -95,7 +98,9 @@ def last_linear(module: nn.Module) -> str:
         return ""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     try:
-        calls = [str(node.target) for node in fx.Tracer().trace(copy.deepcopy(module)).nodes if node.op == "call_module"]
+        calls = [
+            str(node.target) for node in fx.Tracer().trace(copy.deepcopy(module)).nodes if node.op == "call_module"
+        ]
     except Exception:  # noqa: BLE001 - whatever code a user has written
         calls = names
     called = [name for name in calls if name in names]

@@ -74,7 +74,5 @@ class NeighbourModel(nn.Module):
         theta = torch.cat([parameter.reshape(-1) for parameter in self.network.parameters()])
         allowed = torch.ones(len(self.bank), dtype=torch.bool, device=self.bank.device)
         features = self._head.features(theta, x)
-        (shares,) = neighbour_shares(
-            features, self.bank, self.labels, allowed, (s["count"],), s["classes"], s["scale"]
-        )
+        (shares,) = neighbour_shares(features, self.bank, self.labels, allowed, (s["count"],), s["classes"], s["scale"])
         return mixed(self.network(x).softmax(dim=1), shares, s["weight"])
