@@ -250,15 +250,25 @@ def cost_of_new_client(federation: Federation, method: Method[Any], server: Any,
         ((_, cohort),) = engine.cohorts(np.array([client]))
         weighed = _Weighed(cohort.anew())
         with torch.no_grad():
-            method.personalize(state, weighed)  # once before the clock starts: a first call is always slow
+            _personalise(method, state, weighed)  # before the clock starts: a first call is always slow
             began = time.perf_counter()
-            personal = method.personalize(state, cohort)
+            personal = _personalise(method, state, cohort)
             seconds = time.perf_counter() - began
     finally:
         engine.close()
-    delivery = cohort.bytes_to_send(each(personal))
+    delivery = 0 if personal is None else cohort.bytes_to_send(each(personal))
     spent = cohort.ledger
     return Cost(spent.exchanges + (delivery > 0), spent.down + delivery, spent.up, weighed.flops, seconds)
+
+
+def _personalise(method: Method[Any], server: Any, cohort: Any) -> Tree | None:
+    """Make the model of one client; return it, or None where the method has brought it to the client itself."""
+    personal = method.personalize(server, cohort)
+    make = getattr(method, "personal_module", None)
+    if make is None:
+        return personal
+    make(cohort, personal)
+    return None
 
 
 class _Weighed:

@@ -161,7 +161,7 @@ def fit(
 
     Args:
         federation: who has what.
-        method: pefll, fedavg or local.
+        method: a key of `pefll.METHODS`, or package.module:Class, one of your own.
         model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
         rounds: of training.

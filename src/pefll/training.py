@@ -166,7 +166,7 @@ def evaluated_share(engine: Engine, method: Method[Any], config: Config) -> floa
     if config.eval_clients:
         return config.eval_clients / federation.num_clients
     owned = float(federation.count[: VALIDATION + 1].sum())
-    of_client = float(federation.count[TRAIN].sum()) / federation.num_clients
+    of_client = owned / federation.num_clients
     samples = method.local_epochs * of_client or method.local_steps * float(method.batch_size or of_client)
     trained: float = config.eval_every * engine.clients_per_round * samples
     return min(1.0, 0.25 * trained / owned)

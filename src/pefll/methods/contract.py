@@ -126,7 +126,9 @@ class Score(NamedTuple):
 class Method(Protocol[State]):
     """A federated learning algorithm: a frozen dataclass whose fields are its hyper-parameters.
 
-    Functions that run on clients take a `Client` first and are written for one client.
+    Functions that run on clients take a `Client` first and are written for one client. A method whose personal models
+    are more than the network with other weights also has `personal_module(cohort, theta)`, which returns the model of
+    the one client of a cohort as an `nn.Module`; see `knn_per`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

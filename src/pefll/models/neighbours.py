@@ -30,13 +30,14 @@ def neighbour_shares(
     Returns:
         [b, C] for each of the counts; zeros for a sample that has no neighbour.
     """
+    centre = bank.mean(dim=0)  # distances from products lose digits far from the origin
+    features, bank = features - centre, bank - centre
     squares = features.square().sum(1)[:, None] + bank.square().sum(1) - 2 * features @ bank.T
-    closeness = torch.where(allowed, -squares.clamp(min=0) / scale, -torch.inf)
+    closeness = (-squares.clamp(min=0) / scale).masked_fill(~allowed, -torch.inf)
     nearest, place = closeness.topk(min(counts[-1], len(bank)), dim=1)
     of_class = labels[place][..., None] == torch.arange(classes, device=labels.device)
     # The nearest counts 1, so that samples far from everything still have neighbours; none at all stay at 0.
-    weights = torch.where(nearest > -torch.inf, (nearest - nearest[:, :1].clamp(min=-1e30)).exp(), 0.0)
-    weights = weights.to(features.dtype)
+    weights = (nearest - nearest[:, :1].clamp(min=-1e30)).exp()
     shares = []
     for count in counts:
         votes = torch.einsum("bk,bkc->bc", weights[:, :count], of_class[:, :count].to(features.dtype))
