@@ -191,7 +191,8 @@ FEWEST = {
     "pfedme": {"local_rounds": 2, "inner_steps": 1, "new_epochs": 1},
     "pfedhn": {"local_steps": 1, "new_rounds": 2},
     "knn-per": {"local_steps": 1},
-    "pefll-prior": {"local_steps": 1, "embedding": "linear"},
+    # Not Adam, whose first step is as long for a gradient of 1e-12 as for any other, whatever its sign.
+    "pefll-prior": {"local_steps": 1, "embedding": "linear", "server_optimizer": "sgd"},
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
-from pefll.models.network import Network
+from pefll.models.network import Network, Parameters
 from pefll.ops.blocks import cross_entropy
 
 State = TypeVar("State", bound=tuple[Any, ...])
@@ -102,8 +102,8 @@ class Problem:
     num_clients: int
     tokens: bool = False
 
-    def loss(self, theta: Tensor, batch: Any) -> Tensor:
-        """Return the mean cross-entropy of the model `theta` [D] on a batch."""
+    def loss(self, theta: Parameters, batch: Any) -> Tensor:
+        """Return the mean cross-entropy of a model, a vector [D] or tensors by name, on a batch."""
         return cross_entropy(self.model(theta, batch.x), batch.y, batch.weight)
 
 

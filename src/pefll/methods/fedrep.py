@@ -81,7 +81,7 @@ class FedRep:
     def parts(self) -> Head | NoHead:
         """Takes a model apart into body and head."""
         if self.head == "none":
-            return NoHead()
+            return NoHead(self.problem.model)
         return Head(self.problem.model, None if self.head == "auto" else self.head)
 
     @property
@@ -123,7 +123,7 @@ class FedRep:
         head = self.fit_head(client, body, head, self.head_epochs)
         batches, steps = client.epochs("train", self.batch_size, self.body_epochs)
         body = descend(
-            lambda b, batch: self.problem.loss(self.parts.join(b, head), batch), body, batches, self.sgd, steps
+            lambda b, batch: self.problem.loss(self.parts.values(b, head), batch), body, batches, self.sgd, steps
         )
         return Update(body, client.count[TRAIN].to(body.dtype), Own(head))
 
@@ -133,7 +133,7 @@ class FedRep:
             return head
         batches, steps = client.epochs("head", self.batch_size, epochs)
         return descend(
-            lambda h, batch: self.problem.loss(self.parts.join(body, h), batch), head, batches, self.sgd, steps
+            lambda h, batch: self.problem.loss(self.parts.values(body, h), batch), head, batches, self.sgd, steps
         )
 
     def join_in(self, client: Client, body: Tensor, head: Tensor) -> Own:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 
 from pefll.errors import PefllError, unknown
 from pefll.models.network import Network
+
+T = TypeVar("T")
 
 
 class Head:
@@ -35,26 +39,32 @@ class Head:
             raise PefllError(f"layer {self.layer!r} shares weights with another layer, so it cannot be taken apart")
         self._sizes = [shape.numel() for shape in network.shapes]
         self._inside = [name in set(self._names) for name in network.names]
-        self.size = sum(size for size, inside in zip(self._sizes, self._inside, strict=True) if inside)
+        self.size = sum(self._of(True, self._sizes))
         self._features: Network | None = None
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return body [B] and head [h] of a model [D]."""
         parts = torch.split(theta, self._sizes)
-        inside, outside = (
-            [part for part, is_in in zip(parts, self._inside, strict=True) if is_in == kind] for kind in (True, False)
-        )
         empty = theta.new_empty(0)
-        return torch.cat([empty, *outside]), torch.cat([empty, *inside])
+        return torch.cat([empty, *self._of(False, parts)]), torch.cat([empty, *self._of(True, parts)])
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
         """Return the model [D] of a body [B] and a head [h]."""
-        sizes = {
-            kind: [s for s, is_in in zip(self._sizes, self._inside, strict=True) if is_in == kind]
-            for kind in (True, False)
+        return self._network.flatten(list(self.values(body, head).values()))
+
+    def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
+        """Return the model of a body [B] and a head [h] by names, so that one has a gradient without the other."""
+        of_head = iter(torch.split(head, self._of(True, self._sizes)))
+        of_body = iter(torch.split(body, self._of(False, self._sizes)))
+        network = self._network
+        return {
+            name: next(of_head if inside else of_body).view(shape)
+            for name, shape, inside in zip(network.names, network.shapes, self._inside, strict=True)
         }
-        inside, outside = iter(torch.split(head, sizes[True])), iter(torch.split(body, sizes[False]))
-        return torch.cat([next(inside if is_in else outside) for is_in in self._inside])
+
+    def _of(self, head: bool, parts: Sequence[T]) -> list[T]:
+        """Return those of the model's parts that are in the head, or those that are not."""
+        return [part for part, inside in zip(parts, self._inside, strict=True) if inside == head]
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         """Return what the head of a model `theta` [D] is given for samples x [b, ...], [b, F]."""
@@ -75,9 +85,14 @@ class Head:
 
 
 class NoHead:
-    """A model that is all body: `split` and `join` with an empty head."""
+    """A model that is all body, with an empty head.
 
-    size = 0
+    Attributes:
+        size: 0.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network, self.size = network, 0
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model [D] and nothing [0]."""
@@ -87,6 +102,11 @@ class NoHead:
         """Return the body [D], which is the model."""
         del head
         return body
+
+    def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
+        """Return the body [D], which is the model, by names."""
+        del head
+        return self._network.unflatten(body)
 
 
 def last_linear(module: nn.Module) -> str:
