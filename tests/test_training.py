@@ -210,7 +210,7 @@ class State(NamedTuple):
     theta: Tensor
 
 
-METHOD = SimpleNamespace(local_steps=3, batch_size=4)
+METHOD = SimpleNamespace(local_steps=3, local_epochs=0, batch_size=4, trains_new_clients=False)
 
 
 class Counting:
@@ -548,9 +548,13 @@ def test_nobody_else_may_own_the_folder(tmp_path):
 
 def test_evaluations_use_a_quarter_of_the_samples_trained_on_between_them():
     engine = SimpleNamespace(federation=ragged(clients=40, sizes=(60,)), clients_per_round=2)  # 60 + 21 samples each
-    method = SimpleNamespace(local_steps=5, batch_size=8)
+    method = SimpleNamespace(local_steps=5, local_epochs=0, batch_size=8)
     assert training.evaluated_share(engine, method, Config(eval_every=10)) == pytest.approx(0.25 * 800 / (40 * 81))
     assert training.evaluated_share(engine, method, Config(eval_every=1000)) == 1.0
     assert training.evaluated_share(engine, method, Config(eval_every=10, eval_clients=10)) == 0.25
-    whole = SimpleNamespace(local_steps=5, batch_size=0)
+    whole = SimpleNamespace(local_steps=5, local_epochs=0, batch_size=0)
     assert training.evaluated_share(engine, whole, Config(eval_every=2)) == pytest.approx(0.25 * 20 / 40)
+    epochs = SimpleNamespace(local_steps=0, local_epochs=3, batch_size=8)
+    assert training.evaluated_share(engine, epochs, Config(eval_every=2)) == pytest.approx(0.25 * 12 / 40)
+    assert training.local_steps(epochs, engine.federation) == 3 * 8  # 60 samples are 8 batches
+    assert training.local_steps(method, engine.federation) == 5

@@ -8,6 +8,7 @@ print(run.evaluate())                                        # seen and unseen c
 model = run.personalize(x_new, y_new)                        # an nn.Module for a client never seen
 """
 
+from pefll.checking import check_method
 from pefll.data import (
     Federation,
     Samples,
@@ -23,9 +24,9 @@ from pefll.data import (
     summarise,
 )
 from pefll.errors import PefllError
-from pefll.evaluation import Accuracy, Evaluation
+from pefll.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
 from pefll.lockstep import Stopped
-from pefll.methods import METHODS, FedAvg, Local, PeFLL
+from pefll.methods import METHODS, FedAvg, FedRep, KNNPer, Local, PeFLL, PeFLLPrior, PerFedAvg, PFedHN, PFedMe
 from pefll.personal import PersonalModel
 from pefll.run import Run, RunsFailed, fit, fit_seeds, load
 from pefll.version import __version__
@@ -33,12 +34,19 @@ from pefll.version import __version__
 __all__ = [
     "METHODS",
     "Accuracy",
+    "Cost",
     "Evaluation",
     "FedAvg",
+    "FedRep",
     "Federation",
+    "KNNPer",
     "Local",
+    "PFedHN",
+    "PFedMe",
     "PeFLL",
+    "PeFLLPrior",
     "PefllError",
+    "PerFedAvg",
     "PersonalModel",
     "Run",
     "RunsFailed",
@@ -46,6 +54,8 @@ __all__ = [
     "Stopped",
     "__version__",
     "by_class",
+    "check_method",
+    "cost_of_new_client",
     "dirichlet",
     "federation_from_arrays",
     "federation_from_frame",

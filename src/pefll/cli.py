@@ -25,7 +25,7 @@ from pefll import files, run
 from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.lockstep import Stopped
-from pefll.methods import METHODS, hyperparameters, typed_settings
+from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
 from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import GROUPS, MEASURES, RunFolder, run_folders, seed_folder
@@ -84,9 +84,12 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = No
     """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`."""
     for each in [name] if name else METHODS:
         defaults = hyperparameters(each)
-        lines = (METHODS[each].__doc__ or "").splitlines()
-        out.print(f"[bold]{each}[/bold]: {escape(lines[0])}", highlight=False)
-        notes = dict(line.strip().split(": ", 1) for line in lines[1:] if line.startswith("        ") and ": " in line)
+        kind: Any = method_class(each)
+        out.print(f"[bold]{each}[/bold]: {escape((kind.__doc__ or '').splitlines()[0])}", highlight=False)
+        notes: dict[str, str] = {}
+        for variation_of in reversed(kind.__mro__):  # a variation of a method explains only what it adds
+            lines = (variation_of.__doc__ or "").splitlines()[1:]
+            notes |= dict(line.strip().split(": ", 1) for line in lines if line.startswith("        ") and ": " in line)
         table = Table("hyper-parameter", "default", "meaning", box=None, padding=(0, 2, 0, 2))
         for key, value in defaults.items():
             table.add_row(key, str(value), escape(notes.get(key, "")))
@@ -94,10 +97,31 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = No
         out.print()
 
 
+@app.command(name="check-method", rich_help_panel="Start here")
+def check_method(
+    name: Annotated[str, typer.Argument(help="A method, or one of your own: package.module:Class.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A hyper-parameter, NAME=VALUE; may be repeated. Few steps make the checks quick."),
+    ] = None,
+) -> None:
+    """Check that a method does what every method must, on both engines; exit code 1 where it does not."""
+    from pefll import checking
+
+    findings = checking.check_method(name, typed_settings(name, _settings(settings)) if settings else {})
+    for rule, problem in findings:
+        out.print(f"[red]no [/red] {escape(rule)}: {escape(problem)}" if problem else f"[green]yes[/green] {rule}")
+    if any(problem for _, problem in findings):
+        raise typer.Exit(1)
+
+
 @app.command(rich_help_panel="Runs")
 def train(
     method: Annotated[
-        str | None, typer.Option(help="pefll, fedavg or local; `pefll methods` explains them. [default: pefll]")
+        str | None,
+        typer.Option(
+            help="`pefll methods` lists and explains them; or package.module:Class, one of your own. [default: pefll]"
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -217,7 +241,7 @@ def train(
             given["data"] = str(Path(given["data"]).resolve())  # so that the run finds it again from another folder
         config = Config(**given)
         config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
-        name = f"{Path(config.data).stem}-{config.method}"
+        name = f"{Path(config.data).stem}-{config.method}".replace(":", "-")
         if seeds is None:
             target = folder or _free(Path("runs") / f"{name}-{config.seed}")
             configs, folders = [config], [RunFolder(target)]

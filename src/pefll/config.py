@@ -28,7 +28,7 @@ class Config:
     """A run's settings.
 
     Attributes:
-        method: pefll, fedavg, local.
+        method: a key of METHODS, or package.module:Class.
         settings: the method's hyper-parameters that differ from its defaults.
         data: a data set's name, or a path to one's own data; "arrays" for data given in Python.
         data_dir: where data sets lie.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from pefll.data.federation import SPLITS
-from pefll.engines.cohort import Engine, Ids, not_finite
+from pefll.data.federation import SPLITS, Federation
+from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
 from pefll.engines.later import Clock, Later
-from pefll.errors import unknown
-from pefll.methods.contract import Method, each
+from pefll.engines.serial import SerialEngine
+from pefll.errors import PefllError, unknown
+from pefll.methods.contract import Each, Everyone, Method, Own, each
+from pefll.tree import Tree, map_tree
 
 Floats = npt.NDArray[np.float64]
 
@@ -76,7 +80,7 @@ class Exam:
     """The same samples of the same clients, on which states are scored again and again while training goes on.
 
     What an evaluation needs besides the state is made once, and a GPU records its work once. Nothing waits for a
-    result until somebody asks for it.
+    result until somebody asks for it. New clients that would have to train first take no part.
 
     Args:
         engine: reaches the clients.
@@ -88,6 +92,8 @@ class Exam:
     def __init__(self, engine: Engine, method: Method[Any], split: int, share: float = 1.0) -> None:
         self._engine = engine
         seen, unseen = _groups(engine, share)
+        if method.trains_new_clients:  # too much work to be done again and again
+            unseen = unseen[:0]
         self._seen = len(seen)
         clients = np.concatenate([seen, unseen])
         cohorts = list(engine.cohorts(clients))
@@ -203,3 +209,79 @@ def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | No
         parts.append((ids, v.double()))
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))
     return _finite(torch.cat([v for _, v in parts]).numpy(force=True)[order])
+
+
+class Cost(NamedTuple):
+    """What it takes until a new client has its model, with all its work and all that crosses its network.
+
+    Attributes:
+        exchanges: messages down to the client, most of them answered.
+        bytes_down: sent to the client.
+        bytes_up: sent by the client.
+        flops: floating point operations of convolutions and matrix products on the client.
+        seconds: of everything, server included, on one core of this machine.
+    """
+
+    exchanges: int
+    bytes_down: int
+    bytes_up: int
+    flops: int
+    seconds: float
+
+
+def cost_of_new_client(federation: Federation, method: Method[Any], server: Any, client: int, seed: int = 0) -> Cost:
+    """Personalise one client that never took part in training, and return what that cost.
+
+    A model that the client made itself is not sent; any other comes down at the end, as one more message. How much
+    it costs to use the model is not counted.
+
+    Args:
+        federation: has the client.
+        method: what was trained.
+        server: its state, on any device.
+        client: its number, `federation.num_seen` or higher.
+        seed: of the run.
+    """
+    if not federation.num_seen <= client < federation.num_clients:
+        raise PefllError(f"client {client} is not one of the new ones, {federation.num_seen} and higher")
+    engine = SerialEngine(federation.to(torch.device("cpu")), method, seed, 0)
+    state = map_tree(engine.cast, server)
+    try:
+        ((_, cohort),) = engine.cohorts(np.array([client]))
+        weighed = _Weighed(cohort.anew())
+        with torch.no_grad():
+            _personalise(method, state, weighed)  # before the clock starts: a first call is always slow
+            began = time.perf_counter()
+            personal = _personalise(method, state, cohort)
+            seconds = time.perf_counter() - began
+    finally:
+        engine.close()
+    delivery = 0 if personal is None else cohort.bytes_to_send(each(personal))
+    spent = cohort.ledger
+    return Cost(spent.exchanges + (delivery > 0), spent.down + delivery, spent.up, weighed.flops, seconds)
+
+
+def _personalise(method: Method[Any], server: Any, cohort: Any) -> Tree | None:
+    """Make the model of one client; return it, or None where the method has brought it to the client itself."""
+    personal = method.personalize(server, cohort)
+    make = getattr(method, "personal_module", None)
+    if make is None:
+        return personal
+    make(cohort, personal)
+    return None
+
+
+class _Weighed:
+    """A cohort that also counts the floating point operations of what its clients do."""
+
+    def __init__(self, cohort: DoorCohort) -> None:
+        self._cohort = cohort
+        self.size, self.ids, self.is_new = cohort.size, cohort.ids, cohort.is_new
+        self.keep = cohort.keep
+        self.flops = 0
+
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
+        with FlopCounterMode(display=False) as counter:
+            replies = self._cohort.run(task, *arguments, **static)
+        self.flops += int(counter.get_total_flops())
+        return replies

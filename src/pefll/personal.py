@@ -18,6 +18,7 @@ from pefll.data.federation import Normalise
 from pefll.errors import PefllError
 from pefll.files import write_whole
 from pefll.models import MODELS, build_model
+from pefll.models.neighbours import NeighbourModel
 
 Array = npt.NDArray[Any]
 FORMAT = "pefll-personal-model-1"
@@ -100,6 +101,8 @@ class PersonalModel(nn.Module):
                     "or in Python PersonalModel.load(path, network)"
                 )
             network = build_model(name, tuple(map(int, facts["input_shape"])), int(facts["classes"]))
+        if facts.get("neighbours") and {"bank", "labels"} <= set(tensors):
+            network = NeighbourModel(network, tensors["bank"], tensors["labels"], facts["neighbours"])
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:

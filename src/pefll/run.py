@@ -35,10 +35,11 @@ from pefll.lockstep import Job, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
+from pefll.models.neighbours import NeighbourModel
 from pefll.personal import PersonalModel, check_input
 from pefll.progress import Display, Monitor, display, monitor, say
 from pefll.record import RunFolder, seed_folder
-from pefll.training import Progress, restore, train
+from pefll.training import Progress, local_steps, restore, train
 from pefll.tree import Tree, map_tree
 from pefll.version import __version__
 
@@ -88,11 +89,18 @@ class Run:
                 f"the run was trained on {self.facts['classes']} classes of shape {tuple(self.facts['input_shape'])}, "
                 f"but {data.name} has {data.classes} of shape {data.input_shape}"
             )
+        if (
+            self.method.trains_new_clients
+            and federation is not None
+            and federation.fingerprint() != self.config.data_sha256
+        ):
+            data = dataclasses.replace(federation, num_seen=0)  # nobody here took part in training
         with (
             opened(self.config, data, self.method, trains=False) as engine,
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
-            return evaluate(engine, self.method, self.server, number, counting(watch))
+            server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
+            return evaluate(engine, self.method, server, number, counting(watch))
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a client that was never seen: one forward pass, no training of shared weights.
@@ -110,15 +118,18 @@ class Run:
             )
         labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, self.facts["class_names"], "y")
         one = self._alone(x, labels)
-        engine = SerialEngine(one, self.method, self.config.seed, 1, _dtype(self.config))
+        engine = SerialEngine(one, self.method, self.config.seed, 0, _dtype(self.config))
         try:
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
             with torch.no_grad():
-                theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)[0]
+                theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
+                # A method whose models are more than a network with other weights makes them itself.
+                make = getattr(self.method, "personal_module", None)
+                module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
         finally:
             engine.close()
-        network: Network = self.method.problem.model
-        return PersonalModel(network.with_parameters(theta).eval(), self.facts)
+        facts = self.facts | ({"neighbours": module.settings} if isinstance(module, NeighbourModel) else {})
+        return PersonalModel(module.eval(), facts)
 
     def _alone(self, x: Array, y: Array) -> Federation:
         """Return a federation of one client that holds these samples for training."""
@@ -131,7 +142,7 @@ class Run:
             tokens=self.facts["tokens"],
         )
         nobody_else = np.zeros(len(x), dtype=np.int64)
-        return assemble(samples, nobody_else, nobody_else.astype(np.int8), num_seen=1, partition="one client")
+        return assemble(samples, nobody_else, nobody_else.astype(np.int8), num_seen=0, partition="one client")
 
 
 def fit(
@@ -150,7 +161,7 @@ def fit(
 
     Args:
         federation: who has what.
-        method: pefll, fedavg or local.
+        method: a key of `pefll.METHODS`, or package.module:Class, one of your own.
         model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
         rounds: of training.
@@ -543,7 +554,7 @@ def _summarise(
     for name, result in (("best", best), ("final", final)):
         accuracy[name] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
     c = clients_per_round(config, federation)
-    steps = method.local_steps
+    steps = local_steps(method, federation)
     seconds = progress.train_seconds
     return {
         "command": config.command() if config.data in DATASETS or Path(config.data).exists() else "",

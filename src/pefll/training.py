@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pefll import checkpoint
 from pefll.config import Config
-from pefll.data.federation import VALIDATION
+from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.later import Later
 from pefll.evaluation import Evaluation, Exam
@@ -166,9 +166,19 @@ def evaluated_share(engine: Engine, method: Method[Any], config: Config) -> floa
     if config.eval_clients:
         return config.eval_clients / federation.num_clients
     owned = float(federation.count[: VALIDATION + 1].sum())
-    batch = float(method.batch_size or owned / federation.num_clients)
-    trained: float = config.eval_every * engine.clients_per_round * method.local_steps * batch
+    of_client = owned / federation.num_clients
+    samples = method.local_epochs * of_client or method.local_steps * float(method.batch_size or of_client)
+    trained: float = config.eval_every * engine.clients_per_round * samples
     return min(1.0, 0.25 * trained / owned)
+
+
+def local_steps(method: Method[Any], federation: Federation) -> float:
+    """Return how many gradients of a batch a client computes in a round; a mean where that depends on the client."""
+    if not method.local_epochs:
+        return method.local_steps
+    count = federation.count[TRAIN, : federation.num_seen]
+    batches = count if not method.batch_size else (count + method.batch_size - 1) // method.batch_size
+    return method.local_epochs * float(batches.double().mean())
 
 
 def _begin(engine: Engine) -> Progress:

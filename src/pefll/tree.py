@@ -17,10 +17,15 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return function(tree, *others)
 
 
-def leaves(tree: Tree) -> Iterator[Tensor]:
-    """Yield the tensors of `tree`, always in the same order."""
-    for _, leaf in named_leaves(tree):
-        yield leaf
+def leaves(tree: Tree, but: type | None = None) -> Iterator[Tensor]:
+    """Yield the tensors of `tree`, always in the same order, without those in parts of type `but`."""
+    if but is not None and isinstance(tree, but):
+        return
+    if isinstance(tree, tuple):
+        for part in tree:
+            yield from leaves(part, but)
+    else:
+        yield tree
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

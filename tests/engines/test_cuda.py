@@ -14,6 +14,7 @@ from pefll.evaluation import Exam, evaluate
 from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
 from pefll.run import Order, RunsFailed, fit, fit_seeds, fit_together
+from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 
 pytestmark = [
@@ -21,14 +22,13 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 GPU = {"device": "cuda", "precision": "float64", "local_steps": 3, "clients_per_round": 3}
-SMALL = {"pefll": {"local_steps": 5}, "fedavg": {"local_steps": 5}, "local": {"epochs": 2}}
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_graph_does_what_the_serial_engine_does(name, model):
     federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")
-    method = build_method(name, problem_of(federation, model), SMALL[name])
+    method = build_method(name, problem_of(federation, model), SETTINGS[name])
     states, scores, costs = [], [], []
     for make, place in ((SerialEngine, {}), (VectorEngine, {"device": "cuda"})):
         engine = make(federation, method, seed=1, clients_per_round=3, dtype=torch.float64, **place)
@@ -85,7 +85,7 @@ def test_divergence_is_noticed():
 def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
     monkeypatch.setattr("pefll.engines.vector.SAMPLES_AT_ONCE", {"cuda": 60})  # several cohorts in one graph
     federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")
-    method = build_method(name, problem_of(federation, model), SMALL[name])
+    method = build_method(name, problem_of(federation, model), SETTINGS[name])
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
     with engine.turn():
         exam = Exam(engine, method, VALIDATION)

@@ -31,6 +31,12 @@ SETTINGS = {
     "pefll": {"local_steps": 3, "batch_size": 4, "descriptor_batch": 4, "descriptor_size": 5, "hypernetwork": "S"},
     "fedavg": {"local_steps": 3, "batch_size": 4},
     "local": {"epochs": 2, "batch_size": 4},
+    "per-fedavg": {"variant": "hf", "batch_size": 4, "personal_steps": 2},
+    "fedrep": {"head_epochs": 2, "new_epochs": 3, "batch_size": 4},
+    "pfedme": {"local_rounds": 3, "new_epochs": 2, "batch_size": 4},
+    "knn-per": {"local_steps": 3, "batch_size": 4, "few_neighbours": 2, "many_neighbours": 4, "scale": 3.0},
+    "pfedhn": {"local_steps": 3, "batch_size": 4, "embedding_size": 5, "hypernetwork": "S", "new_rounds": 3},
+    "pefll-prior": {"local_steps": 3, "batch_size": 4, "descriptor_size": 5, "hypernetwork": "S"},
 }
 LENET, CNN, FEATURES = (1, 16, 16), (2, 8, 8), (6,)
 CASES = [
@@ -44,6 +50,8 @@ CASES = [
     ("fedavg", "mlp", FEATURES, ""),
     ("local", "cnn", CNN, ""),
     ("local", "mlp", FEATURES, ""),
+    *((name, "mlp", FEATURES, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
+    *((name, "cnn", CNN, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
 ]
 
 
@@ -308,7 +316,7 @@ def test_memory_is_not_torn_between_engines():
 @pytest.mark.parametrize("processes", [2, 3])
 def test_more_clients_than_processes_are_dealt_out_and_come_back_in_order(processes):
     engine = troubled("", processes)
-    ((ids, cohort),) = engine.cohorts(np.array([5, 0, 3, 1, 4, 2, 0]))
+    ((ids, cohort),) = engine.cohorts(np.array([0, 3, 1, 2, 0, 2, 1]))
     theta = torch.randn(7, engine.method.problem.model.size)
     here = engine.run_here(engine.method.predict, ids, 0, [each(theta)], {"split": 0})
     for ours, theirs in zip(cohort.run(engine.method.predict, each(theta), split=0), here, strict=True):

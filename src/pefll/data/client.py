@@ -84,6 +84,24 @@ class Client:
         for step in range(steps):
             yield Batch(self.federation.take(rows[step], self.dtype), labels[step], weight)
 
+    def epochs(self, purpose: str, size: int, epochs: int) -> tuple[Iterator[Batch], Tensor]:
+        """Return batches for some passes over the training samples, and how many of them are this client's.
+
+        Each batch is drawn afresh, as in `batches`; a pass has as many of them as hold all samples. Clients mapped
+        together get as many batches as the largest of them needs, and stop each after its own number.
+
+        Args:
+            purpose: names the draw.
+            size: samples per batch.
+            epochs: how many passes.
+
+        Returns:
+            The batches, and int64 [].
+        """
+        most = -(-self.capacity[TRAIN] // size)
+        own = (self.count[TRAIN] + size - 1) // size
+        return self.batches(purpose, size, epochs * most), epochs * own
+
     def everything(self, split: int = TRAIN) -> Iterator[Batch]:
         """Yield all samples of a split in blocks."""
         for start in range(0, self.capacity[split], BLOCK):
@@ -101,6 +119,14 @@ class Client:
         labels = self.federation.y[self.federation.rows[self.offset[TRAIN] + inside]]
         names = torch.arange(self.federation.classes, device=self.count.device)
         return (labels[:, None] == names).any(dim=0)
+
+    def label_shares(self) -> Tensor:
+        """Return the share of each class among the training labels, [classes]."""
+        place = torch.arange(self.capacity[TRAIN], device=self.count.device)
+        weight = (place < self.count[TRAIN]).to(self.dtype)
+        labels = self.federation.y[self._rows(self.offset[TRAIN] + torch.remainder(place, self.count[TRAIN]))]
+        names = torch.arange(self.federation.classes, device=self.count.device)
+        return torch.matmul(weight, (labels[:, None] == names).to(self.dtype)) / weight.sum()
 
     def _rows(self, place: Tensor) -> Tensor:
         # Padding of a split that ends with the arrays may point past their end.

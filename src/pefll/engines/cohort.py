@@ -18,9 +18,9 @@ from pefll import randomness
 from pefll.data.federation import Federation
 from pefll.engines.later import Later
 from pefll.errors import PefllError
-from pefll.methods.contract import Each, Everyone
+from pefll.methods.contract import Each, Everyone, Own
 from pefll.ops import precision as of_products
-from pefll.tree import Tree, leaves
+from pefll.tree import Tree, leaves, map_tree
 
 Ids = npt.NDArray[np.int64]
 
@@ -54,44 +54,65 @@ class DoorCohort:
 
     Attributes:
         size: how many clients.
+        ids: int64 [size], who they are.
+        is_new: whether they never took part in training.
         ledger: where bytes are counted.
     """
 
     size: int
+    ids: Tensor
+    is_new: bool = False
     ledger: Ledger
     _known: list[Tensor] = field(default_factory=list)
 
-    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each, **static: int) -> Tree:
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
         """Run `task(client, *arguments)` on every client of the cohort.
 
         Args:
             task: a method's function for one client.
-            arguments: what is sent: `everyone(value)` or `each(value)`.
+            arguments: what is sent: `everyone(value)` or `each(value)`; or what a client has: `own(value)`.
             static: small whole numbers that tell variants of a task apart, such as the split.
 
         Returns:
             The replies, with a leading client axis.
         """
-        self.ledger.down += self.size * sum(self._new_bytes(argument) for argument in arguments)
-        replies = self._reach(task, arguments, static)
-        self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies))
+        self.ledger.down += self.size * sum(self.bytes_to_send(argument) for argument in arguments)
+        handed = tuple(self._handed(argument) for argument in arguments)
+        replies = self._reach(task, handed, static)
+        self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies, but=Own))
         self.ledger.exchanges += 1
+        sent = {id(leaf) for leaf in leaves(replies, but=Own)}
+        self._known += [leaf for leaf in leaves(replies) if id(leaf) not in sent]
         return replies
+
+    def keep(self, memory: Tree, kept: Own) -> Tree:
+        """Return what all clients of the federation keep, with the rows of this cohort replaced by its replies."""
+        return map_tree(lambda old, new: old.index_copy(0, self.ids, new.to(old)), memory, kept.value)
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent or counted yet, for evaluating them again."""
         return replace(self, ledger=Ledger(), _known=[])
 
-    def _new_bytes(self, argument: Everyone | Each) -> int:
-        """Count what one client has to be sent; a value it already got in this round is not sent again."""
+    def bytes_to_send(self, argument: Everyone | Each | Own) -> int:
+        """Count what one client has to be sent; a value it got in this round, or made and kept, is not sent again."""
         total = 0
-        for leaf in leaves(argument.value):
+        for leaf in () if isinstance(argument, Own) else leaves(argument.value):
+            if any(leaf is known for known in self._known):
+                continue
             if isinstance(argument, Each):
                 total += leaf.nbytes // self.size
-            elif not any(leaf is known for known in self._known):
+            else:
                 self._known.append(leaf)
                 total += leaf.nbytes
         return total
+
+    def _handed(self, argument: Everyone | Each | Own) -> Everyone | Each:
+        """Return an argument as an engine takes it: of what all clients keep, the rows of this cohort."""
+        if not isinstance(argument, Own):
+            return argument
+        if self.is_new:
+            raise PefllError("a method asked new clients for what they keep, but they have nothing yet")
+        return Each(map_tree(lambda leaf: leaf.index_select(0, self.ids), argument.value))
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         raise NotImplementedError
@@ -244,6 +265,7 @@ class Engine(Protocol):
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, Any]]:
         """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
 
+        A cohort's clients are all seen or all new.
         Whoever reads the replies looks for NaN: an engine need not wait for them in order to do so.
         """
         ...
@@ -256,6 +278,13 @@ class Engine(Protocol):
 def sample_cohort(federation: Federation, seed: int, round_: Tensor, size: int) -> Tensor:
     """Return the seen clients of a round, int64 [size], all different."""
     return randomness.choose(randomness.key(seed, "cohort", round_), federation.num_seen, size)
+
+
+def seen_and_new(federation: Federation, clients: Ids) -> Iterator[tuple[Ids, bool]]:
+    """Yield those of the clients that take part in training, then the others; and whether they are the others."""
+    for chosen, is_new in ((clients < federation.num_seen, False), (clients >= federation.num_seen, True)):
+        if chosen.any():
+            yield clients[chosen], is_new
 
 
 def check_cohort_size(federation: Federation, size: int) -> None:

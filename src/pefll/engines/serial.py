@@ -13,7 +13,16 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import Federation
-from pefll.engines.cohort import DoorCohort, EngineSettings, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.cohort import (
+    DoorCohort,
+    EngineSettings,
+    Ids,
+    Ledger,
+    check_cohort_size,
+    not_finite,
+    sample_cohort,
+    seen_and_new,
+)
 from pefll.engines.later import Clock, Later
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
@@ -29,7 +38,6 @@ class SerialCohort(DoorCohort):
     """Clients one after another, on their own cores."""
 
     engine: SerialEngine
-    ids: Ids
     round: int
     trains: bool
 
@@ -37,11 +45,11 @@ class SerialCohort(DoorCohort):
         cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
         name = getattr(task, "__name__", "")
         if self.engine.workers is not None and getattr(self.engine.method, name, None) == task:
-            replies = self.engine.workers.run(name, self.ids, self.round, cast, static)
+            replies = self.engine.workers.run(name, self.ids.numpy(), self.round, cast, static)
         else:
-            replies = self.engine.run_here(task, self.ids, self.round, cast, static)
+            replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static)
         for leaf in leaves(replies):
-            fine = torch.isfinite(leaf.reshape(self.size, -1)).all(dim=1)
+            fine = torch.isfinite(leaf.reshape(self.size, leaf.numel() // self.size)).all(dim=1)
             if not bool(fine.all()):
                 client = int(self.ids[int(fine.int().argmin())])
                 raise not_finite(name or "a task", client, self.round if self.trains else None)
@@ -109,9 +117,10 @@ class SerialEngine:
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, SerialCohort]]:
         """Yield (clients, cohort) that together hold all `clients`."""
-        for start in range(0, len(clients), CLIENTS_AT_ONCE):
-            chosen = clients[start : start + CLIENTS_AT_ONCE]
-            yield chosen, self._cohort(chosen, 0, Ledger(), trains=False)
+        for group, is_new in seen_and_new(self.federation, clients):
+            for start in range(0, len(group), CLIENTS_AT_ONCE):
+                chosen = group[start : start + CLIENTS_AT_ONCE]
+                yield chosen, self._cohort(chosen, 0, Ledger(), trains=False, is_new=is_new)
 
     def close(self) -> None:
         """End the processes and give torch its settings back."""
@@ -164,6 +173,8 @@ class SerialEngine:
         drawn = sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round)
         return drawn.numpy()
 
-    def _cohort(self, ids: Ids, t: int, ledger: Ledger, trains: bool = True) -> SerialCohort:
-        chosen = np.asarray(ids, dtype=np.int64)
-        return SerialCohort(size=len(ids), ledger=ledger, engine=self, ids=chosen, round=t, trains=trains)
+    def _cohort(self, ids: Ids, t: int, ledger: Ledger, trains: bool = True, is_new: bool = False) -> SerialCohort:
+        chosen = torch.from_numpy(np.array(ids, dtype=np.int64))
+        return SerialCohort(
+            size=len(ids), ids=chosen, is_new=is_new, ledger=ledger, engine=self, round=t, trains=trains
+        )

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import Federation
-from pefll.engines.cohort import DoorCohort, EngineSettings, Ids, Ledger, check_cohort_size, not_finite, sample_cohort
+from pefll.engines.cohort import (
+    DoorCohort,
+    EngineSettings,
+    Ids,
+    Ledger,
+    check_cohort_size,
+    not_finite,
+    sample_cohort,
+    seen_and_new,
+)
 from pefll.engines.later import Clock, Later
 from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, leaves, map_tree
@@ -32,7 +41,6 @@ class VectorCohort(DoorCohort):
     federation: Federation
     seed: int
     dtype: torch.dtype
-    ids: Tensor
     round: Tensor
     capacity: tuple[int, int, int]
     healthy: Tensor | None = None
@@ -145,6 +153,10 @@ class VectorEngine:
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, VectorCohort]]:
         """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
+        for group, is_new in seen_and_new(self.federation, clients):
+            yield from self._cohorts(group, is_new)
+
+    def _cohorts(self, clients: Ids, is_new: bool) -> Iterator[tuple[Ids, VectorCohort]]:
         widths = self._counts[:, clients].max(axis=0)
         by_width = np.argsort(widths, kind="stable")[::-1]
         order, widths = clients[by_width], widths[by_width]
@@ -154,7 +166,7 @@ class VectorEngine:
             stop = start + min(most, max(1, SAMPLES_AT_ONCE[self.device.type] // max(1, int(widths[start]))))
             chosen = np.ascontiguousarray(order[start:stop])
             ids = torch.from_numpy(chosen).to(self.device)
-            yield chosen, self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]))
+            yield chosen, self._cohort(ids, 0, Ledger(), _capacity(self._counts[:, chosen]), is_new)
             start = stop
 
     def close(self) -> None:
@@ -172,7 +184,12 @@ class VectorEngine:
         return sample_cohort(self.federation, self.seed, t, self.clients_per_round)
 
     def _cohort(
-        self, ids: Tensor, t: Tensor | int, ledger: Ledger, capacity: tuple[int, int, int] | None = None
+        self,
+        ids: Tensor,
+        t: Tensor | int,
+        ledger: Ledger,
+        capacity: tuple[int, int, int] | None = None,
+        is_new: bool = False,
     ) -> VectorCohort:
         if isinstance(t, int):
             t = torch.full((), t, dtype=torch.int64, device=self.device)
@@ -183,6 +200,7 @@ class VectorEngine:
             seed=self.seed,
             dtype=self.dtype,
             ids=ids,
+            is_new=is_new,
             round=t,
             capacity=capacity or self._capacity,
         )

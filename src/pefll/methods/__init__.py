@@ -9,19 +9,62 @@ from typing import Any
 from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Method, Problem
 from pefll.methods.fedavg import FedAvg
+from pefll.methods.fedrep import FedRep
+from pefll.methods.knn_per import KNNPer
 from pefll.methods.local import Local
 from pefll.methods.pefll import PeFLL
+from pefll.methods.pefll_prior import PeFLLPrior
+from pefll.methods.per_fedavg import PerFedAvg
+from pefll.methods.pfedhn import PFedHN
+from pefll.methods.pfedme import PFedMe
+from pefll.named import import_name
 
-__all__ = ["METHODS", "FedAvg", "Local", "PeFLL", "Problem", "build_method", "hyperparameters", "typed_settings"]
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "FedRep",
+    "KNNPer",
+    "Local",
+    "PFedHN",
+    "PFedMe",
+    "PeFLL",
+    "PeFLLPrior",
+    "PerFedAvg",
+    "Problem",
+    "build_method",
+    "hyperparameters",
+    "method_class",
+    "typed_settings",
+]
 
-METHODS: dict[str, Callable[..., Method[Any]]] = {"pefll": PeFLL, "fedavg": FedAvg, "local": Local}
+METHODS: dict[str, Callable[..., Method[Any]]] = {
+    "pefll": PeFLL,
+    "pefll-prior": PeFLLPrior,
+    "pfedhn": PFedHN,
+    "knn-per": KNNPer,
+    "pfedme": PFedMe,
+    "fedrep": FedRep,
+    "per-fedavg": PerFedAvg,
+    "fedavg": FedAvg,
+    "local": Local,
+}
+
+
+def method_class(name: str) -> Callable[..., Method[Any]]:
+    """Return the class of a method: a key of METHODS, or `"package.module:Class"`."""
+    if ":" in name:
+        return import_name(name, "method")  # type: ignore[no-any-return]
+    if name not in METHODS:
+        raise unknown("method", name, [*METHODS, "your.module:Class"])
+    return METHODS[name]
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
     """Return the names and defaults of a method's hyper-parameters."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    fields = dataclasses.fields(METHODS[name])  # type: ignore[arg-type]
+    kind = method_class(name)
+    if not dataclasses.is_dataclass(kind):
+        raise PefllError(f"{name} is not a dataclass; see pefll.methods.contract.Method for what a method is")
+    fields = dataclasses.fields(kind)
     return {field.name: field.default for field in fields if field.name != "problem"}
 
 
@@ -29,11 +72,11 @@ def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Metho
     """Return a method with the given hyper-parameters; the others keep their defaults.
 
     Args:
-        name: a key of METHODS.
+        name: a key of METHODS, or `"package.module:Class"`.
         problem: what there is to learn.
         settings: values, or strings that are read as the default's type.
     """
-    return METHODS[name](problem=problem, **typed_settings(name, settings))
+    return method_class(name)(problem=problem, **typed_settings(name, settings))
 
 
 def typed_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
-from pefll.models.network import Network
+from pefll.models.network import Network, Parameters
 from pefll.ops.blocks import cross_entropy
 
 State = TypeVar("State", bound=tuple[Any, ...])
@@ -30,6 +30,18 @@ class Each(NamedTuple):
     value: Tree
 
 
+class Own(NamedTuple):
+    """What clients keep to themselves: it never crosses the network.
+
+    As an argument of `Cohort.run`, an array (or tree of arrays) with one row for each client of the federation, of
+    which a client finds its own. In a reply, what the client keeps; what comes back has a row for each client of the
+    cohort, and `Cohort.keep` puts these rows where they belong. A simulation holds all of it in the server's state, so
+    that it is saved and resumed with everything else.
+    """
+
+    value: Tree
+
+
 def everyone(value: Tree) -> Everyone:
     """Broadcast: every client gets `value`."""
     return Everyone(value)
@@ -40,6 +52,11 @@ def each(value: Tree) -> Each:
     return Each(value)
 
 
+def own(value: Tree) -> Own:
+    """Remember: client i of the federation has `value[i]` already, and nothing is sent."""
+    return Own(value)
+
+
 class Cohort(Protocol):
     """The clients of one round, wherever they are. This is the only door to them."""
 
@@ -48,8 +65,22 @@ class Cohort(Protocol):
         """How many clients there are."""
         ...
 
-    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each) -> Tree:
+    @property
+    def ids(self) -> Tensor:
+        """Who they are: their numbers in the federation, int64 [c], on the server's device."""
+        ...
+
+    @property
+    def is_new(self) -> bool:
+        """Whether they are clients that never took part in training; a cohort is all new or not at all."""
+        ...
+
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
         """Run `task(client, *arguments)` on every client and return the replies with a leading client axis."""
+        ...
+
+    def keep(self, memory: Tree, kept: Own) -> Tree:
+        """Return what all clients of the federation keep, with the rows of this cohort replaced by its replies."""
         ...
 
 
@@ -71,8 +102,8 @@ class Problem:
     num_clients: int
     tokens: bool = False
 
-    def loss(self, theta: Tensor, batch: Any) -> Tensor:
-        """Return the mean cross-entropy of the model `theta` [D] on a batch."""
+    def loss(self, theta: Parameters, batch: Any) -> Tensor:
+        """Return the mean cross-entropy of a model, a vector [D] or tensors by name, on a batch."""
         return cross_entropy(self.model(theta, batch.x), batch.y, batch.weight)
 
 
@@ -95,7 +126,9 @@ class Score(NamedTuple):
 class Method(Protocol[State]):
     """A federated learning algorithm: a frozen dataclass whose fields are its hyper-parameters.
 
-    Functions that run on clients take a `Client` first and are written for one client.
+    Functions that run on clients take a `Client` first and are written for one client. A method whose personal models
+    are more than the network with other weights also has `personal_module(cohort, theta)`, which returns the model of
+    the one client of a cohort as an `nn.Module`; see `knn_per`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -116,8 +149,21 @@ class Method(Protocol[State]):
         ...
 
     @property
+    def trains_new_clients(self) -> bool:
+        """Whether a client that was never seen has to train before it has a model.
+
+        That takes long, and which round is best does not depend on such clients: they are scored after training only.
+        """
+        ...
+
+    @property
     def local_steps(self) -> int:
-        """How many steps a client does in a round."""
+        """How many gradients of a batch a client computes in a round; 0 where `local_epochs` says it."""
+        ...
+
+    @property
+    def local_epochs(self) -> int:
+        """How many gradients of each sample a client computes in a round; 0 where `local_steps` says it."""
         ...
 
     @property
@@ -155,13 +201,24 @@ def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATI
         theta: [D].
         split: which samples.
     """
+    return tally(client, lambda x: problem.model(theta, x), split)
+
+
+def tally(client: Client, scores_of: Callable[[Tensor], Tensor], split: int = VALIDATION) -> Score:
+    """Score any function from samples to one score per class on one split of one client.
+
+    Args:
+        client: whose samples.
+        scores_of: maps samples [b, ...] to scores [b, classes], the logarithms of probabilities up to a constant.
+        split: which samples.
+    """
     absent = ~client.has_class()
-    zero = torch.zeros((), dtype=theta.dtype, device=theta.device)
+    zero = torch.zeros((), dtype=client.dtype, device=client.count.device)
     total = Score(zero, zero, zero, zero)
     for batch in client.everything(split):
-        scores = problem.model(theta, batch.x)
-        right = (scores.argmax(dim=1) == batch.y).to(theta.dtype)
-        masked = (scores.masked_fill(absent, -torch.inf).argmax(dim=1) == batch.y).to(theta.dtype)
+        scores = scores_of(batch.x)
+        right = (scores.argmax(dim=1) == batch.y).to(zero.dtype)
+        masked = (scores.masked_fill(absent, -torch.inf).argmax(dim=1) == batch.y).to(zero.dtype)
         loss = scores.logsumexp(dim=1) - scores.gather(1, batch.y[:, None]).squeeze(1)
         block = Score(batch.weight.sum(), batch.sum(right), batch.sum(masked), batch.sum(loss))
         total = Score(*(a + b for a, b in zip(total, block, strict=True)))

@@ -51,6 +51,8 @@ class FedAvg:
 
     trains_in_rounds: ClassVar[bool] = True
     uses_labels: ClassVar[bool] = False  # to personalise, which is to hand out the global model
+    trains_new_clients: ClassVar[bool] = False
+    local_epochs: ClassVar[int] = 0
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first global model."""

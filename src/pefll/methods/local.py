@@ -8,9 +8,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.data.federation import TRAIN
 from pefll.errors import PefllError
-from pefll.methods.contract import Cohort, Problem, Score, everyone, score
+from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
 from pefll.methods.local_sgd import SGD, descend
 
 
@@ -44,7 +43,9 @@ class Local:
 
     trains_in_rounds: ClassVar[bool] = False
     uses_labels: ClassVar[bool] = True
+    trains_new_clients: ClassVar[bool] = True
     local_steps: ClassVar[int] = 0
+    local_epochs: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -62,19 +63,17 @@ class Local:
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Let every client train on its own, [c, D]."""
-        theta: Tensor = cohort.run(self.train, everyone(server.theta))
+        theta: Tensor = cohort.run(self.train, everyone(server.theta)).value
         return theta
 
     def descriptors(self, server: Server, cohort: Cohort) -> None:
         """Return nothing: clients are not described."""
 
-    def train(self, client: Client, theta: Tensor) -> Tensor:
+    def train(self, client: Client, theta: Tensor) -> Own:
         """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""
-        per_epoch = (client.count[TRAIN] + self.batch_size - 1) // self.batch_size
-        most = -(-client.capacity[TRAIN] // self.batch_size)
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
-        batches = client.batches("train", self.batch_size, self.epochs * most)
-        return descend(self.problem.loss, theta, batches, sgd, steps=self.epochs * per_epoch)
+        batches, steps = client.epochs("train", self.batch_size, self.epochs)
+        return Own(descend(self.problem.loss, theta, batches, sgd, steps))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the client's own model."""

@@ -48,10 +48,32 @@ def descend(
     sgd: SGD,
     steps: Tensor | None = None,
 ) -> Tensor:
-    """Return the parameters after one step of SGD on each batch.
+    """Return the parameters after one step of SGD on each batch; see `follow`.
 
     Args:
         loss: of parameters [D] and a batch.
+        theta: [D].
+        batches: one per step.
+        sgd: hyper-parameters.
+        steps: int64 [], after how many batches to stop.
+
+    Returns:
+        [D].
+    """
+    return follow(lambda at, batch: gradient(loss, at, batch), theta, batches, sgd, steps)
+
+
+def follow(
+    direction: Callable[[Tensor, Any], Tensor],
+    theta: Tensor,
+    batches: Iterable[Any],
+    sgd: SGD,
+    steps: Tensor | None = None,
+) -> Tensor:
+    """Return the parameters after one step of SGD for each batch, along whatever stands for the gradient.
+
+    Args:
+        direction: of parameters [D] and a batch, [D]; the gradient of a loss, or an estimate of one.
         theta: [D].
         batches: one per step.
         sgd: hyper-parameters.
@@ -61,11 +83,11 @@ def descend(
         [D].
     """
     if is_constant(theta):
-        return _descend_alone(loss, theta, batches, sgd, None if steps is None else int(steps))
+        return _follow_alone(direction, theta, batches, sgd, None if steps is None else int(steps))
     velocity = torch.zeros_like(theta)
     for index, batch in enumerate(batches):
         active = None if steps is None else index < steps
-        theta, velocity = sgd_step(theta, velocity, gradient(loss, theta, batch), sgd, active)
+        theta, velocity = sgd_step(theta, velocity, direction(theta, batch), sgd, active)
     return theta
 
 
@@ -88,13 +110,13 @@ def sgd_step(
     return theta - (change if active is None else torch.where(active, change, torch.zeros_like(change))), velocity
 
 
-def _descend_alone(
-    loss: Callable[[Tensor, Any], Tensor], theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: int | None
+def _follow_alone(
+    direction: Callable[[Tensor, Any], Tensor], theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: int | None
 ) -> Tensor:
     """Do the same for one client that is not mapped over: in place, on a copy of its own."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
     for batch in itertools.islice(batches, steps):
-        of_theta = clipped(gradient(loss, theta, batch), sgd.clip)
+        of_theta = clipped(direction(theta, batch), sgd.clip)
         velocity.mul_(sgd.momentum).add_(of_theta).add_(theta, alpha=sgd.decay)
         theta.sub_(velocity, alpha=sgd.lr)
     return theta

@@ -85,6 +85,8 @@ class PeFLL:
     lambda_theta: float = 2.5e-5
 
     trains_in_rounds: ClassVar[bool] = True
+    trains_new_clients: ClassVar[bool] = False
+    local_epochs: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.server_optimizer not in ("adam", "sgd"):
@@ -123,7 +125,7 @@ class PeFLL:
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw η, and ask the first sampled client for the descriptor that all later ones are standardised by."""
         embedder = self.phi.init(seed, "embedder")
-        v = cohort.run(self.describe, everyone(embedder))[0]
+        v = cohort.run(self.describe, everyone(embedder))[0, : self.descriptor]
         embedder = embedder.to(v)
         hypernetwork = self.h.init(seed, "hypernetwork").to(v)
         scale = v.std() if v.numel() > 1 else v.abs().mean()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 
 from torch import nn
@@ -18,6 +15,7 @@ from pefll.models.lstm import CharLSTM
 from pefll.models.mlp import MLP, tiny_mlp
 from pefll.models.network import Network, check_model
 from pefll.models.resnet import ResNet20
+from pefll.named import import_name
 
 __all__ = [
     "EMBEDDINGS",
@@ -79,13 +77,7 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
 
 
 def _import_model(reference: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    module_name, _, attribute = reference.partition(":")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
-    try:
-        function = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PefllError(f"cannot import the model {reference!r}: {error}") from error
+    function = import_name(reference, "model")
     if not callable(function):
         raise PefllError(f"{reference} is not a function of (input_shape, classes)")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from pefll import randomness
 from pefll.errors import PefllError
 from pefll.models.fused import fused
+
+Parameters: TypeAlias = Tensor | dict[str, Tensor]
 
 
 class Network:
@@ -41,9 +43,10 @@ class Network:
         if self.size == 0:
             raise PefllError(f"the model {type(module).__name__} has no parameters, so there is nothing to learn")
 
-    def __call__(self, parameters: Tensor, *inputs: Tensor) -> Tensor:
-        """Evaluate the module with the weights in `parameters` [size]."""
-        values = self.unflatten(parameters) | self._constants(parameters)
+    def __call__(self, parameters: Parameters, *inputs: Tensor) -> Tensor:
+        """Evaluate the module with the weights in `parameters`: one vector [size], or tensors by name."""
+        named = self.unflatten(parameters) if isinstance(parameters, Tensor) else parameters
+        values = named | self._constants(next(iter(named.values())))
         # As `torch.func.functional_call`, which would look for every weight's place again at every call.
         before = [slots[key] for slots, key, _ in self._places]
         try:

@@ -1,0 +1,150 @@
+"""FedRep: Exploiting Shared Representations for Personalized Federated Learning (Collins et al., ICML 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll.data.client import Client
+from pefll.data.federation import TRAIN
+from pefll.errors import PefllError
+from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, own, score
+from pefll.methods.local_sgd import SGD, descend
+from pefll.models.head import Head, NoHead
+
+
+class Server(NamedTuple):
+    """What the server keeps, and, last, what clients keep.
+
+    Attributes:
+        body: φ, the representation that all share, [B].
+        head: the head that a client starts with, [h]; it never changes.
+        heads: h_i, every client's own, [n, h].
+    """
+
+    body: Tensor
+    head: Tensor
+    heads: Tensor
+
+
+class Update(NamedTuple):
+    """A client's reply: its body [B] and how many samples made it []; its head [h] stays with it."""
+
+    body: Tensor
+    samples: Tensor
+    head: Own
+
+
+@dataclass(frozen=True)
+class FedRep:
+    """A representation for everybody, learned together, and a head for each client, learned alone.
+
+    Attributes:
+        problem: what there is to learn.
+        head: auto for the model's last linear layer, none for no head at all (FedAvg), or the name of a layer.
+        head_epochs: passes over a client's samples, in a round, for its head.
+        body_epochs: passes for the body, after those for the head.
+        new_epochs: passes for the head of a new client, which has no part in the body.
+        batch_size: of a step.
+        client_lr: learning rate.
+        client_momentum: of SGD.
+        client_clip: a gradient's norm is cut to this; 0 for no cut.
+        weight_decay: of SGD.
+    """
+
+    problem: Problem
+    head: str = "auto"
+    head_epochs: int = 5
+    body_epochs: int = 1
+    new_epochs: int = 20
+    batch_size: int = 32
+    client_lr: float = 1e-2
+    client_momentum: float = 0.9
+    client_clip: float = 50.0
+    weight_decay: float = 5e-5
+
+    trains_in_rounds: ClassVar[bool] = True
+    uses_labels: ClassVar[bool] = True
+    trains_new_clients: ClassVar[bool] = True
+    local_steps: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.body_epochs < 1:
+            raise PefllError("batch_size and body_epochs must be at least 1")
+        _ = self.parts  # found now, so that a name that is wrong is told before a run starts
+
+    @cached_property
+    def parts(self) -> Head | NoHead:
+        """Takes a model apart into body and head."""
+        if self.head == "none":
+            return NoHead(self.problem.model)
+        return Head(self.problem.model, None if self.head == "auto" else self.head)
+
+    @property
+    def local_epochs(self) -> int:
+        """How many gradients of each sample a client computes in a round."""
+        return self.head_epochs + self.body_epochs if self.parts.size else self.body_epochs
+
+    @property
+    def sgd(self) -> SGD:
+        """A client's optimiser."""
+        return SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+
+    def init(self, seed: int, cohort: Cohort) -> Server:
+        """Draw the first model; all heads start as its head."""
+        del cohort
+        body, head = self.parts.split(self.problem.model.init(seed, "model"))
+        return Server(body, head, head.repeat(self.problem.num_clients, 1))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        """Everyone fits its own head to the body, then the body to its head; the server takes the mean of bodies."""
+        update = cohort.run(self.train, everyone(server.body), own(server.heads))
+        share = update.samples / update.samples.sum()
+        body = torch.einsum("c,cb->b", share, update.body)
+        return Server(body, server.head, cohort.keep(server.heads, update.head))
+
+    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
+        """Return the shared body with each client's own head, [c, D]; new clients first fit a new head."""
+        if cohort.is_new:
+            theta: Tensor = cohort.run(self.join_in, everyone(server.body), everyone(server.head)).value
+        else:
+            theta = cohort.run(self.assemble, everyone(server.body), own(server.heads)).value
+        return theta
+
+    def descriptors(self, server: Server, cohort: Cohort) -> None:
+        """Return nothing: clients are not described."""
+
+    def train(self, client: Client, body: Tensor, head: Tensor) -> Update:
+        """Do a client's part of a round: many steps for the head, then few for the body."""
+        head = self.fit_head(client, body, head, self.head_epochs)
+        batches, steps = client.epochs("train", self.batch_size, self.body_epochs)
+        body = descend(
+            lambda b, batch: self.problem.loss(self.parts.values(b, head), batch), body, batches, self.sgd, steps
+        )
+        return Update(body, client.count[TRAIN].to(body.dtype), Own(head))
+
+    def fit_head(self, client: Client, body: Tensor, head: Tensor, epochs: int) -> Tensor:
+        """Return the head [h] after some passes over a client's samples, with the body as it is."""
+        if not self.parts.size:
+            return head
+        batches, steps = client.epochs("head", self.batch_size, epochs)
+        return descend(
+            lambda h, batch: self.problem.loss(self.parts.values(body, h), batch), head, batches, self.sgd, steps
+        )
+
+    def join_in(self, client: Client, body: Tensor, head: Tensor) -> Own:
+        """Give a new client its model [D], which stays with it."""
+        return Own(self.parts.join(body, self.fit_head(client, body, head, self.new_epochs)))
+
+    def assemble(self, client: Client, body: Tensor, head: Tensor) -> Own:
+        """Put the newest body under the head that a client kept, [D]."""
+        del client
+        return Own(self.parts.join(body, head))
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score the client's own model."""
+        return score(self.problem, client, theta, split)

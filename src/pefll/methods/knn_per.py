@@ -1,0 +1,187 @@
+"""kNN-Per: Personalized Federated Learning through Local Memorization (Marfoq et al., ICML 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pefll.data.client import Client
+from pefll.data.federation import TRAIN
+from pefll.errors import PefllError
+from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, tally
+from pefll.methods.local_sgd import SGD, descend
+from pefll.models.head import Head
+from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
+
+
+class Server(NamedTuple):
+    """The global model θ, [D]."""
+
+    theta: Tensor
+
+
+class Update(NamedTuple):
+    """A client's reply: its model [D] and how many samples made it []."""
+
+    theta: Tensor
+    samples: Tensor
+
+
+class Memory(NamedTuple):
+    """What a client makes of its own training samples, when it needs it.
+
+    Attributes:
+        bank: their features, [m, F].
+        labels: int64 [m].
+        filled: bool [m], false for padding.
+        many: bool [], whether to take the larger number of neighbours.
+        weight: [], λ: how much neighbours count beside the global model.
+    """
+
+    bank: Tensor
+    labels: Tensor
+    filled: Tensor
+    many: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class KNNPer:
+    """A global model as FedAvg trains it, and each client's own samples as its memory: no training to personalise.
+
+    Attributes:
+        problem: what there is to learn.
+        local_steps: of SGD in a round.
+        batch_size: of a local step; 0 for all samples.
+        client_lr: learning rate.
+        client_momentum: of local SGD.
+        client_clip: a local gradient's norm is cut to this; 0 for no cut.
+        weight_decay: of local SGD.
+        scale: a neighbour at distance d counts exp(-d² / scale).
+        few_neighbours: k is this or `many_neighbours`.
+        many_neighbours: k is this or `few_neighbours`.
+        max_weight: λ is one of 0, 0.1, 0.2, ... up to this; 0 for the global model alone.
+    """
+
+    problem: Problem
+    local_steps: int = 50
+    batch_size: int = 32
+    client_lr: float = 1e-2
+    client_momentum: float = 0.9
+    client_clip: float = 50.0
+    weight_decay: float = 5e-5
+    scale: float = 100.0
+    few_neighbours: int = 5
+    many_neighbours: int = 10
+    max_weight: float = 1.0
+
+    trains_in_rounds: ClassVar[bool] = True
+    uses_labels: ClassVar[bool] = True
+    trains_new_clients: ClassVar[bool] = False
+    local_epochs: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.few_neighbours <= self.many_neighbours:
+            raise PefllError("few_neighbours must be at least 1, and many_neighbours no less")
+        if not (self.scale > 0 and self.max_weight <= 1):
+            raise PefllError("scale must be more than 0, and max_weight at most 1")
+        _ = self.head  # found now, so that a model without one is told before a run starts
+
+    @cached_property
+    def head(self) -> Head:
+        """Tells where the model's features end."""
+        return Head(self.problem.model)
+
+    def init(self, seed: int, cohort: Cohort) -> Server:
+        """Draw the first global model."""
+        del cohort
+        return Server(self.problem.model.init(seed, "model"))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        """Everyone trains the global model, the server takes the mean."""
+        update = cohort.run(self.train, everyone(server.theta))
+        share = update.samples / update.samples.sum()
+        return Server(torch.einsum("c,cd->d", share, update.theta))
+
+    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
+        """Return the global model for each, [c, D]: what makes it personal is on the client already."""
+        return server.theta.expand(cohort.size, -1)
+
+    def descriptors(self, server: Server, cohort: Cohort) -> None:
+        """Return nothing: clients are not described."""
+
+    def train(self, client: Client, theta: Tensor) -> Update:
+        """Train the global model on one client's samples."""
+        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        batches = client.batches("train", self.batch_size or None, self.local_steps)
+        return Update(descend(self.problem.loss, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score the mixture of the global model and the client's memory."""
+        memory = self.remember(client, theta)
+
+        def scores_of(x: Tensor) -> Tensor:
+            few, many = self.shares(memory, self.head.features(theta, x), memory.filled)
+            shares = torch.where(memory.many, many, few)
+            return mixed(self.problem.model(theta, x).softmax(dim=1), shares, memory.weight)
+
+        return tally(client, scores_of, split)
+
+    def remember(self, client: Client, theta: Tensor) -> Memory:
+        """Take the features of all training samples, and choose k and λ by leaving out each of them in turn.
+
+        Of settings with equally many right answers, the one that is surer of the right ones is chosen.
+        """
+        blocks = list(client.everything())
+        bank = torch.cat([self.head.features(theta, block.x) for block in blocks])
+        labels = torch.cat([block.y for block in blocks])
+        filled = torch.cat([block.weight for block in blocks]) > 0
+        memory = Memory(bank, labels, filled, filled.any(), bank.new_zeros(()))
+        weights = 0.1 * torch.arange(round(10 * self.max_weight) + 1, dtype=bank.dtype, device=bank.device)
+        right = bank.new_zeros(2, len(weights))
+        sure = bank.new_zeros(2, len(weights))
+        start, places = 0, torch.arange(len(bank), device=bank.device)
+        for block in blocks:
+            mine = slice(start, start + len(block.y))
+            others = filled & (places[mine][:, None] != places)
+            p = self.problem.model(theta, block.x).softmax(dim=1)
+            for k, shares in enumerate(self.shares(memory, bank[mine], others)):
+                mixture = weights[:, None, None] * shares + (1 - weights)[:, None, None] * p  # [λ, b, C]
+                hits = (mixture.argmax(dim=2) == block.y).to(p.dtype)
+                of_label = mixture.gather(2, block.y.expand(len(weights), -1)[..., None]).squeeze(2)
+                choice = torch.arange(2, device=bank.device)[:, None] == k
+                right = right + choice * (hits @ block.weight)
+                sure = sure + choice * (of_label @ block.weight)
+            start += len(block.y)
+        best = (right + sure / filled.sum().clamp(min=1)).flatten().argmax()
+        return memory._replace(many=best >= len(weights), weight=weights[torch.remainder(best, len(weights))])
+
+    def shares(self, memory: Memory, features: Tensor, allowed: Tensor) -> list[Tensor]:
+        """Return the share of each class among few and among many neighbours, each [b, C]."""
+        counts = (self.few_neighbours, self.many_neighbours)
+        return neighbour_shares(features, memory.bank, memory.labels, allowed, counts, self.problem.classes, self.scale)
+
+    def keep_memory(self, client: Client, theta: Tensor) -> Own:
+        """Make the memory for good; it stays with the client."""
+        return Own(self.remember(client, theta))
+
+    def personal_module(self, cohort: Cohort, theta: Tensor) -> nn.Module:
+        """Return the one client of a cohort its model with its memory, as one module.
+
+        Args:
+            cohort: of one client.
+            theta: [1, D].
+        """
+        memory: Memory = cohort.run(self.keep_memory, everyone(theta[0])).value
+        settings = {
+            "count": self.many_neighbours if bool(memory.many) else self.few_neighbours,
+            "weight": float(memory.weight),
+            "scale": self.scale,
+            "classes": self.problem.classes,
+        }
+        network = self.problem.model.with_parameters(theta[0])
+        return NeighbourModel(network, memory.bank[0].cpu(), memory.labels[0].cpu(), settings)

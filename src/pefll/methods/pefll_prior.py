@@ -1,0 +1,63 @@
+"""PeFLL with a label prior: not in the paper; it rules out classes that a client does not have.
+
+A client's descriptor also says how often it has each class, and the server adds the logarithm of these shares to the
+output bias that it generates: Bayes' rule for a client whose labels are distributed otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pefll.data.client import Client
+from pefll.errors import PefllError
+from pefll.methods.pefll import PeFLL, Server
+from pefll.models.head import Head
+
+
+@dataclass(frozen=True)
+class PeFLLPrior(PeFLL):
+    """PeFLL whose descriptors [l + C] end with the client's share p of each class.
+
+    Attributes:
+        tau: τ: the output bias becomes what the hypernetwork makes of the descriptor, plus τ log(p + ε).
+        epsilon: ε: the share that a class is taken to have where there is no sample of it.
+    """
+
+    tau: float = 1.0
+    epsilon: float = 1e-3
+
+    uses_labels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon == 0:
+            raise PefllError("epsilon must be more than 0")
+        start, stop = self.bias
+        if stop - start != self.problem.classes:
+            raise PefllError(f"the model's last linear layer has {stop - start} outputs, not one for each class")
+
+    @cached_property
+    def bias(self) -> tuple[int, int]:
+        """Where the output bias begins and ends in a model's flat vector."""
+        return Head(self.problem.model).bias_place()
+
+    def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
+        """θ = h(v; η_h), with τ log(p + ε) added to the output bias: [c, D] from descriptors [c, l + C]."""
+        v, p = torch.split(v, [self.descriptor, self.problem.classes], dim=1)
+        start, stop = self.bias
+        prior = self.tau * (p + self.epsilon).log()
+        return super().generate(server, eta_h, v) + F.pad(prior, (start, self.problem.model.size - stop))
+
+    def describe(self, client: Client, eta_v: Tensor) -> Tensor:
+        """Return v and p, [l + C]."""
+        return torch.cat([super().describe(client, eta_v), client.label_shares()])
+
+    def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
+        """Return v over all training samples, and p, [l + C]."""
+        return torch.cat([super().describe_all(client, eta_v), client.label_shares()])

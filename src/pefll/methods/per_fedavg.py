@@ -1,0 +1,127 @@
+"""Per-FedAvg: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach.
+
+Fallah, Mokhtari and Ozdaglar, NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll.data.client import Batch, Client
+from pefll.data.federation import TRAIN
+from pefll.errors import PefllError, unknown
+from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
+from pefll.methods.local_sgd import SGD, descend, follow
+from pefll.ops.alone import gradient
+
+VARIANTS = ("fo", "hf")
+
+
+class Server(NamedTuple):
+    """The global model w, [D], from which few steps lead to a good model for anybody."""
+
+    theta: Tensor
+
+
+class Update(NamedTuple):
+    """A client's reply: its model [D] and how many samples made it []."""
+
+    theta: Tensor
+    samples: Tensor
+
+
+@dataclass(frozen=True)
+class PerFedAvg:
+    """One initial model, trained for what it becomes after a step on a client's own samples.
+
+    Attributes:
+        problem: what there is to learn.
+        variant: fo, which leaves the second derivative out, or hf, which replaces it by a difference of gradients.
+        local_epochs: of as many steps as make one pass over a client's samples.
+        batch_size: of each of the independent batches that a step takes.
+        inner_lr: α, of the step on a client's own samples.
+        client_lr: β, of the steps on the global model.
+        client_momentum: of the steps on the global model.
+        client_clip: a gradient's norm is cut to this; 0 for no cut.
+        weight_decay: of the steps on the global model.
+        difference: δ of hf: gradients are compared so far apart.
+        personal_steps: how many steps of rate α a client takes from the global model before it uses it.
+    """
+
+    problem: Problem
+    variant: str = "fo"
+    local_epochs: int = 1
+    batch_size: int = 32
+    inner_lr: float = 1e-2
+    client_lr: float = 1e-2
+    client_momentum: float = 0.9
+    client_clip: float = 50.0
+    weight_decay: float = 5e-5
+    difference: float = 1e-3
+    personal_steps: int = 5
+
+    trains_in_rounds: ClassVar[bool] = True
+    uses_labels: ClassVar[bool] = True
+    trains_new_clients: ClassVar[bool] = True
+    local_steps: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.variant not in VARIANTS:
+            raise unknown("variant of per-fedavg", self.variant, VARIANTS)
+        if self.batch_size < 1 or self.local_epochs < 1:
+            raise PefllError("batch_size and local_epochs must be at least 1")
+        if self.variant == "hf" and not self.difference:
+            raise PefllError("difference must be more than 0")
+
+    def init(self, seed: int, cohort: Cohort) -> Server:
+        """Draw the first global model."""
+        del cohort
+        return Server(self.problem.model.init(seed, "model"))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        """Everyone trains the global model, the server takes the mean."""
+        update = cohort.run(self.train, everyone(server.theta))
+        share = update.samples / update.samples.sum()
+        return Server(torch.einsum("c,cd->d", share, update.theta))
+
+    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
+        """Let every client, seen or new, take its few steps, [c, D]."""
+        theta: Tensor = cohort.run(self.adapt, everyone(server.theta)).value
+        return theta
+
+    def descriptors(self, server: Server, cohort: Cohort) -> None:
+        """Return nothing: clients are not described."""
+
+    def train(self, client: Client, theta: Tensor) -> Update:
+        """Follow the meta-gradient; each step draws batches D, D' and, for hf, D''."""
+        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        outer, steps = client.epochs("train", self.batch_size, self.local_epochs)
+        inner, _ = client.epochs("inner", self.batch_size, self.local_epochs)
+        if self.variant == "fo":
+            theta = follow(self.meta_gradient, theta, zip(inner, outer, strict=True), sgd, steps)
+        else:
+            curved, _ = client.epochs("curvature", self.batch_size, self.local_epochs)
+            theta = follow(self.meta_gradient, theta, zip(inner, outer, curved, strict=True), sgd, steps)
+        return Update(theta, client.count[TRAIN].to(theta.dtype))
+
+    def meta_gradient(self, theta: Tensor, batches: tuple[Batch, ...]) -> Tensor:
+        """Return the gradient of f(w - α∇f(w)) with respect to w, [D], to first order or free of the Hessian."""
+        loss, (inner, outer, *curved) = self.problem.loss, batches
+        v = gradient(loss, theta - self.inner_lr * gradient(loss, theta, inner), outer)
+        if not curved:
+            return v
+        ahead, behind = (gradient(loss, theta + sign * self.difference * v, curved[0]) for sign in (1, -1))
+        return v - self.inner_lr * (ahead - behind) / (2 * self.difference)
+
+    def adapt(self, client: Client, theta: Tensor) -> Own:
+        """Take a few plain steps of rate α on a client's own samples; the model [D] stays there."""
+        batches = client.batches("personal", self.batch_size, self.personal_steps)
+        return Own(descend(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None)))
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score the client's own model."""
+        return score(self.problem, client, theta, split)

@@ -1,0 +1,158 @@
+"""pFedHN: Personalized Federated Learning using Hypernetworks (Shamsian et al., ICML 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from pefll import randomness
+from pefll.data.client import Client
+from pefll.errors import PefllError
+from pefll.methods.contract import Cohort, Problem, Score, each, score
+from pefll.methods.local_sgd import SGD, descend, sgd_step
+from pefll.models.hypernetwork import Hypernetwork
+from pefll.models.network import Network
+
+
+class Server(NamedTuple):
+    """What the server keeps; clients keep nothing.
+
+    Attributes:
+        hypernetwork: φ, [H].
+        embeddings: v_i, one for every client, [n, l].
+        newcomer: the embedding that a new client starts with, [l]; it never changes.
+        hypernetwork_velocity: of SGD, [H].
+        embeddings_velocity: of SGD, [n, l].
+    """
+
+    hypernetwork: Tensor
+    embeddings: Tensor
+    newcomer: Tensor
+    hypernetwork_velocity: Tensor
+    embeddings_velocity: Tensor
+
+
+@dataclass(frozen=True)
+class PFedHN:
+    """A hypernetwork makes each client's model from an embedding of the client, which the server learns.
+
+    Attributes:
+        problem: what there is to learn.
+        hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
+        embedding_size: l; 0 for int(1 + n / 4).
+        local_steps: of SGD on a client.
+        batch_size: of a local step; 0 for all samples.
+        client_lr: of local SGD.
+        client_momentum: of local SGD.
+        client_clip: a local gradient's norm is cut to this; 0 for no cut.
+        weight_decay: of local SGD.
+        server_lr: of the hypernetwork's SGD; 0 leaves it as it is.
+        embedding_lr: of the embeddings' SGD.
+        server_momentum: of both.
+        server_decay: weight decay of both.
+        server_clip: the norm of each one's gradient is cut to this; 0 for no cut.
+        new_rounds: exchanges with a new client, in which only its embedding is learned.
+    """
+
+    problem: Problem
+    hypernetwork: str = "M"
+    embedding_size: int = 0
+    local_steps: int = 50
+    batch_size: int = 32
+    client_lr: float = 5e-3
+    client_momentum: float = 0.9
+    client_clip: float = 50.0
+    weight_decay: float = 5e-5
+    server_lr: float = 1e-2
+    embedding_lr: float = 1e-2
+    server_momentum: float = 0.9
+    server_decay: float = 1e-3
+    server_clip: float = 50.0
+    new_rounds: int = 20
+
+    trains_in_rounds: ClassVar[bool] = True
+    uses_labels: ClassVar[bool] = True
+    trains_new_clients: ClassVar[bool] = True
+    local_epochs: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.local_steps < 1:
+            raise PefllError("local_steps must be at least 1")
+        _ = self.h  # built now, so that a size that is wrong is told before a run starts
+
+    @cached_property
+    def size(self) -> int:
+        """l, the size of an embedding."""
+        return self.embedding_size or int(1 + self.problem.num_clients / 4)
+
+    @cached_property
+    def h(self) -> Network:
+        """The hypernetwork, with parameters φ."""
+        with randomness.initial_weights(0, "architecture"):  # not used: `init` draws anew
+            return Network(Hypernetwork(self.size, self.problem.model.size, self.hypernetwork))
+
+    def init(self, seed: int, cohort: Cohort) -> Server:
+        """Draw the hypernetwork, and every client's embedding from a normal distribution."""
+        del cohort
+        hypernetwork = self.h.init(seed, "hypernetwork")
+        with randomness.initial_weights(seed, "embeddings"):
+            newcomer, embeddings = torch.randn(self.size), torch.randn(self.problem.num_clients, self.size)
+        still = torch.zeros_like
+        return Server(hypernetwork, embeddings, newcomer, still(hypernetwork), still(embeddings))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        """Models down, changes up; then the server follows them, through the models, to φ and to the embeddings."""
+        v = server.embeddings.index_select(0, cohort.ids)
+        theta, pullback = vjp(self.h, server.hypernetwork, v)  # type: ignore[misc]
+        delta = cohort.run(self.adapt, each(theta), exchange=0)  # θ_i down, Δθ_i up
+        d_hypernetwork, d_v = pullback(delta)
+        # The mean over clients for what they share; an embedding belongs to one client and follows it alone.
+        d_embeddings = torch.zeros_like(server.embeddings).index_copy(0, cohort.ids, d_v)
+        hypernetwork, velocity = self.step(
+            server.hypernetwork, server.hypernetwork_velocity, d_hypernetwork / cohort.size, self.server_lr
+        )
+        embeddings, of_embeddings = self.step(
+            server.embeddings, server.embeddings_velocity, d_embeddings, self.embedding_lr
+        )
+        return Server(hypernetwork, embeddings, server.newcomer, velocity, of_embeddings)
+
+    def step(self, parameters: Tensor, velocity: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        """Return parameters and velocity after one step of the server's SGD, shaped as they were."""
+        sgd = SGD(lr, self.server_momentum, self.server_decay, self.server_clip or None)
+        after = sgd_step(parameters.flatten(), velocity.flatten(), gradient.flatten(), sgd)
+        return after[0].view_as(parameters), after[1].view_as(velocity)
+
+    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
+        """Return a model for each embedding, [c, D]; those of new clients are learned first."""
+        v = self.embed(server, cohort) if cohort.is_new else server.embeddings.index_select(0, cohort.ids)
+        return self.h(server.hypernetwork, v)
+
+    def embed(self, server: Server, cohort: Cohort) -> Tensor:
+        """Learn embeddings of new clients [c, l] in some exchanges, with the hypernetwork as it is."""
+        v = server.newcomer.repeat(cohort.size, 1)
+        velocity = torch.zeros_like(v)
+        sgd = SGD(self.embedding_lr, self.server_momentum, self.server_decay, self.server_clip or None)
+        for exchange in range(self.new_rounds):
+            theta, pullback = vjp(lambda at: self.h(server.hypernetwork, at), v)  # type: ignore[misc]
+            (d_v,) = pullback(cohort.run(self.adapt, each(theta), exchange=exchange))
+            # Each client's step is its own, as it would be if the others were not there.
+            v, velocity = torch.vmap(lambda at, speed, along: sgd_step(at, speed, along, sgd))(v, velocity, d_v)
+        return v
+
+    def descriptors(self, server: Server, cohort: Cohort) -> None:
+        """Return nothing: new clients would have to train for an embedding."""
+
+    def adapt(self, client: Client, theta: Tensor, exchange: int) -> Tensor:
+        """Run local SGD; the way back, θ_before - θ_after [D], stands for the gradient."""
+        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
+        return theta - descend(self.problem.loss, theta, batches, sgd)
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score the model as it came."""
+        return score(self.problem, client, theta, split)

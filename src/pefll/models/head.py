@@ -1,0 +1,147 @@
+"""Where a model ends: its last linear layer, and the features that this layer is given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from pefll.errors import PefllError, unknown
+from pefll.models.network import Network
+
+T = TypeVar("T")
+
+
+class Head:
+    """The parameters of one layer, in a model's flat vector [D], apart from all others: the head [h] and the body [B].
+
+    Attributes:
+        layer: the layer's name in the module; "" where the module is the layer itself.
+        size: h.
+    """
+
+    def __init__(self, network: Network, layer: str | None = None) -> None:
+        """Find the head.
+
+        Args:
+            network: the model.
+            layer: the name of a layer in it; None for the last `nn.Linear` in the order of execution.
+        """
+        self.layer = last_linear(network.module) if layer is None else _existing(network.module, layer)
+        self._network = network
+        prefix = f"{self.layer}." if self.layer else ""
+        self._names = [name for name in network.names if name.startswith(prefix)]
+        owned = [f"{prefix}{name}" for name, _ in network.module.get_submodule(self.layer).named_parameters()]
+        if self._names != owned:  # of a weight that is used twice, only one name is in the vector
+            raise PefllError(f"layer {self.layer!r} shares weights with another layer, so it cannot be taken apart")
+        self._sizes = [shape.numel() for shape in network.shapes]
+        self._inside = [name in set(self._names) for name in network.names]
+        self.size = sum(self._of(True, self._sizes))
+        self._features: Network | None = None
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return body [B] and head [h] of a model [D]."""
+        parts = torch.split(theta, self._sizes)
+        empty = theta.new_empty(0)
+        return torch.cat([empty, *self._of(False, parts)]), torch.cat([empty, *self._of(True, parts)])
+
+    def join(self, body: Tensor, head: Tensor) -> Tensor:
+        """Return the model [D] of a body [B] and a head [h]."""
+        return self._network.flatten(list(self.values(body, head).values()))
+
+    def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
+        """Return the model of a body [B] and a head [h] by names, so that one has a gradient without the other."""
+        of_head = iter(torch.split(head, self._of(True, self._sizes)))
+        of_body = iter(torch.split(body, self._of(False, self._sizes)))
+        network = self._network
+        return {
+            name: next(of_head if inside else of_body).view(shape)
+            for name, shape, inside in zip(network.names, network.shapes, self._inside, strict=True)
+        }
+
+    def _of(self, head: bool, parts: Sequence[T]) -> list[T]:
+        """Return those of the model's parts that are in the head, or those that are not."""
+        return [part for part, inside in zip(parts, self._inside, strict=True) if inside == head]
+
+    def features(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return what the head of a model `theta` [D] is given for samples x [b, ...], [b, F]."""
+        if not self.layer:
+            return x.flatten(1).to(theta.dtype)
+        if self._features is None:
+            # With the layer gone the body's parameters are all there are, in the same order as in `split`.
+            self._features = Network(_replaced(self._network.module, self.layer, nn.Identity()))
+        return self._features(self.split(theta)[0], x)
+
+    def bias_place(self) -> tuple[int, int]:
+        """Return where the layer's bias begins and ends in the model's flat vector."""
+        name = f"{self.layer}.bias" if self.layer else "bias"
+        if name not in self._network.names:
+            raise PefllError(f"layer {self.layer!r} of the model has no bias to add to")
+        start = sum(self._sizes[: self._network.names.index(name)])
+        return start, start + self._sizes[self._network.names.index(name)]
+
+
+class NoHead:
+    """A model that is all body, with an empty head.
+
+    Attributes:
+        size: 0.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network, self.size = network, 0
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model [D] and nothing [0]."""
+        return theta, theta.new_empty(0)
+
+    def join(self, body: Tensor, head: Tensor) -> Tensor:
+        """Return the body [D], which is the model."""
+        del head
+        return body
+
+    def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
+        """Return the body [D], which is the model, by names."""
+        del head
+        return self._network.unflatten(body)
+
+
+def last_linear(module: nn.Module) -> str:
+    """Return the name of the `nn.Linear` that a module calls last; PefllError where it has none.
+
+    A module whose Python code cannot be recorded is taken to call its layers in the order in which they were made.
+    """
+    if isinstance(module, nn.Linear):
+        return ""
+    names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    try:
+        calls = [
+            str(node.target) for node in fx.Tracer().trace(copy.deepcopy(module)).nodes if node.op == "call_module"
+        ]
+    except Exception:  # noqa: BLE001 - whatever code a user has written
+        calls = names
+    called = [name for name in calls if name in names]
+    if not called:
+        raise PefllError(
+            f"the model {type(module).__name__} has no nn.Linear layer, so it is not known where its features end; "
+            "make its last layer an nn.Linear"
+        )
+    return called[-1]
+
+
+def _existing(module: nn.Module, layer: str) -> str:
+    names = [name for name, part in module.named_modules() if name and any(True for _ in part.parameters())]
+    if layer not in names:
+        raise unknown("layer of the model", layer, names)
+    return layer
+
+
+def _replaced(module: nn.Module, layer: str, by: nn.Module) -> nn.Module:
+    """Return a copy of a module with another layer in the place of one."""
+    changed = copy.deepcopy(module)
+    parent, _, name = layer.rpartition(".")
+    setattr(changed.get_submodule(parent), name, by)
+    return changed

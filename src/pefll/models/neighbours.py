@@ -1,0 +1,79 @@
+"""A model that also looks at which samples of its own client a sample is near to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pefll.models.head import Head
+from pefll.models.network import Network
+
+
+def neighbour_shares(
+    features: Tensor, bank: Tensor, labels: Tensor, allowed: Tensor, counts: tuple[int, ...], classes: int, scale: float
+) -> list[Tensor]:
+    """Return the share of each class among the nearest samples, the nearer the more.
+
+    A neighbour at distance d counts exp(-d² / scale).
+
+    Args:
+        features: [b, F].
+        bank: [m, F], features of the samples that can be neighbours.
+        labels: int64 [m].
+        allowed: bool [m] or [b, m], which of them may be.
+        counts: how many neighbours to take, ascending.
+        classes: C.
+        scale: of squared distances.
+
+    Returns:
+        [b, C] for each of the counts; zeros for a sample that has no neighbour.
+    """
+    centre = bank.mean(dim=0)  # distances from products lose digits far from the origin
+    features, bank = features - centre, bank - centre
+    squares = features.square().sum(1)[:, None] + bank.square().sum(1) - 2 * features @ bank.T
+    closeness = (-squares.clamp(min=0) / scale).masked_fill(~allowed, -torch.inf)
+    nearest, place = closeness.topk(min(counts[-1], len(bank)), dim=1)
+    of_class = labels[place][..., None] == torch.arange(classes, device=labels.device)
+    # The nearest counts 1, so that samples far from everything still have neighbours; none at all stay at 0.
+    weights = (nearest - nearest[:, :1].clamp(min=-1e30)).exp()
+    shares = []
+    for count in counts:
+        votes = torch.einsum("bk,bkc->bc", weights[:, :count], of_class[:, :count].to(features.dtype))
+        shares.append(votes / votes.sum(dim=1, keepdim=True).clamp(min=1e-30))
+    return shares
+
+
+def mixed(probabilities: Tensor, shares: Tensor, weight: Tensor | float) -> Tensor:
+    """Return logarithms of a mixture of probabilities [b, C]: `weight` of the neighbours', the rest of the model's."""
+    return (weight * shares + (1 - weight) * probabilities).clamp(min=1e-30).log()
+
+
+class NeighbourModel(nn.Module):
+    """A network and the samples of one client, as one module that maps samples to logarithms of probabilities.
+
+    Attributes:
+        network: the network, with its weights.
+        bank: [m, F], features of the client's samples.
+        labels: int64 [m].
+        settings: count (neighbours), weight (theirs), scale (of squared distances), classes.
+    """
+
+    def __init__(self, network: nn.Module, bank: Tensor, labels: Tensor, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.network, self.settings = network, settings
+        self.register_buffer("bank", bank)
+        self.register_buffer("labels", labels)
+        self.bank: Tensor
+        self.labels: Tensor
+        self._head = Head(Network(network))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map samples [b, ...] to logarithms of probabilities [b, classes]."""
+        s = self.settings
+        theta = torch.cat([parameter.reshape(-1) for parameter in self.network.parameters()])
+        allowed = torch.ones(len(self.bank), dtype=torch.bool, device=self.bank.device)
+        features = self._head.features(theta, x)
+        (shares,) = neighbour_shares(features, self.bank, self.labels, allowed, (s["count"],), s["classes"], s["scale"])
+        return mixed(self.network(x).softmax(dim=1), shares, s["weight"])

@@ -1,0 +1,162 @@
+"""The checks of a method notice what they are there for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pefll.checking import CHECKS, check_method
+from pefll.methods import FedAvg
+from pefll.methods.contract import everyone
+from pefll.methods.fedavg import Server
+
+QUICK = {"local_steps": 3, "batch_size": 4}
+
+
+@dataclass
+class Loose:
+    """A dataclass that can be changed."""
+
+    problem: object = None
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A dataclass without a method's functions."""
+
+    problem: object
+    local_steps: int = 3
+    batch_size: int = 4
+
+
+@dataclass(frozen=True)
+class Gambler(FedAvg):
+    """Draws random numbers of its own."""
+
+    def round(self, server, cohort):
+        theta = super().round(server, cohort).theta
+        return Server(theta + 1e-3 * torch.randn_like(theta))
+
+
+@dataclass(frozen=True)
+class Padded(FedAvg):
+    """Counts padding as samples."""
+
+    def train(self, client, theta):
+        update = super().train(client, theta)
+        return update._replace(samples=torch.full_like(update.samples, client.capacity[0]))
+
+
+@dataclass(frozen=True)
+class Impatient(FedAvg):
+    """Prefers whoever comes first."""
+
+    def round(self, server, cohort):
+        return Server(cohort.run(self.train, everyone(server.theta)).theta[0])
+
+
+@dataclass(frozen=True)
+class Careless(FedAvg):
+    """Writes into the state that it was given."""
+
+    def round(self, server, cohort):
+        server.theta.copy_(super().round(server, cohort).theta)
+        return server
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    """Keeps something that matters outside of its state."""
+
+    _seen = []  # noqa: RUF012
+
+    def init(self, seed, cohort):
+        self._seen.clear()
+        return super().init(seed, cohort)
+
+    def round(self, server, cohort):
+        self._seen.append(1)
+        return Server(super().round(server, cohort).theta * (1 + 0.01 * len(self._seen)))
+
+
+@dataclass(frozen=True)
+class Cheat(FedAvg):
+    """Trains on held-out samples too."""
+
+    def train(self, client, theta):
+        return super().train(replace(client, offset=client.offset[[2, 1, 0]], count=client.count), theta)
+
+
+@dataclass(frozen=True)
+class Unwelcoming(FedAvg):
+    """Has nothing for new clients."""
+
+    def personalize(self, server, cohort):
+        models = super().personalize(server, cohort)
+        return models * torch.nan if cohort.is_new else models
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "sentence"),
+    [
+        ("Loose", "is_a_method", "frozen=True"),
+        ("Bare", "is_a_method", "it lacks trains_in_rounds"),
+        ("QUICK", "is_a_method", "is not a dataclass"),
+        ("Gambler", "a_seed_decides_everything", "random numbers of its own"),
+        ("Padded", "engines_agree", "depends on padding"),
+        ("Impatient", "order_does_not_matter", "in another order"),
+        ("Careless", "states_are_not_written_to", "write nothing in place"),
+        ("Forgetful", "stopping_changes_nothing", "not in the state"),
+        ("Cheat", "held_out_data_is_not_looked_at", "held-out samples change"),
+        ("Unwelcoming", "everybody_gets_a_model", "new clients got"),
+    ],
+)
+def test_each_check_notices_its_fault(name, rule, sentence):
+    findings = check_method(f"{__name__}:{name}", QUICK if name not in ("Loose", "QUICK") else {})
+    place = [check.__name__ for check in CHECKS].index(rule)
+    assert findings[place].problem is not None
+    assert sentence in findings[place].problem
+    assert (len(findings) == 1) == (rule == "is_a_method")
+
+
+def test_a_method_without_faults_has_none():
+    findings = check_method("fedavg", QUICK)
+    assert len(findings) == len(CHECKS)
+    assert not any(finding.problem for finding in findings)
+
+
+def run_cli(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pefll", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_readmes_own_method(tmp_path):
+    """The method of the README, as a reader would copy it: checked, trained, and used."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (block,) = [code for code in re.findall(r"```python\n(.*?)```", readme, re.S) if "class Ditto" in code]
+    assert sum(bool(line.strip()) for line in block.splitlines()) < 55
+    (tmp_path / "mine.py").write_text(textwrap.dedent(block))
+    checked = run_cli("check-method", "mine:Ditto", "--set", "local_steps=3", folder=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.count("yes") == len(CHECKS)
+    options = ["--method", "mine:Ditto", "--data", "digits", "--rounds", "4", "--set", "local_steps=3"]
+    trained = run_cli("train", *options, "--device", "cpu", "--out", "run", folder=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_the_command_line_tells_what_failed(tmp_path):
+    (tmp_path / "mine.py").write_text("x = 3\n")
+    wrong = run_cli("check-method", "mine:x", folder=tmp_path)
+    assert wrong.returncode == 1
+    assert "is not a dataclass" in wrong.stdout
+    missing = run_cli("check-method", "mine:y", folder=tmp_path)
+    assert missing.returncode in (1, 2)
+    assert "cannot import the method 'mine:y'" in missing.stdout + missing.stderr
