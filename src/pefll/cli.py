@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import json
 import sys
@@ -291,17 +289,28 @@ def evaluate(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    per_client: Annotated[
+        Path | None, typer.Option(help="Also write a CSV with a row for each client.", metavar="FILE.csv")
+    ] = None,
 ) -> None:
     """Score the personal models of all clients of a run, seen and unseen, at its best round.
 
-    For example: `pefll evaluate runs/c10 --split test --mask-labels`
+    For example:
+
+    - `pefll evaluate runs/c10 --split test --mask-labels`
+
+    - `pefll evaluate runs/c10 --per-client clients.csv`
     """
     trained = run.load(path, err)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
     federation = run.federation_of(config, err)
-    result = dataclasses.replace(trained, config=config).evaluate(split, federation, err)
+    clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
+    if per_client is not None:
+        rows = (one._asdict() | {"seen": int(one.seen), "accuracy": f"{one.accuracy:.6f}"} for one in clients)
+        files.write_csv(per_client, rows)
+    result = run.evaluation_of_clients(clients)
     groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
     if as_json:
         typer.echo(json.dumps({"run": str(path), "split": split, **groups}, indent=2))
@@ -362,11 +371,11 @@ def predict(
     classes = chances.argmax(axis=1)
     names = personal.facts["class_names"] or [str(number) for number in range(personal.facts["classes"])]
     if target is not None:
-        table = io.StringIO()
-        rows = csv.writer(table, lineterminator="\n")
-        rows.writerow(("sample", "class", "probability"))
-        rows.writerows((row, names[c], f"{chances[row, c]:.6f}") for row, c in enumerate(classes))
-        files.write_whole(target, table.getvalue().encode())
+        answers = enumerate(classes)
+        files.write_csv(
+            target,
+            ({"sample": row, "class": names[c], "probability": f"{chances[row, c]:.6f}"} for row, c in answers),
+        )
         say(out, f"wrote {target}")
     else:
         for row, c in enumerate(classes[:20]):
