@@ -258,6 +258,80 @@ def train(
     say(out, f"Next: pefll show {target}")
 
 
+@app.command(rich_help_panel="Experiments")
+def tune(
+    grid: Annotated[
+        list[str], typer.Option("--grid", help="Values to try, NAME=VALUE,VALUE; may be repeated for a product of all.")
+    ],
+    data: Annotated[str, typer.Option(help="As in `pefll train`.")],
+    method: Annotated[str, typer.Option(help="As in `pefll train`.")] = "pefll",
+    data_dir: DataDir = Path("data"),
+    partition: Annotated[str, typer.Option(help="As in `pefll train`.")] = "",
+    clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
+    model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Of each run.")] = 1000,
+    clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`; 0 for 5% of all.")] = 0,
+    seeds: Annotated[str, typer.Option(help="Every setting is tried with each of these.")] = "0",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE.")
+    ] = None,
+    eval_every: Annotated[int, typer.Option(help="As in `pefll train`.")] = 30,
+    engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    processes: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 4,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+        "runs/tune"
+    ),
+    target: Annotated[Path, typer.Option("--to", help="Where the results of all trials go.")] = Path("results/tune"),
+) -> None:
+    """Choose hyper-parameters by grid search, by validation accuracy on seen clients.
+
+    Test samples and unseen clients take no part in the choice. What was tried before is not tried again: after Ctrl-C,
+    or with more values, give the command again. All trials of a method on a federation are kept in one file,
+    `results/tune/DATA-METHOD-nCLIENTS.json`, from which `pefll reproduce` takes the best.
+
+    For example:
+
+    - `pefll tune --data digits --method fedavg --grid client_lr=1e-3,1e-2,1e-1 --rounds 100`
+
+    - `pefll tune --data cifar10 --clients 100 --grid client_lr=2e-3,5e-3 --grid server_lr=2e-4,5e-4 --seeds 0,1`
+
+    - `pefll tune --data cifar100 --clients 100 --set embedding=linear --grid server_lr=2e-4,5e-4,1e-3`
+    """
+    from pefll.experiments import tune as search
+
+    config = Config(
+        method=method,
+        settings=typed_settings(method, _settings(settings or [])),
+        data=str(Path(data).resolve()) if data not in sources.DATASETS and Path(data).exists() else data,
+        data_dir=str(data_dir),
+        partition=partition,
+        clients=clients,
+        unseen=unseen,
+        model=model,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        eval_every=eval_every,
+        engine=engine,
+        device=device,
+        precision=precision,
+        processes=processes,
+    )
+    wanted = search.Search(config, search.parse_grid(method, grid), tuple(_seeds(seeds)))
+    try:
+        trials = search.tune(wanted, folder, target, at_once, err)
+    except Stopped as stopped:
+        say(err, f"Saved in {folder} and {target}. The same command goes on.")
+        raise typer.Exit(128 + stopped.signal) from None
+    out.print(search.trials_table(trials, wanted.seeds))
+    for sentence in search.advice(trials, wanted):
+        say(out, sentence)
+    say(out, f"wrote {trials.path}")
+
+
 def _started(folder: RunFolder) -> Config:
     folder.check_is_run()
     return Config.load(folder.config_file)

@@ -8,43 +8,10 @@ from typing import Any
 
 from pefll.config import Config
 from pefll.errors import PefllError
+from pefll.experiments.table1 import PAPER
 from pefll.files import read_json, write_json
 from pefll.record import GROUPS, RunFolder
 from pefll.report import mean_and_std
-
-# The paper's Table 1, in per cent: (dataset, clients) -> method -> (seen mean, seen std, unseen mean, unseen std).
-PAPER: dict[tuple[str, int], dict[str, tuple[float, float, float, float]]] = {
-    ("cifar10", 100): {
-        "local": (82.2, 0.6, 81.6, 0.7),
-        "fedavg": (47.5, 0.5, 48.6, 0.3),
-        "pefll": (89.0, 0.8, 89.3, 2.2),
-    },
-    ("cifar10", 500): {
-        "local": (70.9, 0.5, 70.6, 1.8),
-        "fedavg": (50.4, 0.6, 49.6, 1.0),
-        "pefll": (88.9, 0.4, 88.9, 0.6),
-    },
-    ("cifar10", 1000): {
-        "local": (65.5, 0.7, 65.5, 0.5),
-        "fedavg": (51.9, 0.7, 51.7, 0.7),
-        "pefll": (87.8, 0.4, 88.5, 0.3),
-    },
-    ("cifar100", 100): {
-        "local": (39.4, 0.2, 38.7, 0.9),
-        "fedavg": (16.4, 0.4, 17.1, 0.9),
-        "pefll": (56.0, 0.3, 35.2, 1.4),
-    },
-    ("cifar100", 500): {
-        "local": (19.7, 0.2, 19.9, 1.1),
-        "fedavg": (20.2, 0.1, 19.3, 2.0),
-        "pefll": (43.2, 0.8, 38.1, 0.4),
-    },
-    ("cifar100", 1000): {
-        "local": (11.3, 0.1, 11.0, 0.5),
-        "fedavg": (20.2, 0.2, 20.5, 1.0),
-        "pefll": (40.9, 0.6, 38.4, 0.9),
-    },
-}
 
 
 def collect(folder: RunFolder, target: Path) -> Path:
@@ -61,6 +28,8 @@ def collect(folder: RunFolder, target: Path) -> Path:
     summary = folder.summary()
     if summary is None:
         raise PefllError(f"{folder.path} is not finished; go on with `pefll train --resume {folder.path}`")
+    if summary.get("split", "test") != "test":
+        raise PefllError(f"{folder.path} was made to choose hyper-parameters; it has no test accuracy")
     history = [
         {"round": row["round"]} | {group: round(row[group]["per_sample"], 4) for group in GROUPS if row[group]}
         for row in folder.history()
