@@ -21,7 +21,7 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import files, run
 from pefll.config import Config
-from pefll.errors import PefllError
+from pefll.errors import PefllError, unknown
 from pefll.lockstep import Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.personal import PersonalModel
@@ -330,6 +330,96 @@ def tune(
     for sentence in search.advice(trials, wanted):
         say(out, sentence)
     say(out, f"wrote {trials.path}")
+
+
+@app.command(rich_help_panel="Experiments")
+def reproduce(
+    what: Annotated[str, typer.Argument(help="table1", metavar="WHAT")],
+    only: Annotated[
+        str, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds that every cell should have.")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(help="Rounds that every run should have.")] = 5000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is missing and what it will take.")] = False,
+    tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables; train nothing.")] = False,
+    data_dir: DataDir = Path("data"),
+    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+        "runs/table1"
+    ),
+    results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
+    at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 3,
+    device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+) -> None:
+    """Reproduce the paper's Table 1: run what is missing, then write results/table1.md, .tex and .csv.
+
+    A run is missing while `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
+    These are what `pefll tune` found best for the cell, or else for 100 clients of the same data, or else the method's
+    defaults. Every batch's results are written before the next one starts; after Ctrl-C or a crash, give the command
+    again.
+
+    For example:
+
+    - `pefll reproduce table1 --dry-run`
+
+    - `pefll reproduce table1 --only pefll,fedavg,cifar10-100 --seeds 0`
+
+    - `pefll reproduce table1 --tables-only`
+    """
+    from pefll.experiments import comparison
+    from pefll.experiments import reproduce as table
+
+    if what != "table1":
+        raise unknown("experiment", what, ["table1"])
+    plan = table.make_plan(results, _seeds(seeds), rounds, only)
+    if dry_run:
+        out.print(table.missing_table(plan))
+        return
+    failures: list[str] = []
+    if not tables_only:
+        try:
+            failures = table.run_missing(
+                plan, results, folder, data_dir, at_once, err, device=device, precision=precision
+            )
+        except Stopped as stopped:
+            say(err, f"Saved in {folder} and {results}. The same command goes on.")
+            raise typer.Exit(128 + stopped.signal) from None
+        plan = table.make_plan(results, _seeds(seeds), rounds, only)
+    for path in comparison.write_tables(plan.comparison(), results):
+        say(out, f"wrote {path}")
+    if failures:
+        raise PefllError(f"{len(failures)} runs failed: {'; '.join(failures)}")
+
+
+@app.command(rich_help_panel="Experiments")
+def cost(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Finished run folders, result files, or a folder of results.", metavar="RUN...")
+    ],
+    data_dir: DataDir = Path("data"),
+    target: Annotated[Path | None, typer.Option("--out", help="Also write OUT.md and OUT.csv.", metavar="OUT")] = None,
+) -> None:
+    """Show what a client that was never seen pays for its model: exchanges, bytes, FLOPs, seconds, method by method.
+
+    It is counted now, on one core, for the unseen client with the median number of samples. Nothing is trained but
+    what the method lets a new client train.
+
+    For example:
+
+    - `pefll cost runs/c10 runs/c10-fedavg`
+
+    - `pefll cost results --out results/cost`
+    """
+    from pefll.experiments import costs
+
+    found = costs.read_any(paths)
+    if not found:
+        raise PefllError(f"there are no results in {paths[0]}; `pefll results add RUN` puts some there")
+    bills = costs.bills(found, data_dir, err)
+    for table in costs.costs_tables(bills):
+        out.print(table)
+    for path in costs.write_costs(bills, target) if target is not None else []:
+        say(out, f"wrote {path}")
 
 
 def _started(folder: RunFolder) -> Config:

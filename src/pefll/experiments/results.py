@@ -67,7 +67,7 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
         cells = [f"{one['dataset']}, {one['num_clients']}", one["method"], str(len(group))]
         for place, who in enumerate(GROUPS):
             scored = [result["accuracy"]["best"][who] for result in group]
-            cells.append(_spread([100 * score["per_sample"] for score in scored if score]))
+            cells.append(spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
         seconds = mean_and_std([result["train_seconds"] + result["eval_seconds"] for result in group])[0]
         together = max(result.get("lockstep", 1) for result in group)
@@ -76,7 +76,8 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Return a mean with its standard deviation, where there is one, to one digit; a dash for no values."""
     if not values:
         return "—"
     mean, std = mean_and_std(values)

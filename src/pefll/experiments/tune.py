@@ -18,6 +18,7 @@ from pefll import run
 from pefll.config import Config
 from pefll.data import Federation
 from pefll.errors import Diverged, PefllError
+from pefll.experiments.results import spread
 from pefll.files import read_json, write_json
 from pefll.lockstep import Stopped
 from pefll.methods import hyperparameters, typed_settings
@@ -193,7 +194,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
                 if row["error"] is None:
                     say(
                         console,
-                        f"{order.label}: {100 * row['seen_validation']:.1f}% of seen clients' validation samples",
+                        f"{order.label}: {100 * row['seen_validation']:.1f}% on seen clients' validation",
                     )
                 elif len(batch) == 1:  # those that are trained beside others tell it themselves
                     say(console, f"{order.label} failed: {row['error']}")
@@ -278,12 +279,6 @@ def advice(trials: Trials, search: Search) -> list[str]:
                 if best == edge:
                     sentences.append(f"{name} = {best} is the {word} that was tried: the best may lie beyond it")
     return sentences
-
-
-def spread(values: Sequence[float]) -> str:
-    """Return a mean with its standard deviation, where there is one, to one digit."""
-    mean, std = mean_and_std(values)
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
 def file_name(data: str, method: str, clients: int) -> str:
