@@ -396,7 +396,7 @@ def cost(
     paths: Annotated[
         list[Path], typer.Argument(help="Finished run folders, result files, or a folder of results.", metavar="RUN...")
     ],
-    data_dir: DataDir = Path("data"),
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
     target: Annotated[Path | None, typer.Option("--out", help="Also write OUT.md and OUT.csv.", metavar="OUT")] = None,
 ) -> None:
     """Show what a client that was never seen pays for its model: exchanges, bytes, FLOPs, seconds, method by method.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ from pefll.experiments.table1 import ROWS
 from pefll.files import read_json, write_csv, write_whole
 from pefll.methods import build_method
 from pefll.progress import monitor
-from pefll.record import run_folders
+from pefll.record import RunFolder, run_folders
 
 Result = dict[str, Any]
+# What results that differ only by seed have in common.
 _SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings")
 
 
@@ -58,61 +60,81 @@ class Bill(NamedTuple):
         return spread([100 * score["per_sample"] for score in scores if score])
 
 
-def read_any(paths: Sequence[Path]) -> list[Result]:
-    """Return the results that paths hold: result files, folders of them, or finished run folders."""
-    results: list[Result] = []
+class Finished(NamedTuple):
+    """A finished run: what came out, and what was asked for."""
+
+    result: Result
+    config: Config
+
+
+def read_any(paths: Sequence[Path]) -> list[Finished]:
+    """Return what paths hold: result files, folders of them, or finished run folders."""
+    found: list[Finished] = []
     for path in paths:
         if path.is_file():
-            results.append(_checked(read_json(path), path))
-            continue
-        found = read_results(path) if path.is_dir() else []
-        for folder in [] if found else run_folders(path):
-            folder.check_is_run()
-            summary = folder.summary()
-            if summary is None:
-                raise PefllError(f"{path} is not finished; go on with `pefll train --resume {path}`")
-            found.append(_checked(summary, path))
-        results += found
-    return results
+            found.append(_of_result(read_json(path), path))
+        elif path.is_dir() and (results := read_results(path)) and not RunFolder(path).config_file.is_file():
+            found += [_of_result(result, path) for result in results]
+        else:
+            found += [_of_run(folder) for folder in run_folders(path)]
+    return found
 
 
-def _checked(result: Any, path: Path) -> Result:
-    if not isinstance(result, dict) or "unseen" not in result.get("accuracy", {}).get("best", {}):
-        raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some")
-    return result
+def _of_run(folder: RunFolder) -> Finished:
+    folder.check_is_run()
+    summary = folder.summary()
+    if summary is None:
+        raise PefllError(f"{folder.path} is not finished; go on with `pefll train --resume {folder.path}`")
+    return Finished(_checked(summary, folder.path), Config.load(folder.config_file))
 
 
-def bills(results: Sequence[Result], data_dir: Path, console: Console | None = None) -> list[Bill]:
-    """Count what a new client pays with each method; the first result of those that differ by seed says for whom.
-
-    Args:
-        results: of finished runs; their weights are not needed.
-        data_dir: where data sets lie.
-        console: shows progress.
-    """
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        groups.setdefault(json.dumps([result[key] for key in _SAME], sort_keys=True), []).append(result)
-    listed = []
-    with monitor(console, "counting", len(groups)) as watch:
-        for done, group in enumerate(groups.values(), start=1):
-            listed.append(Bill(group, _cost(group[0], data_dir)))
-            watch.at(done, listed[-1].title)
-    return listed
-
-
-def _cost(result: Result, data_dir: Path) -> NewClientCost:
+def _of_result(content: Any, path: Path) -> Finished:
+    result = _checked(content, path)
     config = Config(
         method=result["method"],
         settings=result["settings"],
         data=result["dataset"],
-        data_dir=str(data_dir),
         partition=result["partition"],
         clients=result["num_clients"],
         unseen=result["num_unseen"] / result["num_clients"],
         model=result["model"],
         seed=result["seed"],
     )
+    return Finished(result, config)
+
+
+def _checked(result: Any, path: Path) -> Result:
+    needed = {*_SAME, "num_unseen", "seed", "accuracy"}
+    if not isinstance(result, dict) or not needed <= result.keys():
+        raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some")
+    if result.get("split", "test") != "test":
+        raise PefllError(f"{path} was made to choose hyper-parameters; it has no test accuracy")
+    return result
+
+
+def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Console | None = None) -> list[Bill]:
+    """Count what a new client pays with each method; the first run of those that differ by seed says for whom.
+
+    Args:
+        runs: finished ones; their weights are not needed.
+        data_dir: where data sets lie; None for where they were when the run was made.
+        console: shows progress.
+    """
+    groups: dict[str, list[Finished]] = {}
+    for one in runs:
+        groups.setdefault(json.dumps([one.result[key] for key in _SAME], sort_keys=True), []).append(one)
+    listed = []
+    with monitor(console, "counting", len(groups)) as watch:
+        for done, group in enumerate(groups.values(), start=1):
+            config = group[0].config
+            if data_dir is not None:
+                config = dataclasses.replace(config, data_dir=str(data_dir))
+            listed.append(Bill([one.result for one in group], _cost(config)))
+            watch.at(done, listed[-1].title)
+    return listed
+
+
+def _cost(config: Config) -> NewClientCost:
     federation = run.federation_of(config, None)
     problem, _ = run.describe_problem(federation, config.model)
     return cost_of_new_client(build_method(config.method, problem, config.settings), federation, config.seed)

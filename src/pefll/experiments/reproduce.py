@@ -18,7 +18,7 @@ from pefll.errors import Diverged, unknown
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
-from pefll.experiments.table1 import Cell, recipe
+from pefll.experiments.table1 import Cell
 from pefll.experiments.tune import Settings, batches, chosen, raise_first
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.progress import say
@@ -119,22 +119,27 @@ def parse_only(words: str) -> tuple[set[str], set[str]]:
 
 def _jobs(method: str, cell: Cell, seeds: Sequence[int], tuned: Path) -> list[Job]:
     found = chosen(method, cell.data, cell.clients, tuned)
-    settings = typed_settings(method, recipe(method, cell) | found.settings)
+    settings = typed_settings(method, table1.recipe(method, cell) | found.settings)
     return [Job(method, cell, seed, settings, found.source) for seed in seeds]
 
 
 def _is_of(result: Result, job: Job, rounds: int) -> bool:
     """Whether a result is what a job would give."""
-    defaults = hyperparameters(job.method) if result["method"] == job.method else {}
     cell = job.cell
+    facts = {
+        "method": job.method,
+        "dataset": cell.data,
+        "num_clients": cell.clients,
+        "partition": cell.partition,
+        "seed": job.seed,
+        "rounds": rounds if _has_rounds(job.method) else 0,
+        "clients_per_round": _cohort(cell),
+    }
+    if any(result.get(name) != value for name, value in facts.items()):
+        return False
+    defaults = hyperparameters(job.method)
     return (
-        result["method"] == job.method
-        and (result["dataset"], result["num_clients"]) == (cell.data, cell.clients)
-        and result["partition"] == cell.partition
-        and result["model"] in (cell.model, "auto")
-        and result["seed"] == job.seed
-        and result["rounds"] == (rounds if _has_rounds(job.method) else 0)
-        and result["clients_per_round"] == _cohort(cell)
+        result["model"] in (cell.model, "auto")
         and round(10 * result["num_unseen"] / result["num_clients"]) == 1
         # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
         and defaults | result["settings"] == defaults | job.settings
@@ -167,7 +172,7 @@ def estimate(job: Job, results: Sequence[Result], rounds: int) -> Estimate:
         results: of earlier runs; those on a CPU tell nothing.
         rounds: of training.
     """
-    on_gpu = [one for one in results if not str(one["device"]).startswith("cpu")]
+    on_gpu = [one for one in results if not str(one.get("device", "cpu")).startswith("cpu")]
     same = [
         one
         for one in on_gpu
@@ -184,7 +189,7 @@ def estimate(job: Job, results: Sequence[Result], rounds: int) -> Estimate:
 
 def _rate(results: Sequence[Result], cell: Cell) -> tuple[float, str]:
     """Return client steps a second: of runs with the same model and about as many clients in a round."""
-    known = [one for one in results if one["client_steps_per_second"] and one["model"] in (cell.model, "auto")]
+    known = [one for one in results if one.get("client_steps_per_second") and one["model"] in (cell.model, "auto")]
     if not known:
         return DEFAULT_RATE, f"guess: {DEFAULT_RATE:.0f} steps/s"
     apart = [abs(math.log(one["clients_per_round"] / _cohort(cell))) for one in known]
@@ -195,7 +200,7 @@ def _rate(results: Sequence[Result], cell: Cell) -> tuple[float, str]:
 
 def _latest(results: Sequence[Result]) -> Result:
     """Return the result that was finished last: what runs today is most like it."""
-    return max(results, key=lambda one: str(one["finished"]))
+    return max(results, key=lambda one: str(one.get("finished", "")))
 
 
 def client_steps(job: Job, rounds: int) -> float:
@@ -271,10 +276,10 @@ def run_missing(
     return failures
 
 
-def _batches_of_cells(jobs: Sequence[Job], at_once: int) -> Iterator[Sequence[Job]]:
-    """Yield jobs of the same cell, which share its data, `at_once` at a time."""
-    for cell in dict.fromkeys(job.cell for job in jobs):
-        yield from batches([job for job in jobs if job.cell == cell], at_once)
+def _batches_of_cells(jobs: Sequence[Job], at_once: int) -> list[Sequence[Job]]:
+    """Return jobs of the same cell, which share its data, `at_once` at a time."""
+    cells = dict.fromkeys(job.cell for job in jobs)
+    return [batch for cell in cells for batch in batches([job for job in jobs if job.cell == cell], at_once)]
 
 
 def _orders(

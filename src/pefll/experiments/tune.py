@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -181,11 +181,12 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     name = file_name(search.config.data, search.config.method, first.num_clients)
     trials = Trials.read(target / f"{name}.json", _protocol(search.config, first))
     pending = trials.missing(search)
+    parts = batches(pending, at_once)
     say(
         console,
         f"{name}: {len(search.points)} settings with {len(search.seeds)} seeds; {len(pending)} runs are to be done",
     )
-    for batch in batches(pending, at_once):
+    for batch in parts:
         orders = [_order(search.config, point, data(seed), seed, out / name) for point, seed in batch]
         outcomes = run.outcomes_of(orders, console=console)
         for (point, seed), order, outcome in zip(batch, orders, outcomes, strict=True):
@@ -240,12 +241,11 @@ def raise_first(outcomes: Sequence[object]) -> None:
             raise outcome
 
 
-def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Yield the items, `size` at a time."""
+def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return the items, `size` at a time."""
     if size < 1:
         raise PefllError(f"--at-once is {size}; it must be at least 1")
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def in_words(point: Settings) -> str:
