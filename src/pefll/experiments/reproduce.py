@@ -214,8 +214,8 @@ def client_steps(job: Job, rounds: int) -> float:
     else:
         # What is done for a new client is no part of a round.
         epochs = (value for name, value in values.items() if name.endswith("epochs") and not name.startswith("new"))
-        steps = per_epoch * sum(epochs)
-    return rounds * _cohort(job.cell) * max(steps, 1.0)
+        steps = per_epoch * sum(epochs) or values.get("local_rounds", 1) * values.get("inner_steps", 1)
+    return rounds * _cohort(job.cell) * steps
 
 
 def missing_table(plan: Plan) -> Table:
