@@ -21,6 +21,7 @@ from pefll.files import read_json, write_csv, write_whole
 from pefll.methods import build_method
 from pefll.progress import monitor
 from pefll.record import RunFolder, run_folders
+from pefll.report.table import new_table
 
 Result = dict[str, Any]
 # What results that differ only by seed have in common.
@@ -171,7 +172,7 @@ def costs_tables(bills: Sequence[Bill]) -> list[Table]:
     """Return a table for a terminal for each federation."""
     tables = []
     for title, group in _by_federation(bills).items():
-        table = Table(title=title, title_justify="left")
+        table = new_table(title)
         for heading in _HEADINGS:
             table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         for bill in group:
