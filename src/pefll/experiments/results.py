@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def collect(folder: RunFolder, target: Path) -> Path:
         target: a folder for results.
 
     Returns:
-        The file, named after what was run.
+        The file, named after what was run. A file that holds another run is left alone, and a longer name is taken.
     """
     folder.check_is_run()
     summary = folder.summary()
@@ -36,9 +37,19 @@ def collect(folder: RunFolder, target: Path) -> Path:
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
     target.mkdir(parents=True, exist_ok=True)
-    path = target / f"{name}-{_changes(folder)}seed{summary['seed']}.json"
+    path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
     write_json(path, summary | {"validation": history})
     return path
+
+
+def _place(target: Path, name: str, summary: dict[str, Any]) -> Path:
+    """Return the first file of that name that is not there yet or holds the same run."""
+    endings = itertools.chain(["", f"-rounds{summary['rounds']}"], (f"-{number}" for number in itertools.count(2)))
+    same = ("command", "settings", "dataset", "partition", "num_clients", "num_seen", "rounds", "clients_per_round")
+    paths = (target / f"{name}{ending}.json" for ending in endings)
+    return next(
+        path for path in paths if not path.exists() or all(read_json(path).get(key) == summary[key] for key in same)
+    )
 
 
 def _changes(folder: RunFolder) -> str:
