@@ -112,6 +112,15 @@ def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
     assert more.ranking((0, 1, 2)) == []  # nothing was tried with all three
 
 
+def test_a_search_that_fails_half_way_leaves_the_earlier_choice(tmp_path, monkeypatch):
+    first = search(tmp_path)
+    monkeypatch.setattr(run, "outcomes_of", lambda orders, **more: [PefllError("the disk is full") for _ in orders])
+    with pytest.raises(PefllError, match="the disk is full"):
+        search(tmp_path, {"client_lr": (0.2,)})
+    kept = json.loads(first.path.read_text())
+    assert (kept["best"], kept["trials"]) == (first.best, first.rows)
+
+
 def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):
     whole = search(tmp_path / "whole", seeds=(0,), at_once=1)
     launch = VectorEngine.launch
@@ -129,6 +138,7 @@ def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):
             search(tmp_path / "parts", seeds=(0,), at_once=1)
     kept = json.loads((tmp_path / "parts/results/digits-fedavg-n8.json").read_text())
     assert len(kept["trials"]) == 1
+    assert kept["best"] is None  # half a search chooses nothing
     started.clear()
     monkeypatch.setattr(VectorEngine, "launch", lambda *given: started.append(given[2]) or launch(*given))
     resumed = search(tmp_path / "parts", seeds=(0,), at_once=1)

@@ -80,7 +80,7 @@ def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     return grid
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trials:
     """Everything that was tried for one method on one federation: a JSON file that is read again to go on.
 
@@ -88,11 +88,13 @@ class Trials:
         path: the file.
         protocol: what all trials have in common.
         rows: one per setting and seed, in the order in which they were tried.
+        best: the settings that the last search that came to its end has chosen, and how good they were.
     """
 
     path: Path
     protocol: dict[str, Any]
     rows: list[dict[str, Any]]
+    best: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, path: Path, protocol: dict[str, Any]) -> Trials:
@@ -106,7 +108,7 @@ class Trials:
                     f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}; accuracies would not be "
                     "comparable: choose another --to, or remove it"
                 )
-        return cls(path, protocol, list(earlier["trials"]))
+        return cls(path, protocol, list(earlier["trials"]), earlier["best"])
 
     def missing(self, search: Search) -> list[tuple[Settings, int]]:
         """Return the settings and seeds of a search that were not tried."""
@@ -125,15 +127,16 @@ class Trials:
         self.rows.append(row)
         return row
 
-    def write(self, seeds: Sequence[int]) -> None:
-        """Write the file, with the best of the settings that were tried with all these seeds."""
+    def choose(self, seeds: Sequence[int]) -> None:
+        """Choose the best of the settings that were tried with all these seeds."""
+        point, values = next(iter(self.ranking(seeds)), ({}, []))
+        mean = mean_and_std(values)[0] if values else None
+        self.best = {"settings": point, "seen_validation": mean, "seeds": list(seeds)} if values else None
+
+    def write(self) -> None:
+        """Write the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        ranking = self.ranking(seeds)
-        best = None
-        if ranking and ranking[0][1]:
-            point, values = ranking[0]
-            best = {"settings": point, "seen_validation": mean_and_std(values)[0], "seeds": list(seeds)}
-        write_json(self.path, self.protocol | {"best": best, "trials": self.rows})
+        write_json(self.path, self.protocol | {"best": self.best, "trials": self.rows})
 
     def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
         """Return settings that were tried with all these seeds and their accuracies, the best mean first.
@@ -199,10 +202,11 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
                     )
                 elif len(batch) == 1:  # those that are trained beside others tell it themselves
                     say(console, f"{order.label} failed: {row['error']}")
-        trials.write(search.seeds)
+        trials.write()
         _forget_weights(orders, outcomes)
         raise_first(outcomes)
-    trials.write(search.seeds)
+    trials.choose(search.seeds)  # not before: half a search would choose among half of the settings
+    trials.write()
     return trials
 
 
