@@ -372,6 +372,116 @@ def test_one_seed_that_fails_among_several(pefll, tmp_path, monkeypatch):
     assert RunFolder(tmp_path / "r" / "seed-0").summary() is not None
 
 
+def test_scores_of_each_client(pefll, refused, labelled, tmp_path):
+    said = pefll("evaluate", labelled, "--json", "--per-client", tmp_path / "c.csv")
+    groups = json.loads(said.out)
+    rows = list(csv.DictReader((tmp_path / "c.csv").open()))
+    assert [row["client"] for row in rows] == [str(number) for number in range(8)]
+    for seen, group in (("1", "seen"), ("0", "unseen")):
+        mine = [row for row in rows if row["seen"] == seen]
+        for column, measure in (("correct", "per_sample"), ("masked", "masked"), ("loss", "loss")):
+            total = sum(float(row[column]) for row in mine) / sum(int(row["samples"]) for row in mine)
+            assert total == pytest.approx(groups[group][measure])
+    assert float(rows[0]["accuracy"]) == pytest.approx(int(rows[0]["correct"]) / int(rows[0]["samples"]), abs=1e-6)
+    assert "cannot write" in refused("evaluate", labelled, "--per-client", tmp_path / "no" / "c.csv")
+
+
+TUNE = ["tune", "--data", "digits", "--model", "mlp", "--clients", 8, "--clients-per-round", 2, "--rounds", 2,
+        "--method", "fedavg", "--set", "local_steps=2", "--eval-every", 1]  # fmt: skip
+
+
+def test_tuning(pefll, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1", "--at-once", 2)
+    assert said.code == 0, said.err
+    assert "client_lr=0.001 seed 1: " in said.err.replace("local_steps=2 ", "")
+    assert "is the largest that was tried" in said.out
+    assert "wrote results/tune/digits-fedavg-n8.json" in said.out
+    said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1")
+    assert "0 runs are to be done" in said.err
+    assert "--grid" in refused(*TUNE)
+    assert "did you mean 'client_lr'" in refused(*TUNE, "--grid", "client_rl=1")
+    assert "--at-once is 0; it must be at least 1" in refused(*TUNE, "--grid", "client_lr=7", "--at-once", 0)
+    assert "unknown method 'fedav'" in refused(*TUNE, "--method", "fedav", "--grid", "client_lr=7")
+    assert "was made with rounds = 2, not 3" in refused(*TUNE, "--grid", "client_lr=7", "--rounds", 3)
+
+
+def test_stopping_a_search(pefll, tmp_path, monkeypatch):
+    from pefll.experiments import tune
+    from pefll.lockstep import Stopped
+
+    def stopped(*given):
+        raise Stopped(3, 15)
+
+    monkeypatch.setattr(tune, "tune", stopped)
+    said = pefll(*TUNE, "--grid", "client_lr=1", "--out", tmp_path)
+    assert said.code == 128 + 15
+    assert "The same command goes on." in said.err
+
+
+def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
+    from pefll.experiments import reproduce, table1
+
+    cell = table1.Cell("digits", 10, "by-class 2", "Digits", 1100, model="mlp")
+    monkeypatch.setattr(table1, "CELLS", (cell,))
+    monkeypatch.setattr(table1, "recipe", lambda method, cell: {"local_steps": 2} if method == "fedavg" else {})
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "table1", "--only", "fedavg", "--rounds", 2, "--seeds", "0,1"]
+    assert "2 runs are missing" in pefll(*words, "--dry-run").out
+    assert not (tmp_path / "results").exists()
+    said = pefll(*words)
+    assert said.code == 0, said.err
+    assert "2 of 2 runs done" in said.err
+    assert (tmp_path / "runs/table1/digits-10-fedavg-local_steps_2/seed-1/summary.json").is_file()
+    table = (tmp_path / "results/table1.md").read_text()
+    assert "| FedAvg | **" in table
+    (tmp_path / "results/table1.md").unlink()
+    assert "wrote results/table1.md" in pefll(*words, "--tables-only").out
+    assert (tmp_path / "results/table1.md").read_text() == table
+    assert "0 runs are missing" in pefll(*words, "--dry-run").out
+    assert refused("reproduce", "table2") == "unknown experiment 'table2': did you mean 'table1'? known are table1"
+    assert "unknown method or cell 'digits-11'" in refused("reproduce", "table1", "--only", "digits-11")
+    assert "--seeds takes" in refused("reproduce", "table1", "--seeds", "a")
+
+    def failing(*given, **more):
+        return ["digits-10 fedavg seed 0: it diverged"]
+
+    monkeypatch.setattr(reproduce, "run_missing", failing)
+    said = pefll(*words)
+    assert said.code == 2
+    assert said.err == "error: 1 runs failed: digits-10 fedavg seed 0: it diverged\n"
+    assert "wrote results/table1.md" in said.out
+
+
+def test_what_a_new_client_pays(pefll, refused, labelled, tmp_path):
+    fedavg = trained_beside(pefll, tmp_path)
+    said = pefll("cost", labelled, fedavg, "--out", tmp_path / "c")
+    assert said.code == 0, said.err
+    assert "digits, 8 clients: a new client with" in said.out
+    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "c.csv").open())}
+    theta = 4 * run.load(fedavg).method.problem.model.size
+    assert rows["fedavg"]["bytes_down"] == str(theta)
+    assert int(rows["pefll"]["bytes_down"]) > theta
+    assert "| FedAvg |" in (tmp_path / "c.md").read_text()
+    # A result file is as good as the run's folder.
+    assert pefll("results", "add", fedavg, "--to", tmp_path / "results").code == 0
+    (path,) = (tmp_path / "results").iterdir()
+    for source in (path, tmp_path / "results"):
+        assert pefll("cost", source, "--out", tmp_path / "d").code == 0
+        (row,) = csv.DictReader((tmp_path / "d.csv").open())
+        assert row | {"seconds": ""} == rows["fedavg"] | {"seconds": ""}
+    assert "not a run folder" in refused("cost", tmp_path)
+    (tmp_path / "no.json").write_text("[]")
+    assert "is not a result" in refused("cost", tmp_path / "no.json")
+    (fedavg / "summary.json").unlink()
+    assert "is not finished" in refused("cost", fedavg)
+
+
+def trained_beside(pefll, tmp_path) -> Path:
+    assert pefll("train", *DIGITS, "--method", "fedavg", "--out", tmp_path / "fedavg").code == 0
+    return tmp_path / "fedavg"
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

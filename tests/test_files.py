@@ -9,7 +9,7 @@ import os
 import pytest
 
 from pefll.errors import PefllError, unknown
-from pefll.files import read_json, sentences_for_disk_errors, write_json, write_whole
+from pefll.files import read_json, sentences_for_disk_errors, write_csv, write_json, write_whole
 
 
 def test_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_path):
@@ -65,6 +65,22 @@ def test_json(tmp_path):
         read_json(path)
     with pytest.raises(PefllError, match="there is no"):
         read_json(tmp_path / "c.json")
+
+
+def test_lists_of_whole_numbers_take_one_line(tmp_path):
+    path = tmp_path / "a.json"
+    content = {"a": [1, -2, 30], "b": [[1], [2, 3]], "c": [], "d": [1, "[\n 1,\n 2\n]"], "e": [0.5, 1], "f": {"g": [7]}}
+    write_json(path, content)
+    assert read_json(path) == content
+    assert '"a": [1, -2, 30],\n' in path.read_text()
+    assert '"g": [7]\n' in path.read_text()
+
+
+def test_csv(tmp_path):
+    write_csv(tmp_path / "a.csv", ({"name": name, "n": n} for n, name in enumerate(["x", 'a "b", c'])))
+    assert (tmp_path / "a.csv").read_text() == 'name,n\nx,0\n"a ""b"", c",1\n'
+    write_csv(tmp_path / "b.csv", [])
+    assert (tmp_path / "b.csv").read_text() == ""
 
 
 def test_unknown_names_are_answered_with_the_nearest_one():

@@ -215,14 +215,14 @@ def test_stopping_saves_all_and_resuming_goes_on_with_all(tmp_path, monkeypatch,
 @pytest.mark.parametrize("method", ["pefll", "local"])
 def test_stopping_while_a_run_is_tested_keeps_its_rounds(tmp_path, monkeypatch, method):
     settings = QUICK if method == "pefll" else {"epochs": 1, "processes": 1}
-    evaluated = run_module.evaluate
+    evaluated = run_module.client_scores
 
     def interrupted(*given):
         os.kill(os.getpid(), signal.SIGINT)
         return evaluated(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "evaluate", interrupted)
+        patch.setattr(run_module, "client_scores", interrupted)
         with pytest.raises(Stopped) as stopped:
             fit(ragged(), method, out=tmp_path, **settings)
     assert stopped.value.round == settings.get("rounds", 0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import json
 import sys
@@ -23,7 +21,7 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import files, run
 from pefll.config import Config
-from pefll.errors import PefllError
+from pefll.errors import PefllError, unknown
 from pefll.lockstep import Stopped
 from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
 from pefll.personal import PersonalModel
@@ -284,6 +282,170 @@ def train(
     say(out, f"Next: pefll show {target}")
 
 
+@app.command(rich_help_panel="Experiments")
+def tune(
+    grid: Annotated[
+        list[str], typer.Option("--grid", help="Values to try, NAME=VALUE,VALUE; may be repeated for a product of all.")
+    ],
+    data: Annotated[str, typer.Option(help="As in `pefll train`.")],
+    method: Annotated[str, typer.Option(help="As in `pefll train`.")] = "pefll",
+    data_dir: DataDir = Path("data"),
+    partition: Annotated[str, typer.Option(help="As in `pefll train`.")] = "",
+    clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
+    model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Of each run.")] = 1000,
+    clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`; 0 for 5% of all.")] = 0,
+    seeds: Annotated[str, typer.Option(help="Every setting is tried with each of these.")] = "0",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE.")
+    ] = None,
+    eval_every: Annotated[int, typer.Option(help="As in `pefll train`.")] = 30,
+    engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    processes: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 4,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+        "runs/tune"
+    ),
+    target: Annotated[Path, typer.Option("--to", help="Where the results of all trials go.")] = Path("results/tune"),
+) -> None:
+    """Choose hyper-parameters by grid search, by validation accuracy on seen clients.
+
+    Test samples and unseen clients take no part in the choice. What was tried before is not tried again: after Ctrl-C,
+    or with more values, give the command again. All trials of a method on a federation are kept in one file,
+    `results/tune/DATA-METHOD-nCLIENTS.json`, from which `pefll reproduce` takes the best.
+
+    For example:
+
+    - `pefll tune --data digits --method fedavg --grid client_lr=1e-3,1e-2,1e-1 --rounds 100`
+
+    - `pefll tune --data cifar10 --clients 100 --grid client_lr=2e-3,5e-3 --grid server_lr=2e-4,5e-4 --seeds 0,1`
+
+    - `pefll tune --data cifar100 --clients 100 --set embedding=linear --grid server_lr=2e-4,5e-4,1e-3`
+    """
+    from pefll.experiments import tune as search
+
+    config = Config(
+        method=method,
+        settings=typed_settings(method, _settings(settings or [])),
+        data=str(Path(data).resolve()) if data not in sources.DATASETS and Path(data).exists() else data,
+        data_dir=str(data_dir),
+        partition=partition,
+        clients=clients,
+        unseen=unseen,
+        model=model,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        eval_every=eval_every,
+        engine=engine,
+        device=device,
+        precision=precision,
+        processes=processes,
+    )
+    wanted = search.Search(config, search.parse_grid(method, grid), tuple(_seeds(seeds)))
+    try:
+        trials = search.tune(wanted, folder, target, at_once, err)
+    except Stopped as stopped:
+        say(err, f"Saved in {folder} and {target}. The same command goes on.")
+        raise typer.Exit(128 + stopped.signal) from None
+    out.print(search.trials_table(trials, wanted.seeds))
+    for sentence in search.advice(trials, wanted):
+        say(out, sentence)
+    say(out, f"wrote {trials.path}")
+
+
+@app.command(rich_help_panel="Experiments")
+def reproduce(
+    what: Annotated[str, typer.Argument(help="table1", metavar="WHAT")],
+    only: Annotated[
+        str, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds that every cell should have.")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(help="Rounds that every run should have.")] = 5000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is missing and what it will take.")] = False,
+    tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables; train nothing.")] = False,
+    data_dir: DataDir = Path("data"),
+    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+        "runs/table1"
+    ),
+    results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
+    at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 3,
+    device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+) -> None:
+    """Reproduce the paper's Table 1: run what is missing, then write results/table1.md, .tex and .csv.
+
+    A run is missing while `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
+    These are what `pefll tune` found best for the cell, or else for 100 clients of the same data, or else the method's
+    defaults. Every batch's results are written before the next one starts; after Ctrl-C or a crash, give the command
+    again.
+
+    For example:
+
+    - `pefll reproduce table1 --dry-run`
+
+    - `pefll reproduce table1 --only pefll,fedavg,cifar10-100 --seeds 0`
+
+    - `pefll reproduce table1 --tables-only`
+    """
+    from pefll.experiments import comparison
+    from pefll.experiments import reproduce as table
+
+    if what != "table1":
+        raise unknown("experiment", what, ["table1"])
+    plan = table.make_plan(results, _seeds(seeds), rounds, only)
+    if dry_run:
+        out.print(table.missing_table(plan))
+        return
+    failures: list[str] = []
+    if not tables_only:
+        try:
+            failures = table.run_missing(
+                plan, results, folder, data_dir, at_once, err, device=device, precision=precision
+            )
+        except Stopped as stopped:
+            say(err, f"Saved in {folder} and {results}. The same command goes on.")
+            raise typer.Exit(128 + stopped.signal) from None
+        plan = table.make_plan(results, _seeds(seeds), rounds, only)
+    for path in comparison.write_tables(plan.comparison(), results):
+        say(out, f"wrote {path}")
+    if failures:
+        raise PefllError(f"{len(failures)} runs failed: {'; '.join(failures)}")
+
+
+@app.command(rich_help_panel="Experiments")
+def cost(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Finished run folders, result files, or a folder of results.", metavar="RUN...")
+    ],
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
+    target: Annotated[Path | None, typer.Option("--out", help="Also write OUT.md and OUT.csv.", metavar="OUT")] = None,
+) -> None:
+    """Show what a client that was never seen pays for its model: exchanges, bytes, FLOPs, seconds, method by method.
+
+    It is counted now, on one core, for the unseen client with the median number of samples. Nothing is trained but
+    what the method lets a new client train.
+
+    For example:
+
+    - `pefll cost runs/c10 runs/c10-fedavg`
+
+    - `pefll cost results --out results/cost`
+    """
+    from pefll.experiments import costs
+
+    found = costs.read_any(paths)
+    if not found:
+        raise PefllError(f"there are no results in {paths[0]}; `pefll results add RUN` puts some there")
+    bills = costs.bills(found, data_dir, err)
+    for table in costs.costs_tables(bills):
+        out.print(table)
+    for path in costs.write_costs(bills, target) if target is not None else []:
+        say(out, f"wrote {path}")
+
+
 def _started(folder: RunFolder) -> Config:
     folder.check_is_run()
     return Config.load(folder.config_file)
@@ -315,17 +477,28 @@ def evaluate(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    per_client: Annotated[
+        Path | None, typer.Option(help="Also write a CSV with a row for each client.", metavar="FILE.csv")
+    ] = None,
 ) -> None:
     """Score the personal models of all clients of a run, seen and unseen, at its best round.
 
-    For example: `pefll evaluate runs/c10 --split test --mask-labels`
+    For example:
+
+    - `pefll evaluate runs/c10 --split test --mask-labels`
+
+    - `pefll evaluate runs/c10 --per-client clients.csv`
     """
     trained = run.load(path, err)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
     federation = run.federation_of(config, err)
-    result = dataclasses.replace(trained, config=config).evaluate(split, federation, err)
+    clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
+    if per_client is not None:
+        rows = (one._asdict() | {"seen": int(one.seen), "accuracy": f"{one.accuracy:.6f}"} for one in clients)
+        files.write_csv(per_client, rows)
+    result = run.evaluation_of_clients(clients)
     groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
     if as_json:
         typer.echo(json.dumps({"run": str(path), "split": split, **groups}, indent=2))
@@ -386,11 +559,11 @@ def predict(
     classes = chances.argmax(axis=1)
     names = personal.facts["class_names"] or [str(number) for number in range(personal.facts["classes"])]
     if target is not None:
-        table = io.StringIO()
-        rows = csv.writer(table, lineterminator="\n")
-        rows.writerow(("sample", "class", "probability"))
-        rows.writerows((row, names[c], f"{chances[row, c]:.6f}") for row, c in enumerate(classes))
-        files.write_whole(target, table.getvalue().encode())
+        answers = enumerate(classes)
+        files.write_csv(
+            target,
+            ({"sample": row, "class": names[c], "probability": f"{chances[row, c]:.6f}"} for row, c in answers),
+        )
         say(out, f"wrote {target}")
     else:
         for row, c in enumerate(classes[:20]):

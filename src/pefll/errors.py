@@ -10,6 +10,10 @@ class PefllError(Exception):
     """Something the user can mend. Its text is one sentence that says what is wrong and what to do."""
 
 
+class Diverged(PefllError):
+    """Training came to numbers that are not finite."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
     """Return the error for a name that is not among the known ones, with the nearest known name first.
 

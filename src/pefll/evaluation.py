@@ -73,7 +73,21 @@ def evaluate(
     """
     seen, unseen = _groups(engine, share)
     sums = client_scores(engine, method, server, np.concatenate([seen, unseen]), split, progress)
-    return Evaluation(summarise(sums[: len(seen)]), summarise(sums[len(seen) :]))
+    return evaluation_of(sums, len(seen))
+
+
+def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
+    """Reduce sums per client [clients, 4], those of seen clients first, to the accuracies of the two groups."""
+    return Evaluation(summarise(sums[:num_seen]), summarise(sums[num_seen:]))
+
+
+def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
+    """Return how many samples each client has and how many are right, as whole numbers, from sums [clients, 4]."""
+    groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
+    return {
+        name: {"samples": group[:, 0].astype(int).tolist(), "correct": group[:, 1].astype(int).tolist()}
+        for name, group in groups.items()
+    }
 
 
 class Exam:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,9 +40,26 @@ def write_whole(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+_WHOLE_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s*\]")
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON, atomically and readable."""
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+    """Write JSON, atomically and readable: every entry on a line of its own, but lists of whole numbers in one line."""
+    text = json.dumps(content, indent=2)
+    # A line break inside a text is written as an escape, so that this finds lists only.
+    text = _WHOLE_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    write_whole(path, (text + "\n").encode())
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows that all have the same keys as a table with a heading, atomically."""
+    table = io.StringIO()
+    for place, row in enumerate(rows):
+        if not place:
+            columns = csv.DictWriter(table, list(row), lineterminator="\n")
+            columns.writeheader()
+        columns.writerow(row)
+    write_whole(path, table.getvalue().encode())
 
 
 def read_json(path: Path) -> Any:

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,11 +25,19 @@ from pefll import checkpoint
 from pefll.config import Config
 from pefll.data import DATASETS, load_samples, make_federation
 from pefll.data.arrays import labels_of
-from pefll.data.federation import TEST, Federation, Normalise, Samples, assemble
+from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation, Normalise, Samples, assemble
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
-from pefll.evaluation import Evaluation, descriptors, evaluate, split_number
+from pefll.evaluation import (
+    Evaluation,
+    client_scores,
+    counts_of,
+    descriptors,
+    evaluation_of,
+    split_number,
+    summarise,
+)
 from pefll.files import write_whole
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, pick_precision, place_data
 from pefll.lockstep import Job, Stopped, Turns, stop_signals, take_turns
@@ -45,6 +54,41 @@ from pefll.version import __version__
 
 Array = npt.NDArray[Any]
 MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
+COUNTED_CLIENTS = 10_000  # a summary with the counts of more clients is no longer small
+
+
+class ClientScore(NamedTuple):
+    """What a client's personal model does on one split of the client's samples.
+
+    Attributes:
+        client: its number in the federation.
+        seen: whether it took part in training.
+        samples: how many.
+        correct: how many were right.
+        masked: how many were right with classes absent from its training labels ruled out.
+        loss: the summed cross-entropy.
+    """
+
+    client: int
+    seen: bool
+    samples: int
+    correct: int
+    masked: int
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """Right answers over samples; NaN without samples."""
+        return self.correct / self.samples if self.samples else math.nan
+
+
+def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
+    """Return the accuracies of seen and unseen clients from each client's own score."""
+    groups = (
+        summarise(np.array([one[2:] for one in clients if one.seen == seen], dtype=np.float64).reshape(-1, 4))
+        for seen in (True, False)
+    )
+    return Evaluation(*groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +126,12 @@ class Run:
             federation: other data of the same kind; by default what the run was trained on.
             console: shows progress; None for silence.
         """
+        return evaluation_of_clients(self.evaluate_clients(split, federation, console))
+
+    def evaluate_clients(
+        self, split: str = "test", federation: Federation | None = None, console: Console | None = None
+    ) -> list[ClientScore]:
+        """Do as `evaluate`, but return each client's own score, seen clients first."""
         number = split_number(split)
         data = federation or self.federation or federation_of(self.config, console)
         if data.input_shape != tuple(self.facts["input_shape"]) or data.classes != self.facts["classes"]:
@@ -100,7 +150,12 @@ class Run:
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
-            return evaluate(engine, self.method, server, number, counting(watch))
+            everyone = np.arange(data.num_clients)
+            sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
+        return [
+            ClientScore(client, client < data.num_seen, int(samples), int(correct), int(masked), float(loss))
+            for client, (samples, correct, masked, loss) in enumerate(sums)
+        ]
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a client that was never seen: one forward pass, no training of shared weights.
@@ -228,11 +283,21 @@ class Order(NamedTuple):
         config: all its settings.
         federation: who has what.
         out: its folder; None for none.
+        label: what it is called while it is trained beside others; "" for its method and seed.
+        tunes: whether it is there to choose hyper-parameters: then it ends with a score on the validation samples of
+            seen clients, in place of the test.
     """
 
     config: Config
     federation: Federation
     out: str | Path | None
+    label: str = ""
+    tunes: bool = False
+
+    @property
+    def title(self) -> str:
+        """What it is called while it is trained."""
+        return self.label or f"{self.config.method} seed {self.config.seed}"
 
 
 class RunsFailed(PefllError):
@@ -253,7 +318,7 @@ def fit_together(
     orders: Sequence[Order], model: str | nn.Module | None = None, console: Console | None = None
 ) -> list[Run]:
     """Train several runs at once; see `fit_seeds`."""
-    outcomes = _train_all(orders, model, console)
+    outcomes = outcomes_of(orders, model, console)
     stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
     if stopped:
         raise min(stopped, key=lambda one: one.round)
@@ -267,24 +332,28 @@ def fit_together(
     return runs
 
 
-def _train_all(
-    orders: Sequence[Order], model: str | nn.Module | None, console: Console | None
+def outcomes_of(
+    orders: Sequence[Order], model: str | nn.Module | None = None, console: Console | None = None
 ) -> list[Run | PefllError | Stopped]:
-    """Open an engine for each order, then let the runs take turns."""
+    """Train several runs at once and return, for each, the run or why there is none.
+
+    An engine is opened for each order, then the runs take turns.
+    """
     jobs: list[Job] = []
     copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
     with ExitStack() as stack:
         # Engines are closed all at the end, the last one first: each gives back torch's settings as it found them.
         prepared = []
-        for config, federation, out in orders:
-            config = dataclasses.replace(config, data_sha256=federation.fingerprint())
+        for order in orders:
+            federation = order.federation
+            config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
             problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
             learner = build_method(config.method, problem, config.settings)
             if not learner.trains_in_rounds:
                 config = dataclasses.replace(config, rounds=0)
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
-            prepared.append((Order(config, federation, out), engine, learner, facts))
+            prepared.append((order._replace(config=config), engine, learner, facts))
         # Only now, so that settings that cannot be run leave no folder behind.
         for order, *_ in prepared:
             if order.out is not None:
@@ -311,19 +380,20 @@ def _fitting(
     together: int,
 ) -> Turns[Run]:
     """Train and test one run, in turns with others."""
-    config, federation, _ = order
+    config, federation = order.config, order.federation
     if folder:
         folder.summary_file.unlink(missing_ok=True)  # of a run that is being extended
-    with screen.line(f"{config.method} seed {config.seed}", config.rounds) as watch:
+    with screen.line(order.title, config.rounds) as watch:
         try:
             progress = yield from train(engine, learner, config, folder, watch, facts, asked_to_stop, together)
         except PefllError as error:
             if together > 1:  # said now, because the others may go on for long
-                watch.say(f"seed {config.seed} failed: {error}")
+                watch.say(f"{order.label or f'seed {config.seed}'} failed: {error}")
             raise
-    summary = _summarise(engine, learner, config, federation, progress, screen, asked_to_stop)
+    summary = _summarise(engine, learner, order, progress, screen, asked_to_stop)
     if folder:
-        _write_descriptors(engine, learner, progress.best, federation, folder)
+        if not order.tunes:
+            _write_descriptors(engine, learner, progress.best, federation, folder)
         folder.write_summary(summary)
     return Run(config, learner, progress.best, progress.server, facts, summary, federation)
 
@@ -532,16 +602,18 @@ def _claim(out: str | Path, config: Config) -> RunFolder:
 def _summarise(
     engine: Engine,
     method: Method[Any],
-    config: Config,
-    federation: Federation,
+    order: Order,
     progress: Progress,
     screen: Display,
     asked_to_stop: Sequence[int],
 ) -> dict[str, Any]:
     """Score the best and the last state on the test split and gather everything about the run."""
-    accuracy = {}
-    different = progress.best_round != progress.round
-    with screen.line(f"testing seed {config.seed}", federation.num_clients * (1 + different)) as watch:
+    config, federation = order.config, order.federation
+    split, clients = (VALIDATION, federation.num_seen) if order.tunes else (TEST, federation.num_clients)
+    moments = ("best",) if order.tunes else ("best", "final")
+    different = "final" in moments and progress.best_round != progress.round
+    started = time.perf_counter()
+    with screen.line(f"testing {order.label or f'seed {config.seed}'}", clients * (1 + different)) as watch:
         count = counting(watch)
 
         def report(clients: int) -> None:
@@ -549,10 +621,13 @@ def _summarise(
                 raise Stopped(progress.round, asked_to_stop[0])
             count(clients)
 
-        best = evaluate(engine, method, progress.best, TEST, report)
-        final = evaluate(engine, method, progress.server, TEST, report) if different else best
-    for name, result in (("best", best), ("final", final)):
-        accuracy[name] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
+        sums = {"best": client_scores(engine, method, progress.best, np.arange(clients), split, report)}
+        if different:
+            sums["final"] = client_scores(engine, method, progress.server, np.arange(clients), split, report)
+    accuracy = {}
+    for moment in moments:
+        result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
+        accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
     c = clients_per_round(config, federation)
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
@@ -589,7 +664,11 @@ def _summarise(
         "bytes_up": engine.ledger.up,
         "peak_memory_bytes": peak_memory_bytes(engine.device),
         "best_round": progress.best_round,
+        "test_seconds": round(time.perf_counter() - started, 3),
+        "data_sha256": config.data_sha256,
+        "split": SPLITS[split],
         "accuracy": accuracy,
+        "client_counts": counts_of(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else None,
     }
 
 

@@ -39,6 +39,17 @@ def test_a_finished_run_becomes_one_small_file(tmp_path):
     assert read_results(tmp_path / "results") == [kept]
 
 
+def test_a_result_of_another_run_is_never_overwritten(tmp_path):
+    quick = {"eval_every": 2, "local_steps": 1, "clients_per_round": 2}
+    names = []
+    for rounds, unseen, out in ((4, 6, "a"), (2, 6, "b"), (2, 5, "c"), (2, 6, "b"), (4, 6, "a")):
+        fit(ragged(seen=unseen), rounds=rounds, out=tmp_path / out, **quick)
+        names.append(collect(RunFolder(tmp_path / out), tmp_path / "results").stem)
+    first = "arrays-pefll-n8-local_steps_1-seed0"
+    assert names == [first, f"{first}-rounds2", f"{first}-2", f"{first}-rounds2", first]
+    assert [one["rounds"] for one in read_results(tmp_path / "results")] == [2, 2, 4]
+
+
 def test_an_unfinished_run_is_not_a_result(tmp_path):
     fit(ragged(), rounds=2, local_steps=1, clients_per_round=2, out=tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()

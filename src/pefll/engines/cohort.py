@@ -17,7 +17,7 @@ from torch import Tensor
 from pefll import randomness
 from pefll.data.federation import Federation
 from pefll.engines.later import Later
-from pefll.errors import PefllError
+from pefll.errors import Diverged, PefllError
 from pefll.methods.contract import Each, Everyone, Own
 from pefll.ops import precision as of_products
 from pefll.tree import Tree, leaves, map_tree
@@ -297,10 +297,10 @@ def check_cohort_size(federation: Federation, size: int) -> None:
         )
 
 
-def not_finite(task: str, client: int | None, round_: int | None) -> PefllError:
+def not_finite(task: str, client: int | None, round_: int | None) -> Diverged:
     """Return the error for a reply with NaN or infinity."""
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
-    return PefllError(
+    return Diverged(
         f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr"
     )

@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pefll.config import Config
 from pefll.errors import PefllError
+from pefll.experiments.table1 import PAPER
 from pefll.files import read_json, write_json
 from pefll.record import GROUPS, RunFolder
 from pefll.report import mean_and_std
-
-# The paper's Table 1, in per cent: (dataset, clients) -> method -> (seen mean, seen std, unseen mean, unseen std).
-PAPER: dict[tuple[str, int], dict[str, tuple[float, float, float, float]]] = {
-    ("cifar10", 100): {
-        "local": (82.2, 0.6, 81.6, 0.7),
-        "fedavg": (47.5, 0.5, 48.6, 0.3),
-        "pefll": (89.0, 0.8, 89.3, 2.2),
-    },
-    ("cifar10", 500): {
-        "local": (70.9, 0.5, 70.6, 1.8),
-        "fedavg": (50.4, 0.6, 49.6, 1.0),
-        "pefll": (88.9, 0.4, 88.9, 0.6),
-    },
-    ("cifar10", 1000): {
-        "local": (65.5, 0.7, 65.5, 0.5),
-        "fedavg": (51.9, 0.7, 51.7, 0.7),
-        "pefll": (87.8, 0.4, 88.5, 0.3),
-    },
-    ("cifar100", 100): {
-        "local": (39.4, 0.2, 38.7, 0.9),
-        "fedavg": (16.4, 0.4, 17.1, 0.9),
-        "pefll": (56.0, 0.3, 35.2, 1.4),
-    },
-    ("cifar100", 500): {
-        "local": (19.7, 0.2, 19.9, 1.1),
-        "fedavg": (20.2, 0.1, 19.3, 2.0),
-        "pefll": (43.2, 0.8, 38.1, 0.4),
-    },
-    ("cifar100", 1000): {
-        "local": (11.3, 0.1, 11.0, 0.5),
-        "fedavg": (20.2, 0.2, 20.5, 1.0),
-        "pefll": (40.9, 0.6, 38.4, 0.9),
-    },
-}
 
 
 def collect(folder: RunFolder, target: Path) -> Path:
@@ -55,21 +23,33 @@ def collect(folder: RunFolder, target: Path) -> Path:
         target: a folder for results.
 
     Returns:
-        The file, named after what was run.
+        The file, named after what was run. A file that holds another run is left alone, and a longer name is taken.
     """
     folder.check_is_run()
     summary = folder.summary()
     if summary is None:
         raise PefllError(f"{folder.path} is not finished; go on with `pefll train --resume {folder.path}`")
+    if summary.get("split", "test") != "test":
+        raise PefllError(f"{folder.path} was made to choose hyper-parameters; it has no test accuracy")
     history = [
         {"round": row["round"]} | {group: round(row[group]["per_sample"], 4) for group in GROUPS if row[group]}
         for row in folder.history()
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
     target.mkdir(parents=True, exist_ok=True)
-    path = target / f"{name}-{_changes(folder)}seed{summary['seed']}.json"
+    path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
     write_json(path, summary | {"validation": history})
     return path
+
+
+def _place(target: Path, name: str, summary: dict[str, Any]) -> Path:
+    """Return the first file of that name that is not there yet or holds the same run."""
+    endings = itertools.chain(["", f"-rounds{summary['rounds']}"], (f"-{number}" for number in itertools.count(2)))
+    same = ("command", "settings", "dataset", "partition", "num_clients", "num_seen", "rounds", "clients_per_round")
+    paths = (target / f"{name}{ending}.json" for ending in endings)
+    return next(
+        path for path in paths if not path.exists() or all(read_json(path).get(key) == summary[key] for key in same)
+    )
 
 
 def _changes(folder: RunFolder) -> str:
@@ -98,7 +78,7 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
         cells = [f"{one['dataset']}, {one['num_clients']}", one["method"], str(len(group))]
         for place, who in enumerate(GROUPS):
             scored = [result["accuracy"]["best"][who] for result in group]
-            cells.append(_spread([100 * score["per_sample"] for score in scored if score]))
+            cells.append(spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
         seconds = mean_and_std([result["train_seconds"] + result["eval_seconds"] for result in group])[0]
         together = max(result.get("lockstep", 1) for result in group)
@@ -107,7 +87,8 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Return a mean with its standard deviation, where there is one, to one digit; a dash for no values."""
     if not values:
         return "—"
     mean, std = mean_and_std(values)

@@ -1,0 +1,261 @@
+"""Table 1 from result files alone: means over seeds beside the paper's, and tests over clients; nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pefll.experiments.significance import Difference, Pair, paired_bootstrap
+from pefll.experiments.table1 import OURS, PAPER, ROWS, Cell
+from pefll.files import write_csv, write_whole
+from pefll.record import GROUPS
+from pefll.report import mean_and_std
+
+Result = dict[str, Any]
+Found = dict[tuple[str, str], list[Result]]  # (method, cell's name) -> one result per seed, in the order of the seeds
+MISSING = "—"
+_HEADINGS = {"seen": "Clients that took part in training", "unseen": "Clients that were never seen"}
+
+
+class Entry(NamedTuple):
+    """One number of the table with all that stands beside it.
+
+    Attributes:
+        group: seen or unseen.
+        method: its name.
+        cell: its column.
+        mean: over seeds, in per cent; None where there is no result.
+        std: the sample standard deviation; None for fewer than two seeds.
+        seeds: how many.
+        paper: mean and standard deviation in the paper, for the same federation; None where it has none.
+        best: whether no other method's mean is higher.
+    """
+
+    group: str
+    method: str
+    cell: Cell
+    mean: float | None
+    std: float | None
+    seeds: int
+    paper: tuple[float, float] | None
+    best: bool
+
+
+class Lead(NamedTuple):
+    """How far one of our methods is ahead of the best baseline in a cell."""
+
+    group: str
+    method: str
+    cell: Cell
+    baseline: str
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The table.
+
+    Attributes:
+        cells: its columns.
+        entries: by group, method and cell's name.
+        leads: of our methods over the best baselines, where results have what a test over clients needs.
+        rounds: of training.
+        seeds: how many there should be.
+    """
+
+    cells: Sequence[Cell]
+    entries: dict[tuple[str, str, str], Entry]
+    leads: list[Lead]
+    rounds: int
+    seeds: int
+
+
+def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: int) -> Comparison:
+    """Make the table of the results that there are.
+
+    Args:
+        found: the results of each method in each cell.
+        cells: the columns.
+        rounds: of training.
+        seeds: how many each cell should have.
+    """
+    entries: dict[tuple[str, str, str], Entry] = {}
+    leads: list[Lead] = []
+    for group in GROUPS:
+        for cell in cells:
+            column = {method: _values(found.get((method, cell.name), []), group) for method in ROWS}
+            means = {method: mean_and_std(values)[0] for method, values in column.items() if values}
+            for method, values in column.items():
+                mean, std = mean_and_std(values) if values else (None, None)
+                paper = PAPER.get((cell.data, cell.clients), {}).get(method)
+                place = 2 * GROUPS.index(group)
+                entries[group, method, cell.name] = Entry(
+                    group=group,
+                    method=method,
+                    cell=cell,
+                    mean=mean,
+                    std=std,
+                    seeds=len(values),
+                    paper=(paper[place], paper[place + 1]) if paper else None,
+                    best=bool(means) and mean == max(means.values()),
+                )
+            leads += _leads(found, group, cell, means)
+    return Comparison(cells, entries, leads, rounds, seeds)
+
+
+def _values(results: Sequence[Result], group: str) -> list[float]:
+    scores = [result["accuracy"]["best"][group] for result in results]
+    return [100 * score["per_sample"] for score in scores if score]
+
+
+def _leads(found: Found, group: str, cell: Cell, means: dict[str, float]) -> list[Lead]:
+    baselines = {method: mean for method, mean in means.items() if method not in OURS}
+    if not baselines:
+        return []
+    best = max(baselines, key=lambda method: baselines[method])
+    leads = []
+    for method in OURS:
+        pairs = _pairs(found.get((method, cell.name), []), found[best, cell.name], group)
+        if pairs:
+            leads.append(Lead(group, method, cell, best, paired_bootstrap(pairs)))
+    return leads
+
+
+def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list[Pair]:
+    """Return the two methods' counts on the clients of each seed that both have, where both were on the same data."""
+    others = {result["seed"]: result for result in theirs}
+    pairs = []
+    for mine in ours:
+        other = others.get(mine["seed"], {})
+        counts = [(result.get("client_counts") or {}).get(group) for result in (mine, other)]
+        same_data = mine.get("data_sha256") == other.get("data_sha256")
+        if same_data and counts[0] and counts[1] and sum(counts[0]["samples"]):
+            samples, right, their_right = (
+                np.array(part, dtype=np.int64)
+                for part in (counts[0]["samples"], counts[0]["correct"], counts[1]["correct"])
+            )
+            pairs.append(Pair(samples, right, their_right))
+    return pairs
+
+
+def write_tables(table: Comparison, folder: Path, name: str = "table1") -> list[Path]:
+    """Write the table as Markdown, LaTeX and CSV, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{ending}" for ending in ("md", "tex", "csv")]
+    write_whole(paths[0], markdown(table).encode())
+    write_whole(paths[1], latex(table).encode())
+    write_csv(paths[2], rows(table))
+    return paths
+
+
+def rows(table: Comparison) -> list[dict[str, Any]]:
+    """Return the table in long form: one row for each number."""
+    leads = {(lead.group, lead.method, lead.cell.name): lead for lead in table.leads}
+    listed = []
+    for key, entry in table.entries.items():
+        lead = leads.get(key)
+        listed.append(
+            {
+                "clients": entry.group,
+                "method": entry.method,
+                "data": entry.cell.data,
+                "num_clients": entry.cell.clients,
+                "rounds": table.rounds,
+                "seeds": entry.seeds,
+                "mean": _digits(entry.mean, 2),
+                "std": _digits(entry.std, 2),
+                "best": int(entry.best),
+                "paper_mean": _digits(entry.paper[0] if entry.paper else None, 1),
+                "paper_std": _digits(entry.paper[1] if entry.paper else None, 1),
+                "best_baseline": lead.baseline if lead else "",
+                "lead": _digits(lead.difference.points if lead else None, 2),
+                "lead_low": _digits(lead.difference.low if lead else None, 2),
+                "lead_high": _digits(lead.difference.high if lead else None, 2),
+                "p": _digits(lead.difference.p if lead else None, 4),
+            }
+        )
+    return listed
+
+
+def _digits(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def markdown(table: Comparison) -> str:
+    """Return the table in Markdown."""
+    lines = [
+        "# Table 1: test accuracy in %",
+        "",
+        f"Right answers over all test samples of a group of clients, {table.rounds} rounds (Local: no rounds), at the "
+        "round with the best validation accuracy on seen clients; mean ± standard deviation over seeds, and the "
+        "paper's in brackets. The best of our means in each column is bold. The writers' columns are data of our own: "
+        "the paper's FEMNIST has 3,597 writers, not these 328, so that its figures do not belong here.",
+    ]
+    for group, heading in _HEADINGS.items():
+        lines += ["", f"## {heading}", ""]
+        lines.append("| | " + " | ".join(cell.title for cell in table.cells) + " |")
+        lines.append("| --- |" + " --- |" * len(table.cells))
+        for method, title in ROWS.items():
+            cells = [_markdown_cell(table.entries[group, method, cell.name], table.seeds) for cell in table.cells]
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    lines += ["", "## Ahead of the best baseline", ""]
+    if table.leads:
+        lines += [
+            "Percentage points, with the 95% interval of a paired bootstrap over clients (those of a seed drawn anew "
+            "among themselves, 10,000 times). Luck with the training is not in the interval.",
+            "",
+            "| clients | | method | best baseline | ahead by | 95% interval | p | clients | seeds |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        lines += [
+            f"| {lead.group} | {lead.cell.title} | {ROWS[lead.method]} | {ROWS[lead.baseline]} "
+            f"| {d.points:+.1f} | {d.low:+.1f} to {d.high:+.1f} | {_chance(d.p)} | {d.clients} | {d.seeds} |"
+            for lead in table.leads
+            for d in (lead.difference,)
+        ]
+    else:
+        lines.append("No two results with counts for each client are here yet.")
+    return "\n".join(lines) + "\n"
+
+
+def _chance(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _markdown_cell(entry: Entry, seeds: int) -> str:
+    return _cell(entry, seeds, lambda text: f"**{text}**", "±")
+
+
+def _cell(entry: Entry, seeds: int, bold: Callable[[str], str], plus_minus: str) -> str:
+    """Return ours, in bold where it is the best, and the paper's in brackets."""
+    ours = MISSING
+    if entry.mean is not None:
+        ours = f"{entry.mean:.1f}" + ("" if entry.std is None else f" {plus_minus} {entry.std:.1f}")
+        ours = bold(ours) if entry.best else ours
+        if entry.seeds < seeds:
+            ours += f" [{entry.seeds} of {seeds} seeds]"
+    return ours if entry.paper is None else f"{ours} ({entry.paper[0]:.1f} {plus_minus} {entry.paper[1]:.1f})"
+
+
+def latex(table: Comparison) -> str:
+    """Return the table in LaTeX, for which no package is needed."""
+    lines = [
+        "% Made by `pefll reproduce table1 --tables-only` from result files; the paper's numbers are in brackets.",
+        f"\\begin{{tabular}}{{l{'c' * len(table.cells)}}}",
+    ]
+    for group, heading in _HEADINGS.items():
+        lines += ["\\hline", f"\\multicolumn{{{len(table.cells) + 1}}}{{l}}{{\\textit{{{heading}}}}} \\\\", "\\hline"]
+        lines.append(" & " + " & ".join(cell.title.replace("n=", "$n=$") for cell in table.cells) + " \\\\")
+        lines.append("\\hline")
+        for method, title in ROWS.items():
+            cells = [_latex_cell(table.entries[group, method, cell.name], table.seeds) for cell in table.cells]
+            lines.append(f"{title} & " + " & ".join(cells) + " \\\\")
+    return "\n".join([*lines, "\\hline", "\\end{tabular}"]) + "\n"
+
+
+def _latex_cell(entry: Entry, seeds: int) -> str:
+    return _cell(entry, seeds, lambda text: f"\\textbf{{{text}}}", "$\\pm$").replace(MISSING, "---")

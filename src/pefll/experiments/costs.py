@@ -1,0 +1,212 @@
+"""What a new client pays for its model, method by method, beside how good the model is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from pefll import run
+from pefll.config import Config
+from pefll.cost import NewClientCost, cost_of_new_client
+from pefll.errors import PefllError
+from pefll.experiments.results import read_results, spread
+from pefll.experiments.table1 import ROWS
+from pefll.files import read_json, write_csv, write_whole
+from pefll.methods import build_method
+from pefll.progress import monitor
+from pefll.record import RunFolder, run_folders
+from pefll.report.table import new_table
+
+Result = dict[str, Any]
+# What results that differ only by seed have in common.
+_SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings")
+
+
+class Bill(NamedTuple):
+    """What one method asks of a new client, and gives it.
+
+    Attributes:
+        results: of runs that differ only by seed.
+        cost: of one new client of the first of them.
+    """
+
+    results: list[Result]
+    cost: NewClientCost
+
+    @property
+    def title(self) -> str:
+        """The method's name for readers."""
+        return ROWS.get(self.method, self.method)
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.results[0]["method"])
+
+    @property
+    def data(self) -> str:
+        """The federation, in words."""
+        return f"{self.results[0]['dataset']}, {self.results[0]['num_clients']} clients"
+
+    @property
+    def accuracy(self) -> str:
+        """Test accuracy on unseen clients in per cent, mean ± standard deviation over seeds."""
+        scores = [result["accuracy"]["best"]["unseen"] for result in self.results]
+        return spread([100 * score["per_sample"] for score in scores if score])
+
+
+class Finished(NamedTuple):
+    """A finished run: what came out, and what was asked for."""
+
+    result: Result
+    config: Config
+
+
+def read_any(paths: Sequence[Path]) -> list[Finished]:
+    """Return what paths hold: result files, folders of them, or finished run folders."""
+    found: list[Finished] = []
+    for path in paths:
+        if path.is_file():
+            found.append(_of_result(read_json(path), path))
+        elif path.is_dir() and (results := read_results(path)) and not RunFolder(path).config_file.is_file():
+            found += [_of_result(result, path) for result in results]
+        else:
+            found += [_of_run(folder) for folder in run_folders(path)]
+    return found
+
+
+def _of_run(folder: RunFolder) -> Finished:
+    folder.check_is_run()
+    summary = folder.summary()
+    if summary is None:
+        raise PefllError(f"{folder.path} is not finished; go on with `pefll train --resume {folder.path}`")
+    return Finished(_checked(summary, folder.path), Config.load(folder.config_file))
+
+
+def _of_result(content: Any, path: Path) -> Finished:
+    result = _checked(content, path)
+    config = Config(
+        method=result["method"],
+        settings=result["settings"],
+        data=result["dataset"],
+        partition=result["partition"],
+        clients=result["num_clients"],
+        unseen=result["num_unseen"] / result["num_clients"],
+        model=result["model"],
+        seed=result["seed"],
+    )
+    return Finished(result, config)
+
+
+def _checked(result: Any, path: Path) -> Result:
+    needed = {*_SAME, "num_unseen", "seed", "accuracy"}
+    if not isinstance(result, dict) or not needed <= result.keys():
+        raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some")
+    if result.get("split", "test") != "test":
+        raise PefllError(f"{path} was made to choose hyper-parameters; it has no test accuracy")
+    return result
+
+
+def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Console | None = None) -> list[Bill]:
+    """Count what a new client pays with each method; the first run of those that differ by seed says for whom.
+
+    Args:
+        runs: finished ones; their weights are not needed.
+        data_dir: where data sets lie; None for where they were when the run was made.
+        console: shows progress.
+    """
+    groups: dict[str, list[Finished]] = {}
+    for one in runs:
+        groups.setdefault(json.dumps([one.result[key] for key in _SAME], sort_keys=True), []).append(one)
+    listed = []
+    with monitor(console, "counting", len(groups)) as watch:
+        for done, group in enumerate(groups.values(), start=1):
+            config = group[0].config
+            if data_dir is not None:
+                config = dataclasses.replace(config, data_dir=str(data_dir))
+            listed.append(Bill([one.result for one in group], _cost(config)))
+            watch.at(done, listed[-1].title)
+    return listed
+
+
+def _cost(config: Config) -> NewClientCost:
+    federation = run.federation_of(config, None)
+    problem, _ = run.describe_problem(federation, config.model)
+    return cost_of_new_client(build_method(config.method, problem, config.settings), federation, config.seed)
+
+
+_HEADINGS = ("method", "unseen, %", "exchanges", "down", "up", "FLOPs", "seconds")
+
+
+def _cells(bill: Bill) -> list[str]:
+    cost = bill.cost
+    sent = [short(number) + "B" for number in (cost.bytes_down, cost.bytes_up)]
+    return [bill.title, bill.accuracy, str(cost.exchanges), *sent, short(cost.flops).strip(), f"{cost.seconds:.3g}"]
+
+
+def short(value: float) -> str:
+    """Return a number of three digits with a prefix for thousands: `1.23 M`."""
+    prefixes = ["", "k", "M", "G", "T"]
+    while abs(value) >= 999.5 and len(prefixes) > 1:
+        value /= 1000
+        prefixes.pop(0)
+    return f"{value:.3g} {prefixes[0]}"
+
+
+def _by_federation(bills: Sequence[Bill]) -> dict[str, list[Bill]]:
+    """Return the bills of each federation, in the order of the paper's rows."""
+    order = list(ROWS)
+    groups: dict[str, list[Bill]] = {}
+    for bill in sorted(bills, key=lambda bill: order.index(bill.method) if bill.method in order else len(order)):
+        groups.setdefault(f"{bill.data}: a new client with {bill.cost.samples} samples", []).append(bill)
+    return dict(sorted(groups.items()))
+
+
+def costs_tables(bills: Sequence[Bill]) -> list[Table]:
+    """Return a table for a terminal for each federation."""
+    tables = []
+    for title, group in _by_federation(bills).items():
+        table = new_table(title)
+        for heading in _HEADINGS:
+            table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        for bill in group:
+            table.add_row(*_cells(bill))
+        tables.append(table)
+    return tables
+
+
+def write_costs(bills: Sequence[Bill], target: Path) -> list[Path]:
+    """Write the table as Markdown and CSV beside each other, and return the files.
+
+    Args:
+        bills: the rows.
+        target: the files' path without its ending.
+    """
+    lines = [
+        "# What a new client pays for its model",
+        "",
+        "Counted for the unseen client with the median number of training samples: round trips with the server, bytes "
+        "down to the client and up to the server, floating point operations (convolutions and products) on the "
+        "client's device, and seconds of its own work on one core of the machine that counted. What a client "
+        "makes itself stays there. Local has no server.",
+    ]
+    for title, group in _by_federation(bills).items():
+        lines += ["", f"## {title}", "", "| " + " | ".join(_HEADINGS) + " |", "| --- " * len(_HEADINGS) + "|"]
+        lines += ["| " + " | ".join(_cells(bill)) + " |" for bill in group]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    paths = [target.with_name(f"{target.name}.{ending}") for ending in ("md", "csv")]
+    write_whole(paths[0], ("\n".join(lines) + "\n").encode())
+    write_csv(paths[1], (_row(bill) for bill in bills))
+    return paths
+
+
+def _row(bill: Bill) -> dict[str, Any]:
+    one = bill.results[0]
+    named = {key: one[key] for key in ("dataset", "num_clients", "method")}
+    return named | {"seeds": len(bill.results), "unseen": bill.accuracy} | bill.cost._asdict()

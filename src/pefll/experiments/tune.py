@@ -1,0 +1,317 @@
+"""Grid search by the validation accuracy of seen clients: test samples and unseen clients take no part in a choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from pefll import run
+from pefll.config import Config
+from pefll.data import Federation
+from pefll.errors import Diverged, PefllError
+from pefll.experiments.results import spread
+from pefll.files import read_json, write_json
+from pefll.lockstep import Stopped
+from pefll.methods import hyperparameters, typed_settings
+from pefll.models import resolve_model
+from pefll.progress import say
+from pefll.record import RunFolder, seed_folder
+from pefll.report import mean_and_std
+
+T = TypeVar("T")
+Settings = dict[str, Any]
+TUNED = Path("results/tune")
+# What of a finished run's summary its trial keeps.
+_KEPT = (
+    *("best_round", "train_seconds", "eval_seconds", "test_seconds", "lockstep", "timing", "device", "precision"),
+    *("commit", "version", "torch", "data_sha256", "finished"),
+)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to try.
+
+    Attributes:
+        config: everything that is the same for all; its `settings` are fixed.
+        grid: values for each hyper-parameter that is searched.
+        seeds: each setting is tried with all of them.
+    """
+
+    config: Config
+    grid: dict[str, tuple[Any, ...]]
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        both = self.grid.keys() & self.config.settings.keys()
+        if both:
+            raise PefllError(f"{min(both)} is both fixed and searched; say either --set or --grid")
+
+    @property
+    def points(self) -> list[Settings]:
+        """All settings of the grid, each with those that are fixed."""
+        values = itertools.product(*self.grid.values())
+        return [self.config.settings | dict(zip(self.grid, chosen, strict=True)) for chosen in values]
+
+
+def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Return a grid from words such as `client_lr=1e-3,1e-2`; PefllError for what is not one."""
+    grid: dict[str, tuple[Any, ...]] = {}
+    for word in words:
+        name, _, values = (part.strip() for part in word.partition("="))
+        listed = [value.strip() for value in values.split(",")]
+        if not name or not all(listed):
+            raise PefllError(f"--grid takes NAME=VALUE,VALUE, such as client_lr=1e-3,1e-2, not {word!r}")
+        typed = tuple(typed_settings(method, {name: value})[name] for value in listed)
+        if name in grid or len(set(typed)) < len(typed):
+            raise PefllError(f"--grid has {name} or one of its values twice")
+        grid[name] = typed
+    if not grid:
+        raise PefllError("say what to try, for example --grid client_lr=1e-3,3e-3,1e-2")
+    return grid
+
+
+@dataclass
+class Trials:
+    """Everything that was tried for one method on one federation: a JSON file that is read again to go on.
+
+    Attributes:
+        path: the file.
+        protocol: what all trials have in common.
+        rows: one per setting and seed, in the order in which they were tried.
+        best: the settings that the last search that came to its end has chosen, and how good they were.
+    """
+
+    path: Path
+    protocol: dict[str, Any]
+    rows: list[dict[str, Any]]
+    best: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, path: Path, protocol: dict[str, Any]) -> Trials:
+        """Read what was tried before; PefllError where that was under other conditions."""
+        if not path.is_file():
+            return cls(path, protocol, [])
+        earlier = read_json(path)
+        for name, value in protocol.items():
+            if earlier.get(name) != value:
+                raise PefllError(
+                    f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}; accuracies would not be "
+                    "comparable: choose another --to, or remove it"
+                )
+        return cls(path, protocol, list(earlier["trials"]), earlier["best"])
+
+    def missing(self, search: Search) -> list[tuple[Settings, int]]:
+        """Return the settings and seeds of a search that were not tried."""
+        tried = {(self._whole(row["settings"]), row["seed"]) for row in self.rows}
+        wanted = itertools.product(search.points, search.seeds)
+        return [(point, seed) for point, seed in wanted if (self._whole(point), seed) not in tried]
+
+    def add(self, point: Settings, seed: int, outcome: run.Run | Diverged) -> dict[str, Any]:
+        """Note what became of a setting, and return the note."""
+        row: dict[str, Any] = {"settings": point, "seed": seed, "seen_validation": None, "error": None}
+        if isinstance(outcome, Diverged):
+            row["error"] = str(outcome)
+        else:
+            row["seen_validation"] = outcome.summary["accuracy"]["best"]["seen"]["per_sample"]
+            row |= {key: outcome.summary[key] for key in _KEPT}
+        self.rows.append(row)
+        return row
+
+    def choose(self, seeds: Sequence[int]) -> None:
+        """Choose the best of the settings that were tried with all these seeds."""
+        point, values = next(iter(self.ranking(seeds)), ({}, []))
+        mean = mean_and_std(values)[0] if values else None
+        self.best = {"settings": point, "seen_validation": mean, "seeds": list(seeds)} if values else None
+
+    def write(self) -> None:
+        """Write the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, self.protocol | {"best": self.best, "trials": self.rows})
+
+    def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
+        """Return settings that were tried with all these seeds and their accuracies, the best mean first.
+
+        Of equals the one that was tried first comes first. Settings that diverged with a seed come last, with an
+        empty list.
+        """
+        found: dict[str, tuple[Settings, dict[int, float | None]]] = {}
+        for row in self.rows:
+            _, values = found.setdefault(self._whole(row["settings"]), (row["settings"], {}))
+            values[row["seed"]] = row["seen_validation"]
+        complete = []
+        for point, values in found.values():
+            if all(seed in values for seed in seeds):
+                scores = [score for seed in seeds if (score := values[seed]) is not None]
+                complete.append((point, scores if len(scores) == len(seeds) else []))
+        return sorted(complete, key=lambda one: -mean_and_std(one[1])[0] if one[1] else 1.0)
+
+    def _whole(self, point: Settings) -> str:
+        """Return all hyper-parameters, also those that are not in the grid, as a key."""
+        return json.dumps(hyperparameters(self.protocol["method"]) | point, sort_keys=True)
+
+
+def tune(search: Search, out: Path, target: Path, at_once: int, console: Console) -> Trials:
+    """Try every setting of a grid that was not tried before, and write what came out after every batch.
+
+    Args:
+        search: what to try.
+        out: a folder for runs; one that was stopped is resumed from there. Finished ones keep no weights.
+        target: a folder for the file of trials.
+        at_once: how many runs share the device.
+        console: shows progress.
+
+    Raises:
+        Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
+    """
+    federations: dict[int, Federation] = {}
+
+    def data(seed: int) -> Federation:
+        if seed not in federations:
+            federations[seed] = run.federation_of(dataclasses.replace(search.config, seed=seed), console)
+        return federations[seed]
+
+    first = data(search.seeds[0])
+    name = file_name(search.config.data, search.config.method, first.num_clients)
+    trials = Trials.read(target / f"{name}.json", _protocol(search.config, first))
+    pending = trials.missing(search)
+    parts = batches(pending, at_once)
+    say(
+        console,
+        f"{name}: {len(search.points)} settings with {len(search.seeds)} seeds; {len(pending)} runs are to be done",
+    )
+    for batch in parts:
+        orders = [_order(search.config, point, data(seed), seed, out / name) for point, seed in batch]
+        outcomes = run.outcomes_of(orders, console=console)
+        for (point, seed), order, outcome in zip(batch, orders, outcomes, strict=True):
+            if isinstance(outcome, run.Run | Diverged):
+                row = trials.add(point, seed, outcome)
+                if row["error"] is None:
+                    say(
+                        console,
+                        f"{order.label}: {100 * row['seen_validation']:.1f}% on seen clients' validation",
+                    )
+                elif len(batch) == 1:  # those that are trained beside others tell it themselves
+                    say(console, f"{order.label} failed: {row['error']}")
+        trials.write()
+        _forget_weights(orders, outcomes)
+        raise_first(outcomes)
+    trials.choose(search.seeds)  # not before: half a search would choose among half of the settings
+    trials.write()
+    return trials
+
+
+def _order(config: Config, point: Settings, data: Federation, seed: int, out: Path) -> run.Order:
+    config = dataclasses.replace(config, settings=point, seed=seed, partition=data.partition, clients=data.num_clients)
+    folder = "-".join(f"{name}_{value}" for name, value in point.items()).replace("/", "_")
+    return run.Order(config, data, seed_folder(out / folder, seed), label=f"{in_words(point)} seed {seed}", tunes=True)
+
+
+def _protocol(config: Config, data: Federation) -> dict[str, Any]:
+    """Return what trials must have in common to be comparable."""
+    return {
+        "what": "grid search by the validation accuracy of seen clients at the best round",
+        "method": config.method,
+        "dataset": data.name,
+        "partition": data.partition,
+        "num_clients": data.num_clients,
+        "num_seen": data.num_seen,
+        "model": resolve_model(config.model, data.input_shape, data.tokens),
+        "rounds": config.rounds,
+        "clients_per_round": run.clients_per_round(config, data),
+    }
+
+
+def _forget_weights(orders: Sequence[run.Order], outcomes: Sequence[object]) -> None:
+    """Remove the checkpoints of runs that ended: their scores are kept, and nobody needs their models."""
+    for order, outcome in zip(orders, outcomes, strict=True):
+        if order.out is not None and isinstance(outcome, run.Run | Diverged):
+            shutil.rmtree(RunFolder(Path(order.out)).checkpoints, ignore_errors=True)
+
+
+def raise_first(outcomes: Sequence[object]) -> None:
+    """Raise what kept a run from its end, other than divergence: being stopped, a full disk."""
+    for outcome in outcomes:
+        if isinstance(outcome, Stopped | PefllError) and not isinstance(outcome, Diverged):
+            raise outcome
+
+
+def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return the items, `size` at a time."""
+    if size < 1:
+        raise PefllError(f"--at-once is {size}; it must be at least 1")
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def in_words(point: Settings) -> str:
+    """Return settings for a reader: `client_lr=0.01 server_lr=0.001`."""
+    return " ".join(f"{name}={value}" for name, value in point.items())
+
+
+def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
+    """Return a table of all settings that were tried with these seeds, the best first and in bold."""
+    ranking = trials.ranking(seeds)
+    names = list(dict.fromkeys(name for point, _ in ranking for name in point))
+    title = f"Validation accuracy of seen clients, {len(seeds)} seeds"
+    table = Table(*names, "seen validation, %", title=title, title_justify="left")
+    for place, (point, values) in enumerate(ranking):
+        cells = [str(point.get(name, "")) for name in names]
+        style = "bold" if place == 0 and values else ""
+        table.add_row(*cells, spread([100 * value for value in values]) if values else "diverged", style=style)
+    return table
+
+
+def advice(trials: Trials, search: Search) -> list[str]:
+    """Return a sentence for each hyper-parameter whose best value is the smallest or the largest that was tried."""
+    ranking = trials.ranking(search.seeds)
+    if not ranking or not ranking[0][1]:
+        return []
+    sentences = []
+    for name, best in ranking[0][0].items():
+        tried = {point[name] for point, _ in ranking if name in point}
+        if len(tried) > 1 and isinstance(best, int | float):
+            for edge, word in ((min(tried), "smallest"), (max(tried), "largest")):
+                if best == edge:
+                    sentences.append(f"{name} = {best} is the {word} that was tried: the best may lie beyond it")
+    return sentences
+
+
+def file_name(data: str, method: str, clients: int) -> str:
+    """Return the name of the file of trials, without its ending."""
+    return f"{Path(data).stem}-{method}-n{clients}"
+
+
+class Chosen(NamedTuple):
+    """Hyper-parameters for a method in a cell, and where they are from, in words."""
+
+    settings: Settings
+    source: str
+
+
+def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen:
+    """Return what was found best for a method on a federation.
+
+    A federation that nobody tuned on takes what was found for 100 clients of the same data; without that either, the
+    method's defaults remain.
+
+    Args:
+        method: its name.
+        data: the data set's name.
+        clients: how many.
+        folder: has the files of trials.
+    """
+    for number in dict.fromkeys((clients, 100)):
+        path = folder / f"{file_name(data, method, number)}.json"
+        found = read_json(path) if path.is_file() else None
+        if found and found["best"]:
+            return Chosen(found["best"]["settings"], f"tuned at n={number}")
+    return Chosen({}, "defaults")

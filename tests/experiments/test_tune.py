@@ -1,0 +1,213 @@
+"""Grid search: what is chosen, by what, and that nothing is done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
+from rich.console import Console
+
+from pefll import run
+from pefll.config import Config
+from pefll.data.federation import TEST
+from pefll.engines.vector import VectorEngine
+from pefll.errors import PefllError
+from pefll.experiments import tune as module
+from pefll.experiments.results import collect
+from pefll.experiments.tune import Search, advice, chosen, parse_grid, trials_table, tune
+from pefll.lockstep import Stopped
+from pefll.record import RunFolder
+from tests.federations import ragged
+
+CONFIG = Config(
+    method="fedavg", settings={"local_steps": 2}, rounds=4, eval_every=2, clients_per_round=3, engine="vector"
+)
+RATES = {"client_lr": (1e-4, 0.1)}
+
+
+@pytest.fixture(autouse=True)
+def federation(monkeypatch):
+    monkeypatch.setattr(run, "federation_of", lambda config, console: ragged(seed=config.seed))
+
+
+def search(tmp_path, grid=RATES, seeds=(0, 1), at_once=3, to="results", **changes):
+    wanted = Search(dataclasses.replace(CONFIG, **changes), grid, seeds)
+    return tune(wanted, tmp_path / "runs", tmp_path / to, at_once, Console(quiet=True))
+
+
+def test_the_best_mean_over_seeds_is_chosen(tmp_path):
+    trials = search(tmp_path)
+    kept = json.loads(trials.path.read_text())
+    assert trials.path.name == "digits-fedavg-n8.json"
+    assert [(row["settings"]["client_lr"], row["seed"]) for row in kept["trials"]] == [
+        (1e-4, 0),
+        (1e-4, 1),
+        (0.1, 0),
+        (0.1, 1),
+    ]
+    scores = [row["seen_validation"] for row in kept["trials"]]
+    assert sum(scores[2:]) > sum(scores[:2])
+    assert kept["best"] == {
+        "settings": {"local_steps": 2, "client_lr": 0.1},
+        "seen_validation": pytest.approx(sum(scores[2:]) / 2),
+        "seeds": [0, 1],
+    }
+    assert {row["lockstep"] for row in kept["trials"]} == {3, 1}  # three at once, then what was left
+    assert advice(trials, Search(CONFIG, RATES, (0, 1))) == [
+        "client_lr = 0.1 is the largest that was tried: the best may lie beyond it"
+    ]
+    assert trials_table(trials, (0, 1)).rows[0].style == "bold"
+
+
+def test_scores_are_those_of_the_best_round_on_seen_clients_validation(tmp_path):
+    row = search(tmp_path, seeds=(0,)).rows[1]
+    alone = run.fit(
+        ragged(seed=0), "fedavg", rounds=4, eval_every=2, clients_per_round=3, engine="vector",
+        local_steps=2, client_lr=0.1,
+    )  # fmt: skip
+    assert row["seen_validation"] == alone.evaluate("validation").seen.per_sample
+    assert row["best_round"] == alone.summary["best_round"]
+
+
+def test_local_which_has_no_rounds_is_tuned_too(tmp_path):
+    trials = search(tmp_path, method="local", settings={"epochs": 2})
+    assert trials.ranking((0, 1))[0][0]["client_lr"] == 0.1
+
+
+def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):
+    honest = search(tmp_path, to="honest")
+
+    def poisoned(config, console):
+        data = ragged(seed=config.seed)
+        y = data.y.clone()
+        for client in range(data.num_clients):
+            for split in range(3):
+                if split == TEST or client >= data.num_seen:
+                    y[data.indices(client, split)] = 0
+        return dataclasses.replace(data, y=y)
+
+    monkeypatch.setattr(run, "federation_of", poisoned)
+    other = tune(Search(CONFIG, RATES, (0, 1)), tmp_path / "other", tmp_path / "poisoned", 3, Console(quiet=True))
+    assert [row["seen_validation"] for row in other.rows] == [row["seen_validation"] for row in honest.rows]
+
+
+def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
+    first = search(tmp_path)
+    assert not list((tmp_path / "runs").rglob("*.safetensors"))  # nobody needs their weights
+    ordered = []
+    outcomes_of = run.outcomes_of
+    monkeypatch.setattr(
+        run, "outcomes_of", lambda orders, **more: ordered.extend(orders) or outcomes_of(orders, **more)
+    )
+    again = search(tmp_path)
+    assert (again.rows, ordered) == (first.rows, [])
+    # The same settings, said in another way, and one more.
+    more = search(tmp_path, {"client_lr": (0.1, 0.2), "local_steps": (2,)}, settings={})
+    assert [order.config.settings["client_lr"] for order in ordered] == [0.2, 0.2]
+    assert len(more.rows) == 6
+    assert len(more.ranking((0, 1))) == 3
+    assert more.ranking((0, 1, 2)) == []  # nothing was tried with all three
+
+
+def test_a_search_that_fails_half_way_leaves_the_earlier_choice(tmp_path, monkeypatch):
+    first = search(tmp_path)
+    monkeypatch.setattr(run, "outcomes_of", lambda orders, **more: [PefllError("the disk is full") for _ in orders])
+    with pytest.raises(PefllError, match="the disk is full"):
+        search(tmp_path, {"client_lr": (0.2,)})
+    kept = json.loads(first.path.read_text())
+    assert (kept["best"], kept["trials"]) == (first.best, first.rows)
+
+
+def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    whole = search(tmp_path / "whole", seeds=(0,), at_once=1)
+    launch = VectorEngine.launch
+    started = []
+
+    def interrupted(self, server, first, rounds):
+        started.append(first)
+        if len(started) > 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return launch(self, server, first, rounds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorEngine, "launch", interrupted)
+        with pytest.raises(Stopped):
+            search(tmp_path / "parts", seeds=(0,), at_once=1)
+    kept = json.loads((tmp_path / "parts/results/digits-fedavg-n8.json").read_text())
+    assert len(kept["trials"]) == 1
+    assert kept["best"] is None  # half a search chooses nothing
+    started.clear()
+    monkeypatch.setattr(VectorEngine, "launch", lambda *given: started.append(given[2]) or launch(*given))
+    resumed = search(tmp_path / "parts", seeds=(0,), at_once=1)
+    assert started[0] > 0  # not from the first round
+    assert [row["seen_validation"] for row in resumed.rows] == [row["seen_validation"] for row in whole.rows]
+
+
+def test_settings_that_diverge_are_noted_and_not_chosen(tmp_path, monkeypatch):
+    trials = search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,))
+    assert "diverged" in trials.rows[0]["error"]
+    assert [(point["client_lr"], len(values)) for point, values in trials.ranking((0,))] == [(0.1, 1), (1e30, 0)]
+    monkeypatch.setattr(run, "outcomes_of", None)
+    assert search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,)).rows == trials.rows
+    nothing = Search(CONFIG, {"client_lr": (1e30,)}, (0,))
+    monkeypatch.undo()
+    monkeypatch.setattr(run, "federation_of", lambda config, console: ragged(seed=config.seed))
+    lost = tune(nothing, tmp_path / "lost", tmp_path / "to", 1, Console(quiet=True))
+    assert json.loads(lost.path.read_text())["best"] is None
+    assert advice(lost, nothing) == []
+    assert chosen("fedavg", "digits", 8, tmp_path / "to") == ({}, "defaults")
+
+
+def test_other_conditions_are_refused(tmp_path):
+    search(tmp_path, seeds=(0,))
+    with pytest.raises(PefllError, match="was made with rounds = 4, not 6; accuracies would not be comparable"):
+        search(tmp_path, seeds=(0,), rounds=6)
+    with pytest.raises(PefllError, match="--at-once is 0"):
+        search(tmp_path, {"client_lr": (7.0,)}, seeds=(0,), at_once=0)
+
+
+def test_tuned_runs_are_not_results(tmp_path):
+    search(tmp_path, seeds=(0,))
+    (folder,) = (tmp_path / "runs").glob("*/*client_lr_0.1/seed-0")
+    with pytest.raises(PefllError, match="was made to choose hyper-parameters"):
+        collect(RunFolder(folder), tmp_path / "to")
+
+
+def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
+    def write(name: str, rate: float) -> None:
+        content = {"best": {"settings": {"client_lr": rate}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+
+    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({}, "defaults")
+    write("cifar10-fedavg-n100", 0.1)
+    write("cifar10-fedavg-n1000", 0.3)
+    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.1}, "tuned at n=100")
+    assert chosen("fedavg", "cifar10", 1000, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    assert chosen("local", "cifar10", 100, tmp_path).source == "defaults"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "say what to try"),
+        (["client_lr"], "not 'client_lr'"),
+        (["client_lr=1e-3,,1"], "--grid takes NAME=VALUE,VALUE"),
+        (["client_rl=1"], "did you mean 'client_lr'"),
+        (["client_lr=fast"], "must be float"),
+        (["client_lr=1,1.0"], "twice"),
+        (["client_lr=1", "client_lr=2"], "twice"),
+    ],
+)
+def test_grids_that_are_none(words, part):
+    with pytest.raises(PefllError, match=part):
+        parse_grid("fedavg", words)
+
+
+def test_a_grid_is_a_product_with_types():
+    grid = parse_grid("fedavg", ["client_lr = 1e-3, 1e-2", "local_steps=5"])
+    assert grid == {"client_lr": (1e-3, 1e-2), "local_steps": (5,)}
+    with pytest.raises(PefllError, match="local_steps is both fixed and searched"):
+        module.Search(CONFIG, grid)
