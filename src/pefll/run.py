@@ -92,7 +92,8 @@ class Run:
             opened(self.config, data, self.method, trains=False) as engine,
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
-            return evaluate(engine, self.method, self.server, number, counting(watch))
+            server = map_tree(lambda leaf: leaf.to(engine.device), self.server)  # a loaded run's is on the CPU
+            return evaluate(engine, self.method, server, number, counting(watch))
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a client that was never seen: one forward pass, no training of shared weights.
