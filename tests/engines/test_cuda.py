@@ -13,7 +13,7 @@ from pefll.errors import PefllError
 from pefll.evaluation import Exam, evaluate
 from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
-from pefll.run import Order, RunsFailed, fit, fit_seeds, fit_together
+from pefll.run import Order, RunsFailed, fit, fit_seeds, fit_together, load
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 
@@ -72,6 +72,13 @@ def test_a_run_stopped_and_resumed_goes_on_where_it_was(tmp_path, precision):
     assert torch.equal(flat(parts.final), flat(whole.final))
     assert whole.summary["engine"] == "vector"
     assert whole.summary["client_steps_per_second"] > 0
+
+
+def test_a_loaded_run_is_evaluated_on_the_gpu(tmp_path):
+    federation = pictures()
+    trained = fit(federation, rounds=2, out=tmp_path / "run", **GPU)
+    again = load(tmp_path / "run")
+    assert again.evaluate(federation=federation) == trained.evaluate()
 
 
 def test_divergence_is_noticed():
