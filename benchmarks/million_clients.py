@@ -34,6 +34,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.files import write_json
+from pefll.hardware import processor
 from pefll.methods import build_method
 from pefll.run import commit, describe_problem
 
@@ -149,16 +150,6 @@ def race(large: Federation, small: Federation, rounds: int, turns: int, console:
         few.engine.close()
         many.engine.close()
     return results
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def draw(record: dict[str, Any], console: Console) -> bool:

@@ -99,3 +99,9 @@ def test_auto_counts_the_models_work(no_gpu):
     large = problem_of(ragged(clients=3, shape=(3, 32, 32), sizes=(2,)), "lenet")
     assert hardware.pick_engine(device, large) == "serial"
     assert hardware.pick_engine(torch.device("cuda"), large) == "vector"
+
+
+def test_the_processor_has_a_name(monkeypatch):
+    assert hardware.processor()
+    monkeypatch.setattr(hardware.Path, "read_text", lambda _: "model name : one\nmodel name : two\n")
+    assert hardware.processor() == "one"

@@ -18,7 +18,7 @@ from benchmarks.speed.plan import Race
 from benchmarks.speed.race import ROOT, Row
 from pefll.errors import PefllError
 from pefll.files import read_json, write_json
-from pefll.hardware import cores
+from pefll.hardware import cores, processor
 from pefll.run import commit
 
 PEERS = ("pfl", "flwr", "ray")
@@ -33,16 +33,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def file_name(facts: dict[str, Any]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +105,16 @@ def peak_memory_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def device_name(device: torch.device) -> str:

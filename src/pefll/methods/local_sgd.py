@@ -104,7 +104,7 @@ def sgd_step(
         active: bool [], whether the parameters move at all; None if they do.
     """
     if client_axis.available(theta):
-        return client_axis.sgd(theta, velocity, of_theta, active, sgd.lr, sgd.momentum, sgd.decay, sgd.clip)
+        return client_axis.sgd(theta, velocity, of_theta, active, *sgd)
     velocity = sgd.momentum * velocity + clipped(of_theta, sgd.clip) + sgd.decay * theta
     change = sgd.lr * velocity
     return theta - (change if active is None else torch.where(active, change, torch.zeros_like(change))), velocity

@@ -398,17 +398,10 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def sgd(
-    theta: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    active: Tensor | None,
-    lr: float,
-    momentum: float,
-    decay: float,
-    clip: float | None,
+    theta: Tensor, velocity: Tensor, gradient: Tensor, active: Tensor | None, *numbers: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return parameters and velocity [D] after one step of SGD; see `pefll.methods.local_sgd.SGD`."""
-    result: tuple[Tensor, Tensor] = _apply(_SGD, theta, velocity, gradient, active, lr, momentum, decay, clip)
+    """Return parameters and velocity [D] after one step of SGD; numbers are those of `pefll.methods.local_sgd.SGD`."""
+    result: tuple[Tensor, Tensor] = _apply(_SGD, theta, velocity, gradient, active, *numbers)
     return result
 
 

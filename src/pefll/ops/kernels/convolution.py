@@ -7,7 +7,7 @@ window and not once per position; the columns are (position in the cell, output 
 memory would bring the pixels again.
 
 What pooling and ReLU let through is remembered in one byte per output, the `route`: which position of its cell won, or
-BLOCKED where ReLU gave zero. The convolution's own output never exists in memory.
+255 where ReLU gave zero. The convolution's own output never exists in memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch import Tensor
 
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels.tiles import shrunk, side
-
-BLOCKED = 255
 
 
 @triton.jit
@@ -223,7 +221,7 @@ def _spread_back(
 def _input_gradient(
     g, route, w, dx, B,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    POOL: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
+    POOL: tl.constexpr, SIDE: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
     ROUTED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -249,7 +247,7 @@ def _input_gradient(
     for step in range(CELLS_Y * CELLS_X * BLOCKS):
         cell = step // BLOCKS
         co = (step % BLOCKS) * BK + tl.arange(0, BK)
-        py, px = R * ry + FIRST_Y + cell // CELLS_X, R * rx + FIRST_X + cell % CELLS_X
+        py, px = ry + FIRST_Y + cell // CELLS_X, rx + FIRST_X + cell % CELLS_X
         here = (b < B) & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
         out = ((b * PH + py) * PW + px)[:, None] * CO + co[None, :]
         valid = here[:, None] & (co < CO)[None, :]
@@ -350,21 +348,21 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     s = geometry
     clients, samples = g.shape[:2]
     dx = g.new_empty((clients, samples, s.h, s.w, s.ci))
-    bm, bn, bk, warps, stages, side = _input_tile(s, g, precision)
-    step = s.stride * s.pool
+    bm, bn, bk, warps, stages = _input_tile(s, g, precision)
+    step = s.stride * s.pool  # pixels from one pooling cell to the next, and so the side of a block
     first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
-    last = (side - 1 + s.padding) // step
+    last = (step - 1 + s.padding) // step
     cells = last - first_y + 1, last - first_x + 1
-    spread = g.new_empty((clients, *cells, s.pool**2, side**2, s.ci, s.co))
+    spread = g.new_empty((clients, *cells, s.pool**2, step**2, s.ci, s.co))
     _spread_back[(triton.cdiv(spread[0].numel(), 1024), clients)](
-        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, side, first_y, first_x, *cells,
+        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, step, first_y, first_x, *cells,
         BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    rows = samples * triton.cdiv(s.h, side) * triton.cdiv(s.w, side)
+    rows = samples * triton.cdiv(s.h, step) * triton.cdiv(s.w, step)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
-        g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, side, side // step, first_y, first_x,
-        *cells, s.routed, precision, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, step, first_y, first_x, *cells,
+        s.routed, precision, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
 
@@ -392,11 +390,11 @@ def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int,
     return at_once, channels, deep, 4 if many else 8, 4 * 132
 
 
-def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, int, int, int]:
+def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, int, int]:
     step = s.stride * s.pool
     channels = side(s.ci, max(16, 64 // step**2))
     at_once, deep, stages = shrunk(g, 64, side(s.co, 32), step**2 * channels, 2, precision)
-    return at_once, channels, deep, 4, stages, step
+    return at_once, channels, deep, 4, stages
 
 
 def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
