@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from pefll.cost import cost_of_new_client
 from pefll.errors import PefllError
 from pefll.methods import FedAvg, Local, PeFLL
-from pefll.methods.contract import everyone
+from pefll.methods.contract import Own, everyone
 from tests.federations import problem_of, ragged
 
 FEATURES, CLASSES = 6, 3
@@ -63,37 +62,29 @@ def test_weights_do_not_matter_and_neither_do_other_clients(federation):
 
 @dataclass(frozen=True)
 class FineTuned(FedAvg):
-    """Sends the global model once, and the client goes on with it alone: or does not, or sends it back."""
-
-    trains_in_rounds: ClassVar[bool] = True
+    """Sends the global model once, and the client goes on with it alone."""
 
     def personalize(self, server, cohort) -> Tensor:
-        return cohort.run(self.train, everyone(server.theta)).theta
+        return cohort.run(self.fine_tune, everyone(server.theta)).value
+
+    def fine_tune(self, client, theta):
+        return Own(self.train(client, theta).theta)
 
 
-class Frozen(FineTuned):
+class ByTheServer(FineTuned):
+    """The client sends its model up, and the server makes another of it."""
+
     def personalize(self, server, cohort) -> Tensor:
-        cohort.run(self.train, everyone(server.theta))
-        return server.theta.expand(cohort.size, -1)
-
-
-class Server(FineTuned):
-    def personalize(self, server, cohort) -> Tensor:
-        return torch.zeros_like(cohort.run(self.train, everyone(server.theta)).theta)
+        return 2 * cohort.run(self.train, everyone(server.theta)).theta
 
 
 @pytest.mark.parametrize(
-    ("kind", "exchanges", "models_down", "models_up"),
-    [
-        (FineTuned, 1, 1, 0),  # the client keeps what it made
-        (Frozen, 1, 1, 1),  # the client has it already
-        (Server, 2, 2, 1),  # the server makes something new of it
-    ],
+    ("kind", "exchanges", "models_down", "floats_up"),
+    [(FineTuned, 1, 1, 0), (ByTheServer, 2, 2, WEIGHTS + 1)],  # how many samples it has goes up too
 )
-def test_a_model_that_is_where_it_is_needed_is_not_sent(federation, kind, exchanges, models_down, models_up):
+def test_what_a_client_keeps_is_not_sent(federation, kind, exchanges, models_down, floats_up):
     cost = cost_of_new_client(kind(linear(federation), local_steps=2), federation)
-    count = 4  # how many samples a client has goes up too
-    assert cost[:3] == (exchanges, 4 * WEIGHTS * models_down, 4 * WEIGHTS * models_up + count)
+    assert cost[:3] == (exchanges, 4 * WEIGHTS * models_down, 4 * floats_up)
 
 
 def test_without_unseen_clients_there_is_nothing_to_count():

@@ -191,10 +191,10 @@ def write_costs(bills: Sequence[Bill], target: Path) -> list[Path]:
     lines = [
         "# What a new client pays for its model",
         "",
-        "Counted for the unseen client with the median number of training samples: round trips with the server, bytes "
-        "down to the client and up to the server, floating point operations (convolutions and products) on the "
-        "client's device, and seconds of its own work on one core of the machine that counted. What a client "
-        "makes itself stays there. Local has no server.",
+        "Counted for the unseen client with the median number of training samples: messages down to the client, "
+        "bytes down to it and up to the server, floating point operations (convolutions and products) on the "
+        "client's device, and seconds of everything, the server's work included, on one core of the machine that "
+        "counted. What a client makes for itself stays there. Local has no server.",
     ]
     for title, group in _by_federation(bills).items():
         lines += ["", f"## {title}", "", "| " + " | ".join(_HEADINGS) + " |", "| --- " * len(_HEADINGS) + "|"]
