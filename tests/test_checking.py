@@ -103,6 +103,40 @@ class Unwelcoming(FedAvg):
         return models * torch.nan if cohort.is_new else models
 
 
+@dataclass(frozen=True)
+class Looker(FedAvg):
+    """Decides in Python what a number on the device says."""
+
+    def round(self, server, cohort):
+        after = super().round(server, cohort)
+        return after if after.theta.norm() > 0 else server
+
+
+@dataclass(frozen=True)
+class Lister(FedAvg):
+    """Takes who is there to Python."""
+
+    def round(self, server, cohort):
+        return super().round(server, cohort) if cohort.ids.tolist() else server
+
+
+@dataclass(frozen=True)
+class Masker(FedAvg):
+    """Takes those that a mask points at."""
+
+    def round(self, server, cohort):
+        update = cohort.run(self.train, everyone(server.theta))
+        return Server(update.theta[update.samples > 0].mean(dim=0))
+
+
+@dataclass(frozen=True)
+class Carrier(FedAvg):
+    """Brings numbers of the host along, when clients are scored."""
+
+    def predict(self, client, theta, split):
+        return super().predict(client, theta * torch.tensor(1.0, dtype=theta.dtype), split)
+
+
 @pytest.mark.parametrize(
     ("name", "rule", "sentence"),
     [
@@ -116,6 +150,10 @@ class Unwelcoming(FedAvg):
         ("Forgetful", "stopping_changes_nothing", "not in the state"),
         ("Cheat", "held_out_data_is_not_looked_at", "held-out samples change"),
         ("Unwelcoming", "everybody_gets_a_model", "new clients got"),
+        ("Looker", "a_gpu_can_record_it", "looks at a number"),
+        ("Lister", "a_gpu_can_record_it", "`tolist` cannot be recorded"),
+        ("Masker", "a_gpu_can_record_it", "a mask as an index"),
+        ("Carrier", "a_gpu_can_record_it", "makes a tensor from numbers of Python"),
     ],
 )
 def test_each_check_notices_its_fault(name, rule, sentence):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pefll import checkpoint
 from pefll.data.federation import TEST, VALIDATION, Federation, Samples, assemble
@@ -24,7 +27,7 @@ from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
-from pefll.evaluation import evaluate
+from pefll.evaluation import evaluate, scores_of
 from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
@@ -231,6 +234,77 @@ def held_out_data_is_not_looked_at(subject: Subject) -> None:
             raise Broken(f"held-out samples change what is learned on the {make.name} engine")
 
 
+def a_gpu_can_record_it(subject: Subject) -> None:
+    """Rounds and evaluations can be recorded once and replayed on a GPU: the host neither looks nor brings anything.
+
+    A CUDA graph repeats the same kernels on the same memory. Numbers that Python reads while it records would decide
+    for all rounds, and memory of the host cannot be copied from. No GPU is needed to see such a thing.
+    """
+    engine = subject.engine(VectorEngine)
+    assert isinstance(engine, VectorEngine)
+    server = engine.start()
+    everybody = np.arange(subject.federation.num_clients)
+    cohorts = [cohort for _, cohort in engine.cohorts(everybody)]
+    for record in (nullcontext, Recording):  # a GPU, too, does everything once before it records: caches are filled
+        t = torch.zeros((), dtype=torch.int64)
+        with record():
+            engine._round(server, t)
+            for cohort in cohorts:
+                scores_of(engine.method, server, cohort.anew(), TEST)
+    engine.close()
+
+
+class _Looks(TorchFunctionMode):
+    """Refuses what copies numbers to Python without an operation that `Recording` would see."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in (Tensor.numpy, Tensor.tolist, Tensor.__array__):
+            raise Broken(f"it looks at numbers in Python: `{function.__name__}` cannot be recorded on a GPU")
+        return function(*args, **(kwargs or {}))
+
+
+class Recording(TorchDispatchMode):
+    """Refuses, on a CPU, what a CUDA graph could not record, under transforms of `torch.func` too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._looks = _Looks()
+
+    def __enter__(self) -> Recording:
+        self._looks.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._looks.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = operation.overloadpacket.__name__
+        if name == "_local_scalar_dense":
+            raise Broken("it looks at a number in Python (`.item()`, `int(x)`, `if x > 0`): use torch.where")
+        if name in _SIZED_BY_VALUES or (name in ("index", "index_put", "index_put_") and _has_mask(args[1])):
+            raise Broken(f"the shape of a result depends on values (`{name}`, or a mask as an index): use torch.where")
+        if name == "lift_fresh":
+            raise Broken(
+                "it makes a tensor from numbers of Python or NumPy: use torch.full, torch.arange or another operation, "
+                "or make it in `init` and keep it in the state"
+            )
+        return operation(*args, **(kwargs or {}))
+
+
+# Operations whose results have as many elements as the values decide, for which a GPU would have to wait.
+_SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
+
+
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
 CHECKS: tuple[Callable[[Subject], None], ...] = (
     is_a_method,
     everybody_gets_a_model,
@@ -240,6 +314,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     states_are_not_written_to,
     stopping_changes_nothing,
     held_out_data_is_not_looked_at,
+    a_gpu_can_record_it,
 )
 
 

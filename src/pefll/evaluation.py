@@ -114,7 +114,7 @@ class Exam:
         # The place of each client, in the order in which the engine takes them, among the clients.
         self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
         self._scores = engine.repeated(
-            lambda server: torch.cat([_scores(method, server, cohort.anew(), split) for _, cohort in cohorts])
+            lambda server: torch.cat([scores_of(method, server, cohort.anew(), split) for _, cohort in cohorts])
         )
 
     def begin(self, server: Any) -> Later[Evaluation]:
@@ -162,7 +162,7 @@ def client_scores(
     parts: list[Tensor] = []
     for ids, cohort in engine.cohorts(clients):
         order.append(ids)
-        parts.append(_scores(method, server, cohort, split))
+        parts.append(scores_of(method, server, cohort, split))
         if progress is not None:
             progress(len(ids))
     sums = np.zeros((len(clients), 4))
@@ -172,7 +172,7 @@ def client_scores(
 
 
 @torch.no_grad()
-def _scores(method: Method[Any], server: Any, cohort: Any, split: int) -> Tensor:
+def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tensor:
     """Return samples, correct, masked correct and summed loss of the clients of a cohort, float64 [c, 4]."""
     theta = method.personalize(server, cohort)
     scores = cohort.run(method.predict, each(theta), split=split)

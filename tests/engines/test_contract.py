@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
-from pefll.checking import CHECKS, Subject
+from pefll.checking import CHECKS, Recording, Subject
 from pefll.data import federation_from_arrays
 from pefll.data.federation import TEST, VALIDATION, Federation
+from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
-from pefll.methods import METHODS, hyperparameters
+from pefll.evaluation import scores_of
+from pefll.methods import METHODS, build_method, hyperparameters
 from pefll.run import fit
 from pefll.tree import leaves
 from tests.engines.test_engines import SETTINGS
-from tests.federations import ragged
+from tests.federations import problem_of, ragged
 
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 QUICK = {"rounds": 6, "eval_every": 2, "clients_per_round": 3, "processes": 1}
@@ -59,6 +62,23 @@ def test_a_seed_decides_everything(method, engine):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_what_must_hold_for_every_method(method, check):
     check(Subject(method, SETTINGS[method]))
+
+
+@every_method
+def test_a_gpu_can_record_rounds_and_exams_with_pictures(method):
+    """The same as `a_gpu_can_record_it`, with a convolutional network on pixels, as in the paper's tables."""
+    pictures = ragged(shape=(1, 16, 16), pixels=True)
+    learner = build_method(method, problem_of(pictures, "lenet"), SETTINGS[method])
+    engine = VectorEngine(pictures, learner, seed=0, clients_per_round=3)
+    server = engine.start()
+    cohorts = [cohort for _, cohort in engine.cohorts(np.arange(pictures.num_clients))]
+    for record in (contextlib.nullcontext, Recording):
+        with record():
+            after, _ = engine._round(server, torch.zeros((), dtype=torch.int64))
+            for cohort in cohorts:
+                scores_of(learner, server, cohort.anew(), VALIDATION)
+    assert len(list(leaves(after))) == len(list(leaves(server)))
+    engine.close()
 
 
 @every_method
