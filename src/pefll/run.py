@@ -173,6 +173,8 @@ class Run:
             )
         labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, self.facts["class_names"], "y")
         one = self._alone(x, labels)
+        if y is None:
+            one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # no class at all, in place of the first one
         engine = SerialEngine(one, self.method, self.config.seed, 0, _dtype(self.config))
         try:
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))

@@ -13,7 +13,9 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import client_scores, evaluate
-from pefll.methods import build_method
+from pefll.methods import Problem, build_method, typed_settings
+from pefll.models import Network, build_model
+from pefll.run import fit
 from pefll.tree import leaves
 from tests.federations import flat, problem_of, ragged
 
@@ -418,14 +420,79 @@ def test_histograms_are_counted_at_the_door():
     assert ledgers[1].up - ledgers[0].up == 8 * 3 * (3 + 1)  # from three clients, and one before the first round
 
 
+@both_engines
+def test_without_histograms_it_is_pefll_to_the_byte(make):
+    states, ledgers = [], []
+    for name, settings in (("pefll-prior", {"histogram": "false"}), ("pefll", {})):
+        engine = opened(make, name, PRIOR | settings)
+        states.append(flat(engine.advance(engine.start(), 0, 3)))
+        ledgers.append(vars(engine.ledger))
+        engine.close()
+    assert torch.equal(*states)
+    assert ledgers[0] == ledgers[1]
+
+
+def test_a_client_without_labels_has_equal_shares():
+    federation = ragged(clients=8, sizes=(9,), seen=6)
+    trained = fit(federation, "pefll-prior", rounds=2, processes=1, **PRIOR | {"embedding": "mlp-unlabeled"})
+    x, y = (part[federation.indices(7, TRAIN)].numpy() for part in (federation.x, federation.y))
+    told, untold = (trained.personalize(x, labels).network.state_dict() for labels in (y, None))
+    *same, bias = told
+    assert all(torch.equal(told[name], untold[name]) for name in same)
+    p = torch.bincount(torch.from_numpy(y), minlength=3) / len(y)
+    moved = (p + 1e-3).log() - torch.full((3,), 1 / 3 + 1e-3).log()
+    torch.testing.assert_close(told[bias] - untold[bias], moved, rtol=0, atol=1e-5)
+
+
+def test_settings_that_are_true_or_false():
+    for words, wanted in ((("true", "yes", "1", True, 1), True), (("False", "no", "0", False, 0), False)):
+        assert {typed_settings("pefll-prior", {"histogram": word})["histogram"] for word in words} == {wanted}
+    with pytest.raises(PefllError, match="pefll-prior: histogram must be true or false, not 'perhaps'"):
+        typed_settings("pefll-prior", {"histogram": "perhaps"})
+
+
 # All of them.
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("pfedme", "121182 numbers for each of 1000000 clients are 485 GB in a state"),
+        ("pfedhn", "set embedding_size, or take fewer clients"),
+    ],
+)
+def test_a_state_that_fits_into_no_memory_gives_a_sentence(name, sentence):
+    model = Network(build_model("lenet", (3, 32, 32), 10))
+    assert build_method(name, Problem(model, (3, 32, 32), 10, 1000), {}).local_steps > 0
+    with pytest.raises(PefllError, match=sentence):
+        build_method(name, Problem(model, (3, 32, 32), 10, 1_000_000), {})
+
+
+def test_gradients_of_per_fedavg_are_all_counted():
+    problem = problem_of(clients_of(), two_layers())
+    counts = [build_method("per-fedavg", problem, {"variant": v, "epochs": 3}).local_epochs for v in ("fo", "hf")]
+    assert counts == [6, 12]
+
+
+def test_clients_drop_in_and_out():
+    """What a client keeps waits for it as it was, however many rounds go by without it."""
+    for name, settings, kept in (("fedrep", HEADS, "heads"), ("pfedme", ENVELOPE, "personal")):
+        engine = opened(VectorEngine, name, settings, c=1)
+        server = engine.start()
+        for t in range(8):
+            (who,) = engine._sample(torch.tensor(t)).tolist()
+            after = engine.advance(server, t, 1)
+            changed = (getattr(after, kept) != getattr(server, kept)).any(dim=1).nonzero().flatten().tolist()
+            assert changed == [who]
+            server = after
+        engine.close()
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
         ("per-fedavg", {"variant": "so"}, "unknown variant of per-fedavg 'so'"),
-        ("per-fedavg", {"batch_size": 0}, "batch_size and local_epochs must be at least 1"),
+        ("per-fedavg", {"batch_size": 0}, "batch_size and epochs must be at least 1"),
         ("per-fedavg", {"variant": "hf", "difference": 0.0}, "difference must be more than 0"),
         ("fedrep", {"body_epochs": 0}, "batch_size and body_epochs must be at least 1"),
         ("pfedme", {"inner_steps": 0}, "local_rounds and inner_steps must be at least 1"),

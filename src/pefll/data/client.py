@@ -121,12 +121,17 @@ class Client:
         return (labels[:, None] == names).any(dim=0)
 
     def label_shares(self) -> Tensor:
-        """Return the share of each class among the training labels, [classes]."""
+        """Return the share of each class among the training labels, [classes]; equal shares for a client without any.
+
+        A sample without a label has -1.
+        """
         place = torch.arange(self.capacity[TRAIN], device=self.count.device)
         weight = (place < self.count[TRAIN]).to(self.dtype)
         labels = self.federation.y[self._rows(self.offset[TRAIN] + torch.remainder(place, self.count[TRAIN]))]
         names = torch.arange(self.federation.classes, device=self.count.device)
-        return torch.matmul(weight, (labels[:, None] == names).to(self.dtype)) / weight.sum()
+        counts = torch.matmul(weight, (labels[:, None] == names).to(self.dtype))
+        labelled = counts.sum()
+        return torch.where(labelled > 0, counts / labelled.clamp(min=1), torch.ones_like(counts) / len(counts))
 
     def _rows(self, place: Tensor) -> Tensor:
         # Padding of a split that ends with the arrays may point past their end.

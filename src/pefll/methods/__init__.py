@@ -88,8 +88,15 @@ def typed_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {key: _as_type_of(defaults[key], value, f"{name}: {key}") for key, value in settings.items()}
 
 
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
 def _as_type_of(default: Any, value: Any, what: str) -> Any:
     kind = type(default)
+    if kind is bool:
+        if str(value).lower() not in _TRUTHS:
+            raise PefllError(f"{what} must be true or false, not {value!r}")
+        return _TRUTHS[str(value).lower()]
     try:
         converted = kind(value)
     except (TypeError, ValueError) as error:

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
+from pefll.errors import PefllError
 from pefll.models.network import Network, Parameters
 from pefll.ops.blocks import cross_entropy
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Tree = Any  # a tensor, or a NamedTuple of such
+# What all clients keep may be this large in a state, of which several exist at once: the best, the newest, a copy.
+MOST_KEPT_BYTES = 1 << 34
 
 
 class Everyone(NamedTuple):
@@ -105,6 +108,22 @@ class Problem:
     def loss(self, theta: Parameters, batch: Any) -> Tensor:
         """Return the mean cross-entropy of a model, a vector [D] or tensors by name, on a batch."""
         return cross_entropy(self.model(theta, batch.x), batch.y, batch.weight)
+
+
+def check_kept(clients: int, numbers: int, advice: str) -> None:
+    """Raise PefllError where a state with some numbers for each client would not fit into memory.
+
+    Args:
+        clients: n.
+        numbers: how many for each.
+        advice: what a user can do, as the end of the sentence.
+    """
+    needed = 4 * clients * numbers
+    if needed > MOST_KEPT_BYTES:
+        raise PefllError(
+            f"{numbers} numbers for each of {clients} clients are {needed / 1e9:.0f} GB in a state, and more than "
+            f"{MOST_KEPT_BYTES / 1e9:.0f} GB would not fit into memory; {advice}"
+        )
 
 
 class Score(NamedTuple):

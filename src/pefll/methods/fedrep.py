@@ -12,7 +12,7 @@ from torch import Tensor
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
 from pefll.errors import PefllError
-from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, own, score
+from pefll.methods.contract import Cohort, Own, Problem, Score, check_kept, everyone, own, score
 from pefll.methods.local_sgd import SGD, descend
 from pefll.models.head import Head, NoHead
 
@@ -75,7 +75,8 @@ class FedRep:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.body_epochs < 1:
             raise PefllError("batch_size and body_epochs must be at least 1")
-        _ = self.parts  # found now, so that a name that is wrong is told before a run starts
+        # Found now, so that a name that is wrong is told before a run starts.
+        check_kept(self.problem.num_clients, self.parts.size, "take fewer clients, or a smaller layer as the head")
 
     @cached_property
     def parts(self) -> Head | NoHead:

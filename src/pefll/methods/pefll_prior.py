@@ -1,14 +1,14 @@
 """PeFLL with a label prior: not in the paper; it rules out classes that a client does not have.
 
 A client's descriptor also says how often it has each class, and the server adds the logarithm of these shares to the
-output bias that it generates: Bayes' rule for a client whose labels are distributed otherwise.
+output bias that it generates: Bayes' rule for a client whose labels are distributed otherwise. A client without labels
+says that all classes are equally frequent, which changes nothing in what its model prefers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,12 @@ class PeFLLPrior(PeFLL):
     Attributes:
         tau: τ: the output bias becomes what the hypernetwork makes of the descriptor, plus τ log(p + ε).
         epsilon: ε: the share that a class is taken to have where there is no sample of it.
+        histogram: whether clients tell their shares; if not, nothing of them is sent, and this is PeFLL.
     """
 
     tau: float = 1.0
     epsilon: float = 1e-3
-
-    uses_labels: ClassVar[bool] = True
+    histogram: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +49,8 @@ class PeFLLPrior(PeFLL):
 
     def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
         """θ = h(v; η_h), with τ log(p + ε) added to the output bias: [c, D] from descriptors [c, l + C]."""
+        if not self.histogram:
+            return super().generate(server, eta_h, v)
         v, p = torch.split(v, [self.descriptor, self.problem.classes], dim=1)
         start, stop = self.bias
         prior = self.tau * (p + self.epsilon).log()
@@ -56,8 +58,12 @@ class PeFLLPrior(PeFLL):
 
     def describe(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v and p, [l + C]."""
-        return torch.cat([super().describe(client, eta_v), client.label_shares()])
+        return self.with_shares(client, super().describe(client, eta_v))
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v over all training samples, and p, [l + C]."""
-        return torch.cat([super().describe_all(client, eta_v), client.label_shares()])
+        return self.with_shares(client, super().describe_all(client, eta_v))
+
+    def with_shares(self, client: Client, v: Tensor) -> Tensor:
+        """Return a descriptor [l] with the client's share of each class behind it, [l + C]."""
+        return torch.cat([v, client.label_shares()]) if self.histogram else v

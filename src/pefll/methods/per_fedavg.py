@@ -41,20 +41,20 @@ class PerFedAvg:
     Attributes:
         problem: what there is to learn.
         variant: fo, which leaves the second derivative out, or hf, which replaces it by a difference of gradients.
-        local_epochs: of as many steps as make one pass over a client's samples.
+        epochs: of as many steps as make one pass over a client's samples.
         batch_size: of each of the independent batches that a step takes.
         inner_lr: α, of the step on a client's own samples.
         client_lr: β, of the steps on the global model.
         client_momentum: of the steps on the global model.
         client_clip: a gradient's norm is cut to this; 0 for no cut.
         weight_decay: of the steps on the global model.
-        difference: δ of hf: gradients are compared so far apart.
+        difference: δ of hf: gradients are compared so far apart; TF32's few digits blur that, float32's do not.
         personal_steps: how many steps of rate α a client takes from the global model before it uses it.
     """
 
     problem: Problem
     variant: str = "fo"
-    local_epochs: int = 1
+    epochs: int = 1
     batch_size: int = 32
     inner_lr: float = 1e-2
     client_lr: float = 1e-2
@@ -72,10 +72,15 @@ class PerFedAvg:
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise unknown("variant of per-fedavg", self.variant, VARIANTS)
-        if self.batch_size < 1 or self.local_epochs < 1:
-            raise PefllError("batch_size and local_epochs must be at least 1")
+        if self.batch_size < 1 or self.epochs < 1:
+            raise PefllError("batch_size and epochs must be at least 1")
         if self.variant == "hf" and not self.difference:
             raise PefllError("difference must be more than 0")
+
+    @property
+    def local_epochs(self) -> int:
+        """How many gradients of each sample a client computes in a round: two in a step, or four with hf."""
+        return self.epochs * (2 if self.variant == "fo" else 4)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first global model."""
@@ -99,12 +104,12 @@ class PerFedAvg:
     def train(self, client: Client, theta: Tensor) -> Update:
         """Follow the meta-gradient; each step draws batches D, D' and, for hf, D''."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
-        outer, steps = client.epochs("train", self.batch_size, self.local_epochs)
-        inner, _ = client.epochs("inner", self.batch_size, self.local_epochs)
+        outer, steps = client.epochs("train", self.batch_size, self.epochs)
+        inner, _ = client.epochs("inner", self.batch_size, self.epochs)
         if self.variant == "fo":
             theta = follow(self.meta_gradient, theta, zip(inner, outer, strict=True), sgd, steps)
         else:
-            curved, _ = client.epochs("curvature", self.batch_size, self.local_epochs)
+            curved, _ = client.epochs("curvature", self.batch_size, self.epochs)
             theta = follow(self.meta_gradient, theta, zip(inner, outer, curved, strict=True), sgd, steps)
         return Update(theta, client.count[TRAIN].to(theta.dtype))
 

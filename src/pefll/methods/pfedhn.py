@@ -13,7 +13,7 @@ from torch.func import vjp
 from pefll import randomness
 from pefll.data.client import Client
 from pefll.errors import PefllError
-from pefll.methods.contract import Cohort, Problem, Score, each, score
+from pefll.methods.contract import Cohort, Problem, Score, check_kept, each, score
 from pefll.methods.local_sgd import SGD, descend, sgd_step
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
@@ -83,6 +83,7 @@ class PFedHN:
     def __post_init__(self) -> None:
         if self.local_steps < 1:
             raise PefllError("local_steps must be at least 1")
+        check_kept(self.problem.num_clients, self.size, "set embedding_size, or take fewer clients")
         _ = self.h  # built now, so that a size that is wrong is told before a run starts
 
     @cached_property

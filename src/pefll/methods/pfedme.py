@@ -8,8 +8,9 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from pefll.data.client import Batch, Client
+from pefll.data.federation import TRAIN
 from pefll.errors import PefllError
-from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, own, score
+from pefll.methods.contract import Cohort, Own, Problem, Score, check_kept, everyone, own, score
 from pefll.methods.local_sgd import SGD, descend
 
 
@@ -72,6 +73,8 @@ class PFedMe:
     def __post_init__(self) -> None:
         if self.local_rounds < 1 or self.inner_steps < 1:
             raise PefllError("local_rounds and inner_steps must be at least 1")
+        advice = "take fewer clients, a smaller model, or a method whose clients keep no model"
+        check_kept(self.problem.num_clients, self.problem.model.size, advice)
 
     @property
     def local_steps(self) -> int:
@@ -124,7 +127,7 @@ class PFedMe:
 
     def join_in(self, client: Client, theta: Tensor) -> Own:
         """Minimise the same sum on all samples of a new client; its model [D] stays with it."""
-        batches, steps = client.epochs("new", self.batch_size or client.capacity[0], self.new_epochs)
+        batches, steps = client.epochs("new", self.batch_size or client.capacity[TRAIN], self.new_epochs)
         return Own(descend(lambda at, batch: self.envelope(at, theta, batch), theta, batches, self.sgd, steps))
 
     def recall(self, client: Client, personal: Tensor) -> Own:
