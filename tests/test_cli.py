@@ -428,6 +428,8 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "table1", "--only", "fedavg", "--rounds", 2, "--seeds", "0,1"]
     assert "2 runs are missing" in pefll(*words, "--dry-run").out
+    assert "in this time" in pefll(*words, "--dry-run", "--budget", 5).out
+    assert "--budget is 0.0; it must be more than 0 minutes" in refused(*words, "--budget", 0)
     assert not (tmp_path / "results").exists()
     said = pefll(*words)
     assert said.code == 0, said.err

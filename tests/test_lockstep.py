@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from pefll.config import Config
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
-from pefll.lockstep import Job, Stopped, take_turns
+from pefll.lockstep import TIME_IS_UP, Job, Stopped, stop_signals, take_turns
 from pefll.record import RunFolder, run_folders
 from pefll.run import federations_of, fit, fit_seeds
 from tests.federations import ragged
@@ -279,3 +280,30 @@ def test_federations_of_several_seeds_share_their_samples():
     assert len(copies) == 2 + 2 * 3
     for before, after in zip((one, two), moved, strict=True):
         assert after.fingerprint() == before.fingerprint()
+
+
+def test_time_that_is_up_is_no_first_ctrl_c():
+    with stop_signals(seconds=0.0) as received:
+        while not received:
+            time.sleep(0.001)
+        assert received == [TIME_IS_UP]
+        signal.raise_signal(signal.SIGINT)
+        assert received == [TIME_IS_UP, signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with stop_signals(seconds=0.05) as received:
+        pass
+    time.sleep(0.1)
+    assert received == []  # nobody waits for it any more
+
+
+def test_somebody_is_told_of_each_run_as_it_ends(tmp_path):
+    data, told = ragged(), []
+    config = Config(data="arrays", model="mlp", rounds=4, clients_per_round=2, settings={"local_steps": 2})
+    orders = [
+        run_module.Order(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS
+    ]
+    runs = run_module.outcomes_of(orders, ended=lambda order, run: told.append((order.config.seed, run)))
+    assert [seed for seed, _ in told] == list(SEEDS)
+    assert [run for _, run in told] == runs
+    assert all(RunFolder(order.out).summary() for order in orders)

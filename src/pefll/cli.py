@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -371,7 +372,14 @@ def reproduce(
         "runs/table1"
     ),
     results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
-    at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 3,
+    at_once: Annotated[int, typer.Option(help="How many seeds of a method in a cell share the device.")] = 3,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Minutes that there are: what would not fit is left out, and what is not done by then is saved.",
+            metavar="MINUTES",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
 ) -> None:
@@ -379,14 +387,16 @@ def reproduce(
 
     A run is missing while `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
     These are what `pefll tune` found best for the cell, or else for 100 clients of the same data, or else the method's
-    defaults. Every batch's results are written before the next one starts; after Ctrl-C or a crash, give the command
-    again.
+    defaults. The cheapest runs come first. A result is written as its run ends; after Ctrl-C or a crash, give the
+    command again: runs that were under way go on from their last checkpoint.
 
     For example:
 
     - `pefll reproduce table1 --dry-run`
 
     - `pefll reproduce table1 --only pefll,fedavg,cifar10-100 --seeds 0`
+
+    - `pefll reproduce table1 --budget 25`
 
     - `pefll reproduce table1 --tables-only`
     """
@@ -395,15 +405,18 @@ def reproduce(
 
     if what != "table1":
         raise unknown("experiment", what, ["table1"])
+    if budget is not None and not 0 < budget < math.inf:
+        raise PefllError(f"--budget is {budget}; it must be more than 0 minutes")
+    seconds = None if budget is None else 60 * budget
     plan = table.make_plan(results, _seeds(seeds), rounds, only)
     if dry_run:
-        out.print(table.missing_table(plan))
+        out.print(table.missing_table(plan, table.cheapest_first(plan, at_once, folder), seconds))
         return
     failures: list[str] = []
     if not tables_only:
         try:
             failures = table.run_missing(
-                plan, results, folder, data_dir, at_once, err, device=device, precision=precision
+                plan, results, folder, data_dir, at_once, err, seconds, device=device, precision=precision
             )
         except Stopped as stopped:
             say(err, f"Saved in {folder} and {results}. The same command goes on.")

@@ -19,6 +19,7 @@ import torch
 from pefll.errors import PefllError
 
 T = TypeVar("T")
+TIME_IS_UP = 14  # what stands for a signal where a run was given only so many seconds: the number of SIGALRM
 Turns: TypeAlias = Generator[None, None, T]
 
 
@@ -27,7 +28,7 @@ class Stopped(KeyboardInterrupt):
 
     Attributes:
         round: rounds done.
-        signal: the signal's number.
+        signal: the signal's number, or TIME_IS_UP.
     """
 
     def __init__(self, round_: int, number: int) -> None:
@@ -78,22 +79,32 @@ def take_turns(jobs: Sequence[Job]) -> list[Any]:
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C ends everything at once."""
+def stop_signals(seconds: float | None = None) -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C ends everything at once.
+
+    Args:
+        seconds: after which TIME_IS_UP is among the signals; None for never.
+    """
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
+        again = any(earlier != TIME_IS_UP for earlier in received)
         received.append(number)
-        if len(received) > 1:
+        if again:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Only the main thread may ask for signals.
+    caught = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    timer = None if seconds is None else threading.Timer(max(0.0, seconds), received.append, (TIME_IS_UP,))
+    before = {number: signal.signal(number, note) for number in caught}
     try:
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
         yield received
     finally:
+        if timer is not None:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -335,11 +335,22 @@ def fit_together(
 
 
 def outcomes_of(
-    orders: Sequence[Order], model: str | nn.Module | None = None, console: Console | None = None
+    orders: Sequence[Order],
+    model: str | nn.Module | None = None,
+    console: Console | None = None,
+    ended: Callable[[Order, Run], None] | None = None,
+    seconds: float | None = None,
 ) -> list[Run | PefllError | Stopped]:
     """Train several runs at once and return, for each, the run or why there is none.
 
     An engine is opened for each order, then the runs take turns.
+
+    Args:
+        orders: what to train.
+        model: see `fit`.
+        console: see `fit`.
+        ended: told of each run as it ends, while others may still go on.
+        seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
     """
     jobs: list[Job] = []
     copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
@@ -361,14 +372,22 @@ def outcomes_of(
             if order.out is not None:
                 _check_claim(order.out, order.config)
         screen = stack.enter_context(display(console))
-        asked_to_stop = stack.enter_context(stop_signals())
+        asked_to_stop = stack.enter_context(stop_signals(seconds))
         for order, engine, learner, facts in prepared:
             folder = _claim(order.out, order.config) if order.out is not None else None
             if console:
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
             turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(orders))
-            jobs.append(Job(turns, engine.turn))
+            jobs.append(Job(_told(turns, order, ended), engine.turn))
         return take_turns(jobs)
+
+
+def _told(turns: Turns[Run], order: Order, ended: Callable[[Order, Run], None] | None) -> Turns[Run]:
+    """Do as `turns` does, and tell somebody of the run at its end."""
+    made = yield from turns
+    if ended is not None:
+        ended(order, made)
+    return made
 
 
 def _fitting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 
@@ -13,8 +14,10 @@ from pefll import run
 from pefll.errors import PefllError
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import compare, latex, markdown, rows, write_tables
-from pefll.experiments.reproduce import Job, client_steps, estimate, make_plan, missing_table, parse_only, run_missing
-from pefll.experiments.table1 import CELLS, PAPER, ROWS, Cell
+from pefll.experiments.reproduce import cheapest_first, make_plan, missing_table, parse_only, run_missing
+from pefll.experiments.table1 import CELLS, PAPER, ROWS, Cell, Job
+from pefll.experiments.timing import Estimate, client_steps, estimate, speeds
+from pefll.record import RunFolder
 
 SMALL = (
     Cell("digits", 10, "by-class 2", "Digits, n=10", 1100, model="mlp"),
@@ -195,40 +198,159 @@ def test_only_results_on_the_same_clients_are_paired():
     assert leads("b") == 0
 
 
-def job(method="pefll", cell=CELLS[0], settings=None) -> Job:
-    return Job(method, cell, 0, settings or {}, "defaults")
+def job(method="pefll", cell=CELLS[0], settings=None, seed=0) -> Job:
+    return Job(method, cell, seed, settings or {}, "defaults")
 
 
 def test_steps_of_a_run():
     assert client_steps(job(), 5000) == 5000 * 5 * 50
     assert client_steps(job(cell=CELLS[2], settings={"local_steps": 10}), 100) == 100 * 50 * 10
-    assert client_steps(job("local"), 5000) == 200 * 40_000 / 32
+    assert client_steps(job("local"), 5000) == 200 * 100 * 13  # 400 samples are 13 batches of 32
+    # Gradients are counted: two for each step of Per-FedAvg, and heads and bodies alike.
+    assert client_steps(job("per-fedavg"), 10) == 10 * 5 * 13 * 2
+    assert client_steps(job("per-fedavg", settings={"variant": "hf"}), 10) == 10 * 5 * 13 * 4
+    assert client_steps(job("fedrep"), 10) == 10 * 5 * 13 * (5 + 1)
+    assert client_steps(job("pfedme"), 10) == 10 * 5 * 20 * 3
 
 
-def test_time_is_reckoned_from_results_on_a_gpu():
-    def result(**more):
-        return {
-            "method": "pefll", "dataset": "cifar10", "num_clients": 100, "rounds": 5000, "seed": 4, "model": "lenet",
-            "device": "NVIDIA H200", "clients_per_round": 5, "client_steps_per_second": 4000.0, "lockstep": 3,
-            "train_seconds": 300.0, "eval_seconds": 30.0, "test_seconds": 2.0, "finished": "2026-11-16", **more,
-        }  # fmt: skip
-
-    assert estimate(job(), [result()], 5000) == (112.0, "seed 4")
-    faster = result(finished="2026-11-17", client_steps_per_second=8000.0)
-    big = result(clients_per_round=50, client_steps_per_second=20_000.0, num_clients=1000)
-    known = [result(), faster, big]
-    assert estimate(job("fedavg"), known, 5000).seconds == pytest.approx(1_250_000 / 24_000)
-    assert estimate(job("fedavg", CELLS[1]), known, 5000).seconds == pytest.approx(6_250_000 / 60_000)
-    assert estimate(job("fedavg"), known, 5000).basis == "24000 steps/s at c=5"
-    nothing = estimate(job(), [result(device="cpu (2 cores)"), result(model="resnet20", rounds=3)], 5000)
-    assert nothing == (1_250_000 / 8000, "guess: 8000 steps/s")
+def measured(**more):
+    return {
+        "method": "pefll", "dataset": "cifar10", "num_clients": 100, "num_seen": 90, "num_unseen": 10, "rounds": 5000,
+        "seed": 4, "model": "lenet", "device": "NVIDIA H200", "clients_per_round": 5, "local_steps": 50, "lockstep": 3,
+        "settings": {}, "train_seconds": 300.0, "eval_seconds": 24.0, "test_seconds": 2.0, "finished": "2026-11-16",
+        **more,
+    }  # fmt: skip
 
 
-def test_what_is_missing_is_shown_with_its_time(results):
-    table = missing_table(make_plan(results, (0, 1), 5000))
-    console = Console(width=120, file=io.StringIO())
+def test_time_is_reckoned_from_the_most_similar_run_on_a_gpu(tmp_path):
+    def reckoned(job, *results):
+        return estimate(job, speeds(results, tmp_path), 5000)
+
+    # (300 + 24) / 3 + 2 seconds of the device for 1,250,000 steps, of the same method in the same cell.
+    assert reckoned(job(), measured()) == (pytest.approx(110), "11364 in cifar10-100")
+    assert reckoned(job(settings={"local_steps": 25}), measured()).seconds == pytest.approx(55)
+    # A run of the same method tells more than one of another method, even in the same cell.
+    faster = measured(method="fedavg", dataset="cifar100", train_seconds=150.0, finished="2026-11-17")
+    assert reckoned(job("fedavg"), measured(), faster).basis == "20833 in cifar100-100"
+    # Else one in the same cell, or with about as many clients at once, and of those the latest.
+    big = measured(num_clients=1000, clients_per_round=50)
+    assert reckoned(job("knn-per"), measured(), faster, big).basis == "11364 in pefll cifar10-100"
+    assert reckoned(job("knn-per", CELLS[1]), measured(), faster, big).basis == "113636 in pefll cifar10-1000"
+    assert reckoned(job("knn-per", CELLS[6]), measured(), faster, big).basis == "20833 in fedavg cifar100-100"
+    # What Local needs is in the time of the test.
+    local = measured(method="local", rounds=0, local_steps=0, train_seconds=0, eval_seconds=0, test_seconds=26.0)
+    assert reckoned(job("local"), measured(), local) == (pytest.approx(26), "10000 in cifar10-100")
+    nothing = (measured(device="cpu (2 cores)"), measured(model="resnet20"))
+    shared = measured()
+    del shared["lockstep"]  # nobody knows with how many
+    assert reckoned(job(), *nothing, shared) == (1_250_000 / 23_000, "23000, a guess")
+    assert reckoned(job(cell=CELLS[2])).basis == "57000, a guess"
+
+
+def test_trials_tell_how_fast_a_method_is(tmp_path):
+    kept = ("seed", "settings", "train_seconds", "eval_seconds", "test_seconds", "lockstep", "device", "local_steps")
+    trial = {key: measured()[key] for key in (*kept, "finished")} | {"error": None}
+    protocol = {key: value for key, value in measured(method="fedrep").items() if key not in trial}
+    del protocol["num_unseen"]
+    content = protocol | {"best": None, "trials": [trial, {"settings": {}, "seed": 1, "error": "NaN"}]}
+    (tmp_path / "cifar10-fedrep-n100.json").write_text(json.dumps(content))
+    (speed,) = speeds([], tmp_path)
+    assert (speed.method, speed.cell, speed.width) == ("fedrep", "cifar10-100", 5)
+    assert speed.rate == pytest.approx(1_250_000 / 110)
+
+
+def shown(table) -> str:
+    console = Console(width=100, file=io.StringIO())
     console.print(table)
-    text = console.file.getvalue()
+    return console.file.getvalue()
+
+
+def test_what_is_missing_is_shown_with_its_time(results, tmp_path):
+    plan = make_plan(results, (0, 1), 5000)
+    text = shown(missing_table(plan, cheapest_first(plan, 3, tmp_path)))
     assert "12 runs are missing" in text
     assert "tuned at n=10" in text
-    assert "guess: 8000 steps/s" in text
+    assert "23000, a guess" in text
+    assert "in this time" not in text
+
+
+def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp_path):
+    plan = make_plan(results, (0, 1), 230_000)
+    queue = cheapest_first(plan, 3, tmp_path)
+    assert [batch.jobs[0].method for batch in queue[:2]] == ["local", "local"]
+    assert [batch.seconds for batch in queue] == sorted(batch.seconds for batch in queue)
+    assert all(len(batch.jobs) == 2 for batch in queue)  # seeds of a method in a cell are trained together
+    assert len(cheapest_first(plan, 1, tmp_path)) == 12
+    # 230,000 rounds of one client and two steps take 20 seconds, at the rate that is guessed.
+    fedavg = next(batch for batch in queue if batch.jobs[0].method == "fedavg")
+    assert fedavg.each == pytest.approx(20)
+    assert [len(fedavg.cut(seconds).jobs) for seconds in (-5, 19, 21, 39, 41, 1e9)] == [0, 0, 1, 1, 2, 2]
+    locals_ = sum(batch.seconds for batch in queue[:2])
+    lines = shown(missing_table(plan, queue, locals_ + 65)).splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("in this time"))
+    assert lines[place].split()[3] == "7"  # two seeds of Local twice, of FedAvg or PeFLL once, and one seed more
+    assert "0 " in lines[place - 1]
+    assert len(lines) > place + 3
+
+
+def test_a_run_that_was_stopped_has_less_to_do(results, tmp_path):
+    plan = make_plan(results, (0,), 100, "fedavg,digits-10")
+    (whole,) = cheapest_first(plan, 3, tmp_path)
+    folder = tmp_path / "digits-10-fedavg-local_steps_2" / "seed-0" / "checkpoints"
+    (folder / "round-00000040").mkdir(parents=True)
+    (folder / "round-00000075").mkdir()
+    (half,) = cheapest_first(plan, 3, tmp_path)
+    assert half.each == pytest.approx(whole.each / 4)
+
+
+def test_only_what_fits_is_run(results, monkeypatch):
+    slow = {cell.name: 1e6 if cell.clients == 20 else 1.0 for cell in SMALL}
+    monkeypatch.setattr(reproduce, "estimate", lambda job, *_: Estimate(slow[job.cell.name], "known"))
+    _, failures = train(results, only="fedavg", budget=1000.0)
+    assert failures == []
+    assert names(results) == [f"digits-fedavg-n10-local_steps_2-seed{seed}.json" for seed in (0, 1)]
+
+
+def test_when_the_time_is_up_everything_is_saved_and_goes_on_later(results, monkeypatch):
+    """Two runs that were reckoned to be quick, and are not: the time ends in the middle of them, wherever that is."""
+    monkeypatch.setattr(reproduce, "estimate", lambda *_: Estimate(0.0, "too hopeful"))
+    _, failures = train(results, only="fedavg,digits-10", rounds=20_000, budget=2.0, eval_every=5000)
+    assert failures == []
+    assert names(results) == []
+    folders = list((results.parent / "runs").glob("*/seed-*"))
+    assert len(folders) == 2
+    rounds = [newest(RunFolder(folder)) for folder in folders]
+    assert all(0 < done < 20_000 for done in rounds)
+    # The same command goes on. Here it is told that there is little left, so that the test is short.
+    monkeypatch.setattr(reproduce.run, "train", ended_soon(reproduce.run.train))
+    train(results, only="fedavg,digits-10", rounds=20_000, eval_every=5000)
+    assert [RunFolder(folder).summary()["rounds"] for folder in folders] == [done + 3 for done in rounds]
+
+
+def newest(folder: RunFolder) -> int:
+    return max(int(path.name.removeprefix("round-")) for path in folder.checkpoints.glob("round-*"))
+
+
+def ended_soon(train_):
+    """Train as ever, but only a few rounds more than there are in the newest checkpoint."""
+
+    def shortened(engine, method, config, folder, *others):
+        return train_(engine, method, dataclasses.replace(config, rounds=newest(folder) + 3), folder, *others)
+
+    return shortened
+
+
+def test_each_result_is_written_as_its_run_ends(results, monkeypatch):
+    """One of two runs that are trained together breaks down: the other's result is there."""
+    write = RunFolder.write_summary
+
+    def breaks(folder, summary):
+        if summary["seed"] == 1:
+            assert names(results) == ["digits-fedavg-n10-local_steps_2-seed0.json"]
+            raise OSError("the machine is gone")
+        write(folder, summary)
+
+    monkeypatch.setattr(RunFolder, "write_summary", breaks)
+    with pytest.raises(OSError, match="the machine is gone"):
+        train(results, only="fedavg,digits-10")
+    assert names(results) == ["digits-fedavg-n10-local_steps_2-seed0.json"]

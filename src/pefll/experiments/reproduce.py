@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,33 +19,14 @@ from pefll.errors import Diverged, unknown
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
-from pefll.experiments.table1 import Cell
-from pefll.experiments.tune import Settings, batches, chosen, raise_first
+from pefll.experiments.table1 import Cell, Job
+from pefll.experiments.timing import Speed, estimate, has_rounds, speeds
+from pefll.experiments.tune import batches, chosen, raise_first
+from pefll.lockstep import TIME_IS_UP, Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
-from pefll.report.table import duration
-
-# Where no result tells how fast a GPU is: client steps of LeNet (32 samples) in a second, a careful guess for an H200.
-DEFAULT_RATE = 8000.0
-
-
-class Job(NamedTuple):
-    """One run of the table.
-
-    Attributes:
-        method: its name.
-        cell: its federation.
-        seed: of everything random.
-        settings: hyper-parameters that are not the method's defaults.
-        source: where they are from, in words.
-    """
-
-    method: str
-    cell: Cell
-    seed: int
-    settings: Settings
-    source: str
+from pefll.report.table import duration, new_table
 
 
 class Plan(NamedTuple):
@@ -54,7 +36,7 @@ class Plan(NamedTuple):
         jobs: everything.
         missing: jobs without a result, of those that were asked for.
         found: the results that there are.
-        others: all results in the folder, from which times are reckoned.
+        speeds: of earlier runs on a GPU, from which times are reckoned.
         rounds: of training.
         seeds: all of them.
     """
@@ -62,7 +44,7 @@ class Plan(NamedTuple):
     jobs: list[Job]
     missing: list[Job]
     found: Found
-    others: list[Result]
+    speeds: list[Speed]
     rounds: int
     seeds: tuple[int, ...]
 
@@ -98,7 +80,7 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
             found.setdefault((job.method, job.cell.name), []).append(result)
         elif job.method in methods and job.cell.name in cells:
             missing.append(job)
-    return Plan(jobs, missing, found, have, rounds, tuple(seeds))
+    return Plan(jobs, missing, found, speeds(have, results / "tune"), rounds, tuple(seeds))
 
 
 def parse_only(words: str) -> tuple[set[str], set[str]]:
@@ -132,8 +114,8 @@ def _is_of(result: Result, job: Job, rounds: int) -> bool:
         "num_clients": cell.clients,
         "partition": cell.partition,
         "seed": job.seed,
-        "rounds": rounds if _has_rounds(job.method) else 0,
-        "clients_per_round": _cohort(cell),
+        "rounds": rounds if has_rounds(job.method) else 0,
+        "clients_per_round": cell.cohort,
     }
     if any(result.get(name) != value for name, value in facts.items()):
         return False
@@ -146,112 +128,119 @@ def _is_of(result: Result, job: Job, rounds: int) -> bool:
     )
 
 
-def _has_rounds(method: str) -> bool:
-    return getattr(METHODS[method], "trains_in_rounds", True) is not False
+# What comes first, and what fits.
 
 
-def _cohort(cell: Cell) -> int:
-    return cell.clients_per_round or math.ceil(cell.clients / 20)
+class Batch(NamedTuple):
+    """Runs of a method in a cell that differ by their seeds, and are trained together.
 
+    Attributes:
+        jobs: one for each seed.
+        each: the seconds of a device that each of them takes.
+        basis: what the seconds are reckoned from, in words.
+    """
 
-# How long it will take.
-
-
-class Estimate(NamedTuple):
-    """Seconds of a device that a run alone takes, and what they are reckoned from, in words."""
-
-    seconds: float
+    jobs: Sequence[Job]
+    each: float
     basis: str
 
+    @property
+    def seconds(self) -> float:
+        """The seconds that all of them take."""
+        return len(self.jobs) * self.each
 
-def estimate(job: Job, results: Sequence[Result], rounds: int) -> Estimate:
-    """Reckon how long a run takes on a GPU.
+    def cut(self, seconds: float) -> Batch:
+        """Return as many of the runs as fit into some seconds; maybe none."""
+        fitting = sum(number * self.each <= seconds for number in range(1, len(self.jobs) + 1))
+        return self._replace(jobs=self.jobs[:fitting])
+
+
+def cheapest_first(plan: Plan, at_once: int, out: Path) -> list[Batch]:
+    """Return what is missing, in the order in which it is run.
 
     Args:
-        job: the run.
-        results: of earlier runs; those on a CPU tell nothing.
-        rounds: of training.
+        plan: what is missing.
+        at_once: how many seeds are trained together.
+        out: the folder of runs: those that were stopped have less to do.
     """
-    on_gpu = [one for one in results if not str(one.get("device", "cpu")).startswith("cpu")]
-    same = [
-        one
-        for one in on_gpu
-        if (one["method"], one["dataset"], one["num_clients"]) == (job.method, job.cell.data, job.cell.clients)
-        and one["rounds"] == (rounds if _has_rounds(job.method) else 0)
-    ]
-    if same:
-        one = _latest(same)
-        seconds = (one["train_seconds"] + one["eval_seconds"]) / one.get("lockstep", 1) + one.get("test_seconds", 0)
-        return Estimate(seconds, f"seed {one['seed']}")
-    rate, basis = _rate(on_gpu, job.cell)
-    return Estimate(client_steps(job, rounds) / rate, basis)
-
-
-def _rate(results: Sequence[Result], cell: Cell) -> tuple[float, str]:
-    """Return client steps a second: of runs with the same model and about as many clients in a round."""
-    known = [one for one in results if one.get("client_steps_per_second") and one["model"] in (cell.model, "auto")]
-    if not known:
-        return DEFAULT_RATE, f"guess: {DEFAULT_RATE:.0f} steps/s"
-    apart = [abs(math.log(one["clients_per_round"] / _cohort(cell))) for one in known]
-    like = _latest([one for one, far in zip(known, apart, strict=True) if far <= min(apart) + 1e-9])
-    rate = float(like["client_steps_per_second"] * like.get("lockstep", 1))
-    return rate, f"{rate:.0f} steps/s at c={like['clients_per_round']}"
-
-
-def _latest(results: Sequence[Result]) -> Result:
-    """Return the result that was finished last: what runs today is most like it."""
-    return max(results, key=lambda one: str(one.get("finished", "")))
-
-
-def client_steps(job: Job, rounds: int) -> float:
-    """Return how many steps of SGD all clients do together in a run."""
-    values = hyperparameters(job.method) | job.settings
-    per_epoch = job.cell.train_samples / job.cell.clients / (values.get("batch_size") or 32)
-    if not _has_rounds(job.method):
-        return float(job.cell.clients * values.get("epochs", 1) * per_epoch)
-    if "local_steps" in values:
-        steps = float(values["local_steps"])
-    else:
-        # What is done for a new client is no part of a round.
-        epochs = (value for name, value in values.items() if name.endswith("epochs") and not name.startswith("new"))
-        steps = per_epoch * sum(epochs) or values.get("local_rounds", 1) * values.get("inner_steps", 1)
-    return rounds * _cohort(job.cell) * steps
-
-
-def missing_table(plan: Plan) -> Table:
-    """Return what is missing, with the time that a GPU will need for it."""
-    title = f"{len(plan.missing)} runs are missing, {plan.rounds} rounds each"
-    table = Table("cell", "method", "seeds", "settings", "GPU time", "reckoned from", title=title)
-    table.title_justify = "left"
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in plan.missing:
         groups.setdefault((job.cell.name, job.method), []).append(job)
-    total = 0.0
-    for (cell, method), jobs in groups.items():
-        seconds, basis = estimate(jobs[0], plan.others, plan.rounds)
-        total += len(jobs) * seconds
-        seeds = ",".join(str(job.seed) for job in jobs)
-        table.add_row(cell, method, seeds, jobs[0].source, duration(len(jobs) * seconds), basis)
-    table.add_section()
+    found = []
+    for jobs in groups.values():
+        for part in batches(jobs, at_once):
+            alone = estimate(part[0], plan.speeds, plan.rounds)
+            left = sum(_share_left(RunFolder(_folder(out, job)), plan.rounds) for job in part) / len(part)
+            found.append(Batch(part, left * alone.seconds, alone.basis))
+    return sorted(found, key=lambda batch: batch.seconds)
+
+
+def _share_left(folder: RunFolder, rounds: int) -> float:
+    """Return the share of a run that is not in a checkpoint yet; the test at its end never is."""
+    done = [int(path.name.removeprefix("round-")) for path in folder.checkpoints.glob("round-" + 8 * "[0-9]")]
+    return max(0.02, 1 - max(done, default=0) / max(rounds, 1))
+
+
+def missing_table(plan: Plan, queue: Sequence[Batch], budget: float | None = None) -> Table:
+    """Return what is missing, in the order in which it is run, with the time that a GPU will need for it.
+
+    Args:
+        plan: gives the rounds.
+        queue: what is missing, as `cheapest_first` returns it.
+        budget: the seconds that there are; what does not fit comes behind. None for no end.
+    """
+    table = new_table(f"{len(plan.missing)} runs are missing, {plan.rounds} rounds each")
+    for heading in ("cell", "method", "seeds", "settings", "GPU time", "steps/s"):
+        table.add_column(heading, justify="right" if heading == "GPU time" else "left", no_wrap=heading != "steps/s")
+    left = math.inf if budget is None else budget
+    fitting, others = [], []
+    for batch in queue:
+        fits = batch.cut(left)
+        left -= fits.seconds
+        fitting.append(fits)
+        others.append(batch._replace(jobs=batch.jobs[len(fits.jobs) :]))
+    _add_rows(table, fitting, "")
+    if budget is not None:
+        runs, end = sum(len(batch.jobs) for batch in fitting), f"of {duration(budget)}"
+        table.add_row("in this time", "", str(runs), "", duration(budget - left), end, style="bold")
+        _add_rows(table, others, "dim")
+    total = sum(batch.seconds for batch in queue)
     table.add_row("all", "", str(len(plan.missing)), "", duration(total), "", style="bold")
     return table
+
+
+def _add_rows(table: Table, queue: Sequence[Batch], style: str) -> None:
+    for batch in queue:
+        if batch.jobs:
+            job, seeds = batch.jobs[0], ",".join(str(job.seed) for job in batch.jobs)
+            words = (job.cell.name, job.method, seeds, job.source, duration(batch.seconds), batch.basis)
+            table.add_row(*words, style=style)
 
 
 # Running it.
 
 
 def run_missing(
-    plan: Plan, results: Path, out: Path, data_dir: Path, at_once: int, console: Console, **changes: Any
+    plan: Plan,
+    results: Path,
+    out: Path,
+    data_dir: Path,
+    at_once: int,
+    console: Console,
+    budget: float | None = None,
+    **changes: Any,
 ) -> list[str]:
-    """Train everything that is missing, and write each batch's results before the next one starts.
+    """Train everything that is missing, the cheapest first, and write each result as its run ends.
 
     Args:
         plan: what is missing.
         results: where results go.
         out: a folder for runs; those that were stopped are resumed.
         data_dir: where data sets lie.
-        at_once: how many runs share the device: seeds of a method, and methods in the same cell.
+        at_once: how many seeds of a method in a cell share the device.
         console: shows progress.
+        budget: seconds from now. What would not fit is left out, and what takes longer than it was reckoned to is
+            stopped, with a checkpoint. None for no end.
         changes: other fields of `Config`: device, eval_every, ...
 
     Returns:
@@ -260,26 +249,36 @@ def run_missing(
     Raises:
         Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
     """
-    failures = []
+    ends = math.inf if budget is None else time.monotonic() + budget
+    failures: list[str] = []
     done = 0
-    for batch in _batches_of_cells(plan.missing, at_once):
-        orders = list(_orders(batch, plan.rounds, out, data_dir, console, changes))
-        outcomes = run.outcomes_of(orders, console=console)
+
+    def keep(order: run.Order, _: run.Run) -> None:
+        nonlocal done
+        assert order.out is not None
+        done += 1
+        path = collect(RunFolder(Path(order.out)), results)
+        say(console, f"wrote {path}: {done} of {len(plan.missing)} runs done")
+
+    for batch in cheapest_first(plan, at_once, out):
+        left = ends - time.monotonic()
+        jobs = batch.cut(left).jobs
+        if len(jobs) < len(batch.jobs):
+            first, without = batch.jobs[0], len(batch.jobs) - len(jobs)
+            say(console, f"{first.cell.name} {first.method}: no time for {without} of {len(batch.jobs)} seeds")
+        if not jobs:
+            continue
+        orders = list(_orders(jobs, plan.rounds, out, data_dir, console, changes))
+        seconds = None if budget is None else ends - time.monotonic()
+        outcomes = run.outcomes_of(orders, console=console, ended=keep, seconds=seconds)
         for order, outcome in zip(orders, outcomes, strict=True):
-            if isinstance(outcome, run.Run) and order.out is not None:
-                say(console, f"wrote {collect(RunFolder(Path(order.out)), results)}")
-                done += 1
-            elif isinstance(outcome, Diverged):
+            if isinstance(outcome, Diverged):
                 failures.append(f"{order.title}: {outcome}")
+        if any(isinstance(outcome, Stopped) and outcome.signal == TIME_IS_UP for outcome in outcomes):
+            say(console, f"the time is up; saved in {out}, and the same command goes on")
+            break
         raise_first(outcomes)
-        say(console, f"{done} of {len(plan.missing)} runs done")
     return failures
-
-
-def _batches_of_cells(jobs: Sequence[Job], at_once: int) -> list[Sequence[Job]]:
-    """Return jobs of the same cell, which share its data, `at_once` at a time."""
-    cells = dict.fromkeys(job.cell for job in jobs)
-    return [batch for cell in cells for batch in batches([job for job in jobs if job.cell == cell], at_once)]
 
 
 def _orders(
@@ -307,10 +306,11 @@ def _orders(
         zip(first, run.federations_of(list(first.values()), console), strict=True)
     )
     for job, config in zip(jobs, configs, strict=True):
-        folder = seed_folder(out / f"{job.cell.name}-{job.method}{_tag(job)}", job.seed)
-        yield run.Order(config, federations[job.seed], folder, f"{job.cell.name} {job.method} seed {job.seed}")
+        label = f"{job.cell.name} {job.method} seed {job.seed}"
+        yield run.Order(config, federations[job.seed], _folder(out, job), label)
 
 
-def _tag(job: Job) -> str:
-    """Return what tells runs with other hyper-parameters apart, so that one is never taken for another."""
-    return "".join(f"-{name}_{value}" for name, value in job.settings.items())
+def _folder(out: Path, job: Job) -> Path:
+    """Return a run's folder; its name has the hyper-parameters, so that one run is never taken for another."""
+    tag = "".join(f"-{name}_{value}" for name, value in job.settings.items())
+    return seed_folder(out / f"{job.cell.name}-{job.method}{tag}", job.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 ROUNDS, SEEDS = 5000, (0, 1, 2)
@@ -32,6 +33,29 @@ class Cell(NamedTuple):
     def name(self) -> str:
         """What users call it: for example cifar10-100."""
         return f"{self.data}-{self.clients}"
+
+    @property
+    def cohort(self) -> int:
+        """How many clients take part in a round."""
+        return self.clients_per_round or math.ceil(self.clients / 20)
+
+
+class Job(NamedTuple):
+    """One run of the table.
+
+    Attributes:
+        method: its name.
+        cell: its federation.
+        seed: of everything random.
+        settings: hyper-parameters that are not the method's defaults.
+        source: where they are from, in words.
+    """
+
+    method: str
+    cell: Cell
+    seed: int
+    settings: dict[str, Any]
+    source: str
 
 
 # The paper takes 5% of the clients in a round, and 5 of FEMNIST's writers; so do the columns of writers here.

@@ -33,7 +33,7 @@ TUNED = Path("results/tune")
 # What of a finished run's summary its trial keeps.
 _KEPT = (
     *("best_round", "train_seconds", "eval_seconds", "test_seconds", "lockstep", "timing", "device", "precision"),
-    *("commit", "version", "torch", "data_sha256", "finished"),
+    *("local_steps", "commit", "version", "torch", "data_sha256", "finished"),
 )
 
 
