@@ -335,10 +335,21 @@ def test_kernels_can_be_switched_off(monkeypatch):
     client_axis._runs_kernels.cache_clear()
 
 
-def test_a_round_with_kernels_is_the_serial_engines(monkeypatch):
-    federation = ragged(shape=(1, 8, 8), pixels=True)
-    settings = {"local_steps": 2, "batch_size": 3, "descriptor_batch": 3, "server_optimizer": "sgd"}
-    method = build_method("pefll", problem_of(federation, "cnn"), settings)
+SETTINGS = {
+    "pefll": {"local_steps": 2, "batch_size": 3, "descriptor_batch": 3, "server_optimizer": "sgd"},
+    "pefll-prior": {"local_steps": 1, "batch_size": 3, "descriptor_batch": 3, "server_optimizer": "sgd"},
+    "pfedhn": {"local_steps": 1, "batch_size": 3, "hypernetwork": "S", "new_rounds": 2},
+    "knn-per": {"local_steps": 1, "batch_size": 3, "few_neighbours": 1, "many_neighbours": 3},
+    "pfedme": {"local_rounds": 1, "inner_steps": 2, "batch_size": 3, "new_epochs": 1},
+    "fedrep": {"head_epochs": 1, "new_epochs": 2, "batch_size": 3},
+    "per-fedavg": {"batch_size": 3, "personal_steps": 1},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)  # what FedAvg and Local do is in the others
+def test_a_round_with_kernels_is_the_serial_engines(name):
+    federation = ragged(shape=(1, 8, 8), pixels=True, sizes=(1, 4), clients=4, seen=3)
+    method = build_method(name, problem_of(federation, "cnn"), SETTINGS[name])
     states, scores = [], []
     for make, dtype, place in ((SerialEngine, torch.float64, {}), (VectorEngine, torch.float32, {"device": DEVICE})):
         engine = make(federation, method, seed=1, clients_per_round=2, dtype=dtype, **place)
@@ -347,4 +358,5 @@ def test_a_round_with_kernels_is_the_serial_engines(monkeypatch):
         scores.append(evaluate(engine, method, server, 2))
         engine.close()
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-5)
+    assert scores[0].seen.loss == pytest.approx(scores[1].seen.loss, abs=1e-4)
     assert scores[0].unseen.loss == pytest.approx(scores[1].unseen.loss, abs=1e-4)
