@@ -240,6 +240,8 @@ def test_time_is_reckoned_from_the_most_similar_run_on_a_gpu(tmp_path):
     # What Local needs is in the time of the test.
     local = measured(method="local", rounds=0, local_steps=0, train_seconds=0, eval_seconds=0, test_seconds=26.0)
     assert reckoned(job("local"), measured(), local) == (pytest.approx(26), "10000 in cifar10-100")
+    assert reckoned(job("local"), measured()).basis == "10000, a guess"  # no graph, so that others tell nothing
+    assert reckoned(job("fedavg"), local).basis == "23000, a guess"
     nothing = (measured(device="cpu (2 cores)"), measured(model="resnet20"))
     shared = measured()
     del shared["lockstep"]  # nobody knows with how many
@@ -275,7 +277,7 @@ def test_what_is_missing_is_shown_with_its_time(results, tmp_path):
 
 
 def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp_path):
-    plan = make_plan(results, (0, 1), 230_000)
+    plan = make_plan(results, (0, 1), 230_000)  # which Local has not
     queue = cheapest_first(plan, 3, tmp_path)
     assert [batch.jobs[0].method for batch in queue[:2]] == ["local", "local"]
     assert [batch.seconds for batch in queue] == sorted(batch.seconds for batch in queue)

@@ -19,6 +19,8 @@ Result = dict[str, Any]
 # Client steps of LeNet (32 samples) in a second, by how many clients train at once, where no result tells: two thirds
 # of what PeFLL does on an H200 (results/lockstep.json).
 GUESSES = {5: 23_000.0, 50: 57_000.0}
+# Where all training happens when clients are personalised, no graph is recorded, and a GPU waits for Python.
+UNRECORDED = 10_000.0
 
 
 class Speed(NamedTuple):
@@ -29,6 +31,7 @@ class Speed(NamedTuple):
         cell: the name of its federation, as a cell's.
         width: how many clients trained at once.
         model: what they ran.
+        recorded: whether it had rounds, which a GPU records.
         rate: steps of all clients, in a second of the device; time that other runs took away is not counted.
         finished: when.
     """
@@ -37,6 +40,7 @@ class Speed(NamedTuple):
     cell: str
     width: int
     model: str
+    recorded: bool
     rate: float
     finished: str
 
@@ -60,10 +64,11 @@ def estimate(job: Job, known: Sequence[Speed], rounds: int) -> Estimate:
         rounds: of training.
     """
     steps, width = client_steps(job, rounds), _width(job.method, job.cell)
-    alike = [one for one in known if one.model in (job.cell.model, "auto")]
+    recorded = has_rounds(job.method)
+    alike = [one for one in known if one.model in (job.cell.model, "auto") and one.recorded == recorded]
     if not alike:
-        near = min(GUESSES, key=lambda at: abs(math.log(at / width)))
-        return Estimate(steps / GUESSES[near], f"{GUESSES[near]:.0f}, a guess")
+        guess = GUESSES[min(GUESSES, key=lambda at: abs(math.log(at / width)))] if recorded else UNRECORDED
+        return Estimate(steps / guess, f"{guess:.0f}, a guess")
     # Of equals the one that was finished last: what runs today is most like it.
     latest_first = sorted(alike, key=lambda one: one.finished, reverse=True)
     like = min(latest_first, key=lambda one: _distance(one, job, width))
@@ -104,9 +109,16 @@ def _speed(one: Result) -> Speed | None:
     seconds = (one["train_seconds"] + one["eval_seconds"]) / one["lockstep"] + one["test_seconds"]
     if not steps or not seconds:
         return None
-    width = one["clients_per_round"] if one["rounds"] else one["num_clients"]
-    cell = f"{one['dataset']}-{one['num_clients']}"
-    return Speed(one["method"], cell, width, one["model"], steps / seconds, str(one.get("finished", "")))
+    recorded = one["rounds"] > 0
+    return Speed(
+        method=one["method"],
+        cell=f"{one['dataset']}-{one['num_clients']}",
+        width=one["clients_per_round"] if recorded else one["num_clients"],
+        model=one["model"],
+        recorded=recorded,
+        rate=steps / seconds,
+        finished=str(one.get("finished", "")),
+    )
 
 
 def _steps_of(one: Result) -> float:
