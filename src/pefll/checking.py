@@ -260,7 +260,7 @@ class _Looks(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function in (Tensor.numpy, Tensor.tolist, Tensor.__array__):
+        if function in (Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__):
             raise Broken(f"it looks at numbers in Python: `{function.__name__}` cannot be recorded on a GPU")
         return function(*args, **(kwargs or {}))
 

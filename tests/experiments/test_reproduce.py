@@ -16,7 +16,7 @@ from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import compare, latex, markdown, rows, write_tables
 from pefll.experiments.reproduce import cheapest_first, make_plan, missing_table, parse_only, run_missing
 from pefll.experiments.table1 import CELLS, PAPER, ROWS, Cell, Job
-from pefll.experiments.timing import Estimate, client_steps, estimate, speeds
+from pefll.experiments.timing import Estimate, client_steps, estimate, read_trials, speeds
 from pefll.record import RunFolder
 
 SMALL = (
@@ -222,9 +222,9 @@ def measured(**more):
     }  # fmt: skip
 
 
-def test_time_is_reckoned_from_the_most_similar_run_on_a_gpu(tmp_path):
+def test_time_is_reckoned_from_the_most_similar_run_on_a_gpu():
     def reckoned(job, *results):
-        return estimate(job, speeds(results, tmp_path), 5000)
+        return estimate(job, speeds(results), 5000)
 
     # (300 + 24) / 3 + 2 seconds of the device for 1,250,000 steps, of the same method in the same cell.
     assert reckoned(job(), measured()) == (pytest.approx(110), "11364 in cifar10-100")
@@ -256,7 +256,7 @@ def test_trials_tell_how_fast_a_method_is(tmp_path):
     del protocol["num_unseen"]
     content = protocol | {"best": None, "trials": [trial, {"settings": {}, "seed": 1, "error": "NaN"}]}
     (tmp_path / "cifar10-fedrep-n100.json").write_text(json.dumps(content))
-    (speed,) = speeds([], tmp_path)
+    (speed,) = speeds(read_trials(tmp_path))
     assert (speed.method, speed.cell, speed.width) == ("fedrep", "cifar10-100", 5)
     assert speed.rate == pytest.approx(1_250_000 / 110)
 
@@ -311,6 +311,25 @@ def test_only_what_fits_is_run(results, monkeypatch):
     _, failures = train(results, only="fedavg", budget=1000.0)
     assert failures == []
     assert names(results) == [f"digits-fedavg-n10-local_steps_2-seed{seed}.json" for seed in (0, 1)]
+
+
+def test_what_was_just_measured_counts(results, monkeypatch):
+    """The first batch shows that all others take far longer than there is time."""
+    known = []
+
+    def hopeful(job, speeds, rounds):
+        known.append(list(speeds))
+        return Estimate(1e6 if speeds else 1.0, "measured" if speeds else "too hopeful")
+
+    monkeypatch.setattr(reproduce, "estimate", hopeful)
+    monkeypatch.setattr(reproduce, "speeds", list)
+    plan = make_plan(results, (0, 1), 2, "fedavg")._replace(speeds=[])
+    said = Console(file=io.StringIO(), width=200)
+    run_missing(plan, results, results.parent / "runs", results.parent, 3, said, 1000.0)
+    assert len(names(results)) == 2
+    assert known[0] == []
+    assert [one["seed"] for one in known[-1]] == [0, 1]
+    assert "there is no time for the other 2 runs" in said.file.getvalue()
 
 
 def test_when_the_time_is_up_everything_is_saved_and_goes_on_later(results, monkeypatch):

@@ -20,13 +20,15 @@ from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
 from pefll.experiments.table1 import Cell, Job
-from pefll.experiments.timing import Speed, estimate, has_rounds, speeds
+from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
 from pefll.experiments.tune import batches, chosen, raise_first
 from pefll.lockstep import TIME_IS_UP, Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report.table import duration, new_table
+
+Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 
 
 class Plan(NamedTuple):
@@ -80,7 +82,7 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
             found.setdefault((job.method, job.cell.name), []).append(result)
         elif job.method in methods and job.cell.name in cells:
             missing.append(job)
-    return Plan(jobs, missing, found, speeds(have, results / "tune"), rounds, tuple(seeds))
+    return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds, tuple(seeds))
 
 
 def parse_only(words: str) -> tuple[set[str], set[str]]:
@@ -251,24 +253,23 @@ def run_missing(
     """
     ends = math.inf if budget is None else time.monotonic() + budget
     failures: list[str] = []
-    done = 0
+    federations: Federations = {}
+    made: list[Result] = []
 
-    def keep(order: run.Order, _: run.Run) -> None:
-        nonlocal done
+    def keep(order: run.Order, ended: run.Run) -> None:
         assert order.out is not None
-        done += 1
         path = collect(RunFolder(Path(order.out)), results)
-        say(console, f"wrote {path}: {done} of {len(plan.missing)} runs done")
+        made.append(ended.summary)
+        say(console, f"wrote {path}: {len(made)} of {len(plan.missing)} runs done")
 
-    for batch in cheapest_first(plan, at_once, out):
-        left = ends - time.monotonic()
-        jobs = batch.cut(left).jobs
-        if len(jobs) < len(batch.jobs):
-            first, without = batch.jobs[0], len(batch.jobs) - len(jobs)
-            say(console, f"{first.cell.name} {first.method}: no time for {without} of {len(batch.jobs)} seeds")
+    pending = plan
+    while pending.missing:
+        queue = cheapest_first(pending, at_once, out)
+        jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
         if not jobs:
-            continue
-        orders = list(_orders(jobs, plan.rounds, out, data_dir, console, changes))
+            say(console, f"there is no time for the other {len(pending.missing)} runs; --dry-run tells what they take")
+            break
+        orders = list(_orders(jobs, plan.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
         outcomes = run.outcomes_of(orders, console=console, ended=keep, seconds=seconds)
         for order, outcome in zip(orders, outcomes, strict=True):
@@ -278,12 +279,22 @@ def run_missing(
             say(console, f"the time is up; saved in {out}, and the same command goes on")
             break
         raise_first(outcomes)
+        # What was just measured tells more about the rest.
+        rest = [job for job in pending.missing if job not in jobs]
+        pending = plan._replace(missing=rest, speeds=[*plan.speeds, *speeds(made)])
     return failures
 
 
 def _orders(
-    jobs: Sequence[Job], rounds: int, out: Path, data_dir: Path, console: Console, changes: dict[str, Any]
+    jobs: Sequence[Job],
+    rounds: int,
+    out: Path,
+    data_dir: Path,
+    console: Console,
+    federations: Federations,
+    changes: dict[str, Any],
 ) -> Iterator[run.Order]:
+    """Yield what to train; `federations` are those of earlier orders, and get what is new here."""
     configs = [
         Config(
             method=job.method,
@@ -300,14 +311,16 @@ def _orders(
         )
         for job in jobs
     ]
-    # Methods that share a seed share its federation.
-    first = {config.seed: config for config in reversed(configs)}
-    federations: dict[int, Federation] = dict(
-        zip(first, run.federations_of(list(first.values()), console), strict=True)
-    )
+    # Methods that share a cell and a seed share its federation: reading and checking it takes time.
+    lacking = {
+        (job.cell.name, job.seed): config
+        for job, config in zip(jobs, configs, strict=True)
+        if (job.cell.name, job.seed) not in federations
+    }
+    federations.update(zip(lacking, run.federations_of(list(lacking.values()), console), strict=True))
     for job, config in zip(jobs, configs, strict=True):
         label = f"{job.cell.name} {job.method} seed {job.seed}"
-        yield run.Order(config, federations[job.seed], _folder(out, job), label)
+        yield run.Order(config, federations[job.cell.name, job.seed], _folder(out, job), label)
 
 
 def _folder(out: Path, job: Job) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,23 +81,19 @@ def _distance(one: Speed, job: Job, width: int) -> tuple[bool, bool, float]:
     return one.method != job.method, one.cell != job.cell.name, round(abs(math.log(one.width / width)), 6)
 
 
-def speeds(results: Sequence[Result], tuned: Path) -> list[Speed]:
-    """Return how fast runs on a GPU were.
-
-    Args:
-        results: finished runs.
-        tuned: a folder with files of trials, as `pefll tune` writes them.
-    """
-    runs = [*results, *_trials(tuned)]
+def speeds(runs: Sequence[Result]) -> list[Speed]:
+    """Return how fast runs on a GPU were: results, or trials of a tuning."""
     return [speed for one in runs if (speed := _speed(one)) is not None]
 
 
-def _trials(tuned: Path) -> Iterator[Result]:
+def read_trials(tuned: Path) -> list[Result]:
+    """Return the trials in a folder of files that `pefll tune` wrote, each with what all of its file have in common."""
+    trials = []
     for path in sorted(tuned.glob("*.json")):
         found = read_json(path)
-        for row in found.get("trials", []):
-            if row["error"] is None:
-                yield {"num_unseen": 0} | {key: found[key] for key in found if key not in ("trials", "best")} | row
+        common = {"num_unseen": 0} | {key: value for key, value in found.items() if key not in ("best", "trials")}
+        trials += [common | row for row in found.get("trials", []) if row["error"] is None]
+    return trials
 
 
 def _speed(one: Result) -> Speed | None:
