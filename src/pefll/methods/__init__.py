@@ -1,4 +1,4 @@
-"""One file per method, named after its paper; no method inherits from another."""
+"""One file per method, named after its paper; no method knows another, but a variation knows what it varies."""
 
 from __future__ import annotations
 
