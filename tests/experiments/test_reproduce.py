@@ -243,6 +243,9 @@ def test_time_is_reckoned_from_the_most_similar_run_on_a_gpu():
     assert reckoned(job("local"), measured()).basis == "10000, a guess"  # no graph, so that others tell nothing
     assert reckoned(job("fedavg"), local).basis == "23000, a guess"
     nothing = (measured(device="cpu (2 cores)"), measured(model="resnet20"))
+    earlier = measured()
+    del earlier["test_seconds"]  # which results did not have at first
+    assert reckoned(job(), earlier).seconds == pytest.approx(108)
     shared = measured()
     del shared["lockstep"]  # nobody knows with how many
     assert reckoned(job(), *nothing, shared) == (1_250_000 / 23_000, "23000, a guess")

@@ -102,7 +102,7 @@ def _speed(one: Result) -> Speed | None:
     if str(one.get("device", "cpu")).startswith("cpu") or "lockstep" not in one:
         return None
     steps = _steps_of(one)
-    seconds = (one["train_seconds"] + one["eval_seconds"]) / one["lockstep"] + one["test_seconds"]
+    seconds = (one["train_seconds"] + one["eval_seconds"]) / one["lockstep"] + one.get("test_seconds", 0)
     if not steps or not seconds:
         return None
     recorded = one["rounds"] > 0
