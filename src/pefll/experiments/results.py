@@ -106,10 +106,15 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
         "| data, clients | method | seeds | seen, % | paper | unseen, % | paper | seconds | command (and `--seed N`) |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for group in rows.values():
-        one = group[0]
-        # Some may have said what others left to the defaults.
-        command = min((str(result["command"]).replace(f" --seed {result['seed']}", "") for result in group), key=len)
+    # Some may have said what others left to the defaults.
+    commands = {
+        name: min((str(result["command"]).replace(f" --seed {result['seed']}", "") for result in group), key=len)
+        for name, group in rows.items()
+    }
+    for name, group in sorted(
+        rows.items(), key=lambda row: (row[1][0]["dataset"], row[1][0]["num_clients"], len(commands[row[0]]))
+    ):
+        one, command = group[0], commands[name]
         paper = PAPER.get((one["dataset"], one["num_clients"]), {}).get(one["method"])
         cells = [f"{one['dataset']}, {one['num_clients']}", one["method"], str(len(group))]
         for place, who in enumerate(GROUPS):
