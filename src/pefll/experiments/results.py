@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,16 @@ from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.experiments.table1 import PAPER
 from pefll.files import read_json, write_json
+from pefll.methods import hyperparameters
 from pefll.record import GROUPS, RunFolder
 from pefll.report import mean_and_std
+
+
+# Runs that differ in none of these are one setting with several seeds.
+SAME = (
+    *("dataset", "partition", "num_clients", "clients_per_round", "rounds"),
+    *("method", "settings", "model", "precision"),
+)
 
 
 def collect(folder: RunFolder, target: Path) -> Path:
@@ -53,8 +62,13 @@ def _place(target: Path, name: str, summary: dict[str, Any]) -> Path:
 
 
 def _changes(folder: RunFolder) -> str:
-    """Return the hyper-parameters that differ from their defaults, for a file name."""
-    return "".join(f"{key}_{value}-" for key, value in Config.load(folder.config_file).settings.items())
+    """Return the hyper-parameters and the precision where they are not the usual ones, for a file name."""
+    config = Config.load(folder.config_file)
+    usual = hyperparameters(config.method)
+    changes = [f"{key}_{value}-" for key, value in config.settings.items() if value != usual.get(key)]
+    if config.precision not in ("auto", "tf32"):  # what a GPU takes if not told otherwise
+        changes.append(f"{config.precision}-")
+    return "".join(changes)
 
 
 def read_results(source: Path) -> list[dict[str, Any]]:
@@ -67,13 +81,20 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table: one row per setting, mean ± std over its seeds, the paper's number beside it."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for result in results:
-        rows.setdefault(str(result["command"]).replace(f" --seed {result['seed']}", ""), []).append(result)
+        rows.setdefault(json.dumps([result.get(key) for key in SAME], sort_keys=True), []).append(result)
     lines = [
         "| data, clients | method | seeds | seen, % | paper | unseen, % | paper | seconds | command (and `--seed N`) |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for command, group in rows.items():
-        one = group[0]
+    # Some may have said what others left to the defaults.
+    commands = {
+        name: min((str(result["command"]).replace(f" --seed {result['seed']}", "") for result in group), key=len)
+        for name, group in rows.items()
+    }
+    for name, group in sorted(
+        rows.items(), key=lambda row: (row[1][0]["dataset"], row[1][0]["num_clients"], len(commands[row[0]]))
+    ):
+        one, command = group[0], commands[name]
         paper = PAPER.get((one["dataset"], one["num_clients"]), {}).get(one["method"])
         cells = [f"{one['dataset']}, {one['num_clients']}", one["method"], str(len(group))]
         for place, who in enumerate(GROUPS):
