@@ -16,7 +16,6 @@ from pefll.methods import hyperparameters
 from pefll.record import GROUPS, RunFolder
 from pefll.report import mean_and_std
 
-
 # Runs that differ in none of these are one setting with several seeds.
 SAME = (
     *("dataset", "partition", "num_clients", "clients_per_round", "rounds"),
