@@ -8,6 +8,7 @@ that counting needs no data. For CIFAR-10 at n=100, as in the paper:
 With runs, the test accuracy of their unseen clients is split in two, those with a new combination and the others:
 
     python benchmarks/new_combinations.py --runs runs/c10/seed-* --out results/new_combinations.json
+    python benchmarks/new_combinations.py --show results/new_combinations.json
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.table import Table
 from pefll.data.federation import TEST, Federation, Samples
 from pefll.data.partition import by_class
 from pefll.evaluation import client_scores
-from pefll.files import write_json
+from pefll.files import read_json, write_json
 from pefll.hardware import device_name, make_engine
 from pefll.run import commit, federation_of, load
 from pefll.tree import map_tree
@@ -51,9 +52,11 @@ def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
     federation = federation_of(run.config, console)
     engine = make_engine(run.config, federation, run.method, 0)
     unseen = np.arange(federation.num_seen, federation.num_clients)
-    server = map_tree(lambda leaf: leaf.to(engine.device), run.server)
-    scores = client_scores(engine, run.method, server, unseen, TEST)
-    engine.close()
+    try:
+        server = map_tree(lambda leaf: leaf.to(engine.device), run.server)
+        scores = client_scores(engine, run.method, server, unseen, TEST)
+    finally:
+        engine.close()
     histograms = federation.histograms()[unseen]
     return {
         "data": run.config.data,
@@ -78,15 +81,19 @@ def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
 
 
 def show_runs(runs: list[dict[str, Any]], console: Console) -> None:
-    """Print accuracies of new and of known combinations, run by run and over all."""
-    table = Table("run", "unseen", "new: clients", "accuracy", "known: clients", "accuracy")
-    for name, clients in [
-        *((f"{run['data']} seed {run['seed']} {run['settings']}", run["clients"]) for run in runs),
-        ("all", [client for run in runs for client in run["clients"]]),
-    ]:
+    """Print accuracies of new and of known combinations, run by run and over all runs of a precision."""
+    table = Table("precision", "seed", "unseen", "new: clients", "accuracy", "known: clients", "accuracy")
+    rows = [(run["precision"], str(run["seed"]), run["clients"]) for run in runs]
+    for precision in dict.fromkeys(run["precision"] for run in runs):
+        mine = [client for run in runs if run["precision"] == precision for client in run["clients"]]
+        rows.append((precision, "all", mine))
+    for precision, seed, clients in rows:
         groups = [[client for client in clients if client["new"] is new] for new in (True, False)]
         table.add_row(
-            name, accuracy(clients), *(cell for group in groups for cell in (str(len(group)), accuracy(group)))
+            precision,
+            seed,
+            accuracy(clients),
+            *(cell for group in groups for cell in (str(len(group)), accuracy(group))),
         )
     console.print(table)
 
@@ -108,8 +115,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--runs", type=Path, nargs="+", help="folders of runs to evaluate")
     parser.add_argument("--out", type=Path, help="a JSON file for the accuracies of runs")
+    parser.add_argument("--show", type=Path, help="only print what is in such a file")
     options = parser.parse_args()
     console = Console()
+    if options.show:
+        show_runs(read_json(options.show)["runs"], console)
+        return
     if options.runs:
         runs = [unseen_accuracies(path, console) for path in track(options.runs, "runs", console=console)]
         show_runs(runs, console)

@@ -18,7 +18,7 @@ from pefll.report import mean_and_std
 
 # Runs that differ in none of these are one setting with several seeds.
 SAME = (
-    *("dataset", "partition", "num_clients", "clients_per_round", "rounds"),
+    *("dataset", "partition", "num_clients", "num_seen", "clients_per_round", "rounds"),
     *("method", "settings", "model", "precision"),
 )
 
@@ -63,11 +63,19 @@ def _place(target: Path, name: str, summary: dict[str, Any]) -> Path:
 def _changes(folder: RunFolder) -> str:
     """Return the hyper-parameters and the precision where they are not the usual ones, for a file name."""
     config = Config.load(folder.config_file)
-    usual = hyperparameters(config.method)
+    usual = _usual(config.method)
     changes = [f"{key}_{value}-" for key, value in config.settings.items() if value != usual.get(key)]
     if config.precision not in ("auto", "tf32"):  # what a GPU takes if not told otherwise
         changes.append(f"{config.precision}-")
     return "".join(changes)
+
+
+def _usual(method: str) -> dict[str, Any]:
+    """Return a method's defaults; none for one that this program does not have."""
+    try:
+        return hyperparameters(method)
+    except PefllError:
+        return {}
 
 
 def read_results(source: Path) -> list[dict[str, Any]]:
@@ -85,11 +93,7 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
         "| data, clients | method | seeds | seen, % | paper | unseen, % | paper | seconds | command (and `--seed N`) |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    # Some may have said what others left to the defaults.
-    commands = {
-        name: min((str(result["command"]).replace(f" --seed {result['seed']}", "") for result in group), key=len)
-        for name, group in rows.items()
-    }
+    commands = {name: min((_command(result) for result in group), key=len) for name, group in rows.items()}
     for name, group in sorted(
         rows.items(), key=lambda row: (row[1][0]["dataset"], row[1][0]["num_clients"], len(commands[row[0]]))
     ):
@@ -100,11 +104,19 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
             scored = [result["accuracy"]["best"][who] for result in group]
             cells.append(spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
-        seconds = mean_and_std([result["train_seconds"] + result["eval_seconds"] for result in group])[0]
-        together = max(result.get("lockstep", 1) for result in group)
-        time = f"{seconds:.0f}" if together == 1 else f"{seconds:.0f} ({together} at once)"
+        # Runs that shared their device tell nothing about how long one takes.
+        alone = [one["train_seconds"] + one["eval_seconds"] for one in group if one.get("timing") == "alone"]
+        time = f"{mean_and_std(alone)[0]:.0f}" if alone else ""
         lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
     return "\n".join(lines)
+
+
+def _command(result: dict[str, Any]) -> str:
+    """Return the command that made a result, without its seed and without hyper-parameters that are the defaults."""
+    command = str(result["command"]).replace(f" --seed {result['seed']}", "")
+    for name, value in _usual(result["method"]).items():
+        command = command.replace(f" --set {name}={value} ", " ")
+    return command.replace(" --precision tf32", "")  # which is what a GPU takes
 
 
 def spread(values: Sequence[float]) -> str:

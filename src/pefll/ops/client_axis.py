@@ -57,8 +57,10 @@ def _runs_kernels(device: torch.device) -> bool:
         from pefll.ops.kernels import pointwise
 
         def attempt() -> None:
-            one = torch.ones(1, dtype=torch.int64, device=device)
-            pointwise.choose(one, one, 1, 1, 1, (1, 1))
+            with torch.cuda.device(device):  # a new thread is on the first one
+                one = torch.ones(1, dtype=torch.int64, device=device)
+                pointwise.choose(one, one, 1, 1, 1, (1, 1))
+                torch.cuda.synchronize(device)
 
         # In a thread of its own, where the tensors are ordinary ones even if whoever asks is being mapped.
         with ThreadPoolExecutor(1) as aside:
@@ -78,8 +80,10 @@ def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair,
     plain = _both(dilation) == (1, 1) and groups == 1
     # Tiles hold all positions of a pooling cell, and all pixels that one step of the cells moves over.
     fits = pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w[0, 0].numel() <= 64
-    small = 4 * pool**2 * w.numel() <= MOST_SPREAD and x.numel() // x.shape[1] * max(w.shape[:2]) < MOST_ELEMENTS
-    return square and plain and fits and small
+    # One channel more than there are, where pictures are laid out.
+    most = max(w.shape[0], w.shape[1] + 1)
+    small = 4 * pool**2 * w.numel() <= MOST_SPREAD and x.numel() // x.shape[1] * most < MOST_ELEMENTS
+    return square and plain and fits and small and len(x) > 0
 
 
 def splits(vector: Tensor, parts: int) -> bool:
@@ -379,11 +383,21 @@ class _Linear(torch.autograd.Function):
         return dx if wants_input else None, dw, db if wants_bias else None, None
 
 
-class _Join(_Once):
+class _Join(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(*parts: Tensor) -> Tensor:
         joined: Tensor = _join([part.unsqueeze(0) for part in parts])
         return joined.squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.sizes = [part.numel() for part in inputs]
+
+    @staticmethod
+    def backward(ctx: Any, joined: Tensor) -> Any:
+        return split(joined, ctx.sizes)
 
 
 class _Split(torch.autograd.Function):

@@ -7,7 +7,7 @@ window and not once per position; the columns are (position in the cell, output 
 memory would bring the pixels again.
 
 For bfloat16 products the input is first laid out once as the tensor cores want it: rounded, channels last, and four
-channels instead of three, so that windows start at whole 16 bytes and go to shared memory without passing registers.
+channels instead of three, so that most windows start at whole 16 bytes and go to shared memory as they are.
 
 What pooling and ReLU let through is remembered in one byte per output, the `route`: which position of its cell won, or
 255 where ReLU gave zero. The convolution's own output never exists in memory.
@@ -531,7 +531,7 @@ def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, 
 
 
 def _laid_channels(s: Geometry) -> int:
-    """Return how many channels a laid out picture has: colours get a fourth."""
+    """Return how many channels a laid out picture has: where one is lacking to a multiple of four, one more."""
     return s.ci + 1 if s.ci % 4 == 3 else s.ci
 
 

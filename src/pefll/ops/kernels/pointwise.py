@@ -1,4 +1,4 @@
-"""Small things that would each be many kernels: the loss, steps of SGD and Adam, pixels, random choices."""
+"""Small things that would each be many kernels: the loss, joined gradients, steps of SGD and Adam, pixels, choices."""
 
 from __future__ import annotations
 
