@@ -198,6 +198,17 @@ def test_only_results_on_the_same_clients_are_paired():
     assert leads("b") == 0
 
 
+def test_of_runs_in_several_precisions_the_usual_one_stands_for_them(results):
+    train(results, seeds=(0,), only="fedavg")
+    (path, *_) = sorted(results.glob("digits-fedavg-*.json"))
+    for name, precision in (("a", "bf16"), ("b", "tf32"), ("c", "bf16")):  # whatever comes first in the folder
+        (results / f"{name}.json").write_text(json.dumps(json.loads(path.read_text()) | {"precision": precision}))
+    path.unlink()
+    found = make_plan(results, (0,), 2).found
+    assert {one["precision"] for runs in found.values() for one in runs if one["method"] == "fedavg"} >= {"tf32"}
+    assert not any(one["precision"] == "bf16" for runs in found.values() for one in runs)
+
+
 def job(method="pefll", cell=CELLS[0], settings=None, seed=0) -> Job:
     return Job(method, cell, seed, settings or {}, "defaults")
 

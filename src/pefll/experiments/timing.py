@@ -16,8 +16,8 @@ from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model
 
 Result = dict[str, Any]
-# Client steps of LeNet (32 samples) in a second, by how many clients train at once, where no result tells: two thirds
-# of what PeFLL does on an H200 (results/lockstep.json).
+# Client steps of LeNet (32 samples) in a second, by how many clients train at once, where no result tells: some two
+# thirds of what PeFLL does on an H200 (results/lockstep.json).
 GUESSES = {5: 23_000.0, 50: 57_000.0}
 # Where all training happens when clients are personalised, no graph is recorded, and a GPU waits for Python.
 UNRECORDED = 10_000.0

@@ -198,10 +198,7 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 @_join.register_vmap
 def _join_mapped(info: Any, in_dims: tuple[list[int | None]], parts: list[Tensor]) -> tuple[Tensor, int]:
-    merged = [
-        (part.unsqueeze(0).expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)).flatten(0, 1)
-        for part, dim in zip(parts, in_dims[0], strict=True)
-    ]
+    merged = [_merged(part, dim, info.batch_size) for part, dim in zip(parts, in_dims[0], strict=True)]
     return _parted(_join(merged), info.batch_size), 0
 
 
@@ -277,8 +274,7 @@ def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> 
                 if dim is not None:
                     raise PefllError("samples are shared by all clients of a federation, so they cannot be mapped")
                 return value
-            every = value.unsqueeze(0).expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            return every.flatten(0, 1)
+            return _merged(value, dim, info.batch_size)
 
         merged = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
         result = operation(*merged)
@@ -287,6 +283,12 @@ def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> 
         return tuple(_parted(part, info.batch_size) for part in result), (0,) * len(result)
 
     operation.register_vmap(rule)
+
+
+def _merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
+    """Return a value [c, ...] that is mapped over `dim`, or is the same for all, as [mapped * c, ...]."""
+    every = value.unsqueeze(0).expand(mapped, *value.shape) if dim is None else value.movedim(dim, 0)
+    return every.flatten(0, 1)
 
 
 def _parted(value: Tensor, mapped: int) -> Tensor:
