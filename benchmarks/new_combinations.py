@@ -9,6 +9,10 @@ With runs, the test accuracy of their unseen clients is split in two, those with
 
     python benchmarks/new_combinations.py --runs runs/c10/seed-* --out results/new_combinations.json
     python benchmarks/new_combinations.py --show results/new_combinations.json
+
+The same from the files that `pefll results add` makes, which have how many answers of each client are right:
+
+    python benchmarks/new_combinations.py --results results/cifar10-pefll-n100-*-server_lr_0.0005-seed*.json
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from pefll.hardware import device_name, make_engine
 from pefll.run import commit, federation_of, load
 from pefll.tree import map_tree
 
+CLASSES = {"cifar10": 10, "cifar100": 100}
+
 
 def is_new(federation: Federation) -> list[bool]:
     """Return for each unseen client whether no seen client has the same classes."""
@@ -39,11 +45,16 @@ def is_new(federation: Federation) -> list[bool]:
     return [one not in seen for one in has[federation.num_seen :]]
 
 
-def new_combinations(clients: int, classes: int, each: int, seed: int) -> int:
-    """Return how many of a federation's unseen clients have classes that no seen client has together."""
+def dealt(clients: int, classes: int, each: int, seed: int) -> Federation:
+    """Return a federation whose clients have the classes that they have with any data of so many classes."""
     holders = -(-clients * each // classes)
     y = np.tile(np.arange(classes), 10 * holders)  # enough of each class for everybody who has it
-    return sum(is_new(by_class(Samples(np.zeros((len(y), 1), np.float32), y, classes), clients, each, seed)))
+    return by_class(Samples(np.zeros((len(y), 1), np.float32), y, classes), clients, each, seed)
+
+
+def new_combinations(clients: int, classes: int, each: int, seed: int) -> int:
+    """Return how many of a federation's unseen clients have classes that no seen client has together."""
+    return sum(is_new(dealt(clients, classes, each, seed)))
 
 
 def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
@@ -75,6 +86,36 @@ def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
             }
             for histogram, new, (samples, correct, masked, _) in zip(
                 histograms, is_new(federation), scores, strict=True
+            )
+        ],
+    }
+
+
+def unseen_in_result(path: Path) -> dict[str, Any]:
+    """Return the same from a file of `pefll results add`; there is no masked accuracy in it."""
+    result = read_json(path)
+    scheme, _, each = str(result["partition"]).partition(" ")
+    if scheme != "by-class" or "client_counts" not in result:
+        raise SystemExit(f"{path} is of a partition that is not by class, or lacks the counts of each client")
+    federation = dealt(result["num_clients"], CLASSES[result["dataset"]], int(each), result["seed"])
+    unseen = result["client_counts"]["unseen"]
+    histograms = federation.histograms()[federation.num_seen :]
+    return {
+        "data": result["dataset"],
+        "method": result["method"],
+        "settings": result["settings"],
+        "precision": result["precision"],
+        "seed": result["seed"],
+        "device": result["device"],
+        "clients": [
+            {
+                "classes": np.flatnonzero(histogram).tolist(),
+                "new": new,
+                "samples": samples,
+                "accuracy": correct / samples,
+            }
+            for histogram, new, samples, correct in zip(
+                histograms, is_new(federation), unseen["samples"], unseen["correct"], strict=True
             )
         ],
     }
@@ -114,12 +155,16 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=2, help="classes of a client")
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--runs", type=Path, nargs="+", help="folders of runs to evaluate")
+    parser.add_argument("--results", type=Path, nargs="+", help="files of `pefll results add`")
     parser.add_argument("--out", type=Path, help="a JSON file for the accuracies of runs")
     parser.add_argument("--show", type=Path, help="only print what is in such a file")
     options = parser.parse_args()
     console = Console()
     if options.show:
         show_runs(read_json(options.show)["runs"], console)
+        return
+    if options.results:
+        show_runs([unseen_in_result(path) for path in options.results], console)
         return
     if options.runs:
         runs = [unseen_accuracies(path, console) for path in track(options.runs, "runs", console=console)]
