@@ -106,14 +106,13 @@ def _both(pair: Pair) -> tuple[int, int]:
 @custom_op("pefll::convolve", mutates_args=())
 def _convolve(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], to what pooling and ReLU let through, and to x laid out."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
     from pefll.ops.kernels import convolution
 
-    y, route, laid = convolution.forward(
-        x, _packed(w), _maybe_packed(bias), _geometry(x, w, stride, padding, pool, relu), products()
-    )
-    return y.permute(0, 1, 4, 2, 3), route, laid
+    s = _geometry(x, w, stride, padding, pool, relu)
+    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, products())
+    return y.permute(0, 1, 4, 2, 3), route, laid, spread
 
 
 @custom_op("pefll::convolve_backward", mutates_args=())
@@ -123,6 +122,7 @@ def _convolve_backward(
     w: Tensor,
     route: Tensor,
     laid: Tensor,
+    spread: Tensor,
     stride: int,
     padding: int,
     pool: int,
@@ -131,15 +131,21 @@ def _convolve_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
     from pefll.ops.kernels import convolution
+    from pefll.ops.kernels import laid as bf16
 
     s = _geometry(x, w, stride, padding, pool, relu)
-    g = g.permute(0, 1, 3, 4, 2).contiguous()
+    none = x.new_empty((len(x), 0))
     # What every client shares is expanded by the vmap rule; kernels step through it client by client.
-    route = route.contiguous()
-    dw, db = convolution.weight_gradient(g, route, x, laid.contiguous(), s, products())
-    if not wants_input:
-        return x.new_empty((len(x), 0)), dw, db
-    return convolution.input_gradient(g, route, _packed(w), s, products()).permute(0, 1, 4, 2, 3), dw, db
+    route, laid = route.contiguous(), laid.contiguous()
+    if laid.numel():
+        routed, shares = bf16.let_through(g, route, laid, s)
+        dw, db = bf16.weight_gradient(routed, shares, laid, s)
+        dx = bf16.input_gradient(routed, spread.contiguous(), laid, s) if wants_input else none
+    else:
+        g = g.permute(0, 1, 3, 4, 2).contiguous()
+        dw, db = convolution.weight_gradient(g, route, x, s, products())
+        dx = convolution.input_gradient(g, route, _packed(w), s, products()) if wants_input else none
+    return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
 
 
 def _geometry(x: Tensor, w: Tensor, stride: int, padding: int, pool: int, relu: bool) -> Geometry:
@@ -326,9 +332,9 @@ class _Once(torch.autograd.Function):
 class _ConvolveBackward(_Once):
     @staticmethod
     def forward(
-        g: Tensor, x: Tensor, w: Tensor, route: Tensor, laid: Tensor, *numbers: Any
+        g: Tensor, x: Tensor, w: Tensor, route: Tensor, laid: Tensor, spread: Tensor, *numbers: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (part.unsqueeze(0) for part in (g, x, w, route, laid))
+        parts = (part.unsqueeze(0) for part in (g, x, w, route, laid, spread))
         dx, dw, db = _convolve_backward(*parts, *numbers)
         return dx.squeeze(0), dw.squeeze(0), db.squeeze(0)
 
@@ -337,13 +343,12 @@ class _Convolve(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> tuple[Tensor, ...]:
         one = None if bias is None else bias.unsqueeze(0)
-        y, route, laid = _convolve(x.unsqueeze(0), w.unsqueeze(0), one, *numbers)
-        return y.squeeze(0), route.squeeze(0), laid.squeeze(0)
+        return tuple(part.squeeze(0) for part in _convolve(x.unsqueeze(0), w.unsqueeze(0), one, *numbers))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # zeros for the others would be more kernels
         ctx.save_for_backward(*inputs[:2], *output[1:])

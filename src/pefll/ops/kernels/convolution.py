@@ -16,6 +16,7 @@ What pooling and ReLU let through is remembered in one byte per output, the `rou
 from __future__ import annotations
 
 from math import gcd
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels.tiles import shrunk, side
+
+PROGRAMS = 2 * 132  # that a sum over all pictures is split into, at least: two for each processor of an H200
 
 
 @triton.jit
@@ -76,12 +79,12 @@ def _prepare(
 
 
 @triton.jit
-def _pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.constexpr, VECTOR: tl.constexpr):
+def pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.constexpr, VECTOR: tl.constexpr):
     """Return row and column in the window, and the offset in x, of the window's elements k = (wy, wx, ci)."""
     wy = k // (WW * CI)
     wx = (k // CI) % WW
     offset = wy * sx_h + wx * sx_w + (k % CI) * sx_k
-    if VECTOR > 1:  # see _vector
+    if VECTOR > 1:  # see `vector`
         if PAD > 0:  # then a group lies within one pixel
             wy = tl.max_constancy(wy, VECTOR)
             wx = tl.max_constancy(wx, VECTOR)
@@ -90,7 +93,7 @@ def _pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.con
 
 
 @triton.jit
-def _corner(rows, PH: tl.constexpr, PW: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr):
+def corner(rows, PH: tl.constexpr, PW: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr):
     """Return the sample of each output in `rows`, and where its window starts."""
     b = rows // (PH * PW)
     rest = rows % (PH * PW)
@@ -110,7 +113,7 @@ def _forward(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.arange(0, PLACES * BN)
     place, channel = n // BN, tl.program_id(1) * BN + n % BN
-    b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
+    b, iy, ix = corner(rows, PH, PW, POOL * STRIDE, PAD)
     start = tl.multiple_of(b * sx_b + iy * sx_h + ix * sx_w, VECTOR)
     K: tl.constexpr = WH * WW * CI
     x += client * sx_c
@@ -120,7 +123,7 @@ def _forward(
     total = tl.zeros([BM, PLACES * BN], tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
-        wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, PAD, VECTOR)
+        wy, wx, offset = pixels(k, sx_h, sx_w, sx_k, CI, WW, PAD, VECTOR)
         inside = (b < B)[:, None] & (k < K)[None, :]
         if PAD > 0:
             jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
@@ -169,14 +172,14 @@ def _weight_gradient(
     split = tl.program_id(1)
     client = tl.program_id(2).to(tl.int64)
     K: tl.constexpr = WH * WW * CI
-    wy, wx, offset = _pixels(k, sx_h, sx_w, sx_k, CI, WW, PAD, VECTOR)
+    wy, wx, offset = pixels(k, sx_h, sx_w, sx_k, CI, WW, PAD, VECTOR)
     x += client * sx_c
     g += client * B * PH * PW * CO
     route += client * B * PH * PW * CO
     total = tl.zeros([BK, PLACES * BN], tl.float32)
     for row in range(0, ROWS, BM):
         rows = split * ROWS + row + tl.arange(0, BM)
-        b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
+        b, iy, ix = corner(rows, PH, PW, POOL * STRIDE, PAD)
         start = tl.multiple_of(b * sx_b + iy * sx_h + ix * sx_w, VECTOR)
         inside = (b < B)[:, None] & (k < K)[None, :]
         if PAD > 0:
@@ -200,99 +203,29 @@ def _weight_gradient(
 
 
 @triton.jit
-def _weight_gradient_laid(
-    x, g, route, partial, B, C, ROWS: tl.constexpr,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
-    ROUTED: tl.constexpr, VECTOR: tl.constexpr, LINE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CO_BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """The same the other way round, (position, channel) by window, for pictures that are laid out.
-
-    Routed gradients are made in registers, and windows are multiplied from shared memory as they came. After its
-    window, the first position's line has the bias's gradient.
-    """
-    PLACES: tl.constexpr = POOL * POOL
-    k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
-    first = (tl.program_id(0) % CO_BLOCKS) * BN
-    co = first + tl.arange(0, BN)
-    n = tl.arange(0, PLACES * BN)
-    place, channel = n // BN, first + n % BN
-    split = tl.program_id(1)
-    client = tl.program_id(2).to(tl.int64)
-    K: tl.constexpr = WH * WW * CI
-    wy, wx, offset = _pixels(k, W * CI, CI, 1, CI, WW, PAD, VECTOR)
-    x += client * B * (H * W * CI)
-    g += client * B * PH * PW * CO
-    route += client * B * PH * PW * CO
-    total = tl.zeros([PLACES * BN, BK], tl.float32)
-    bias = tl.zeros([BN, BM], tl.float32)
-    for row in range(0, ROWS, BM):
-        rows = split * ROWS + row + tl.arange(0, BM)
-        b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
-        start = tl.multiple_of((b * H + iy) * (W * CI) + ix * CI, VECTOR)
-        inside = (b < B)[:, None] & (k < K)[None, :]
-        if PAD > 0:
-            jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
-            inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
-        a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
-        out = rows[None, :] * CO + co[:, None]
-        valid = (b < B)[None, :] & (co < CO)[:, None]
-        d = tl.load(g + out, mask=valid, other=0.0)
-        if ROUTED:
-            way = tl.load(route + out, mask=valid, other=255).to(tl.int32)
-            bias += tl.where(way < PLACES, d, 0.0)
-            won = way[None, :, :] == tl.arange(0, PLACES)[:, None, None]
-            d = tl.reshape(tl.where(won, d[None, :, :], 0.0), [PLACES * BN, BM])
-        else:
-            bias += d
-        total = tl.dot(d.to(a.dtype), a, total)
-    partial += (split.to(tl.int64) * C + client) * (PLACES * CO * LINE)
-    at = (place * CO + channel)[:, None] * LINE + k[None, :]
-    tl.store(partial + at, total, mask=(k < K)[None, :] & (channel < CO)[:, None])
-    if tl.program_id(0) < CO_BLOCKS:
-        tl.store(partial + co * LINE + K, tl.sum(bias, axis=1), mask=co < CO)
-
-
-@triton.jit
 def _gather_up(
-    partial, dw, db, C, SPLITS: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr, CO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr,
-    LINE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    partial, dw, db, C, SPLITS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co].
-
-    A share is [window + 1, position, co]; or where LINE is not 0 [position, co, LINE], as `_weight_gradient_laid`
-    writes it.
-    """
+    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    K: tl.constexpr = WH * WW * LAID
-    TAPS: tl.constexpr = KH * KW * CI
-    if LINE > 0:  # neighbours read neighbours
-        co, k = at // (TAPS + 1), at % (TAPS + 1)
-        SIZE: tl.constexpr = POOL * POOL * CO * LINE
-    else:
-        co, k = at % CO, at // CO
-        SIZE: tl.constexpr = (K + 1) * POOL * POOL * CO
+    co, k = at % CO, at // CO  # neighbours read neighbours
     ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI
-    is_weight, is_bias = (k < TAPS) & (co < CO), (k == TAPS) & (co < CO)
+    is_weight, is_bias = k < KH * KW * CI, k == KH * KW * CI
+    K: tl.constexpr = WH * WW * CI
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, SPLITS, AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
-        share = partial + (split * C + client) * SIZE
+        share = partial + (split * C + client) * ((K + 1) * POOL * POOL * CO)
+        there = (split < SPLITS)[:, None] & (is_weight | is_bias)[None, :]
         for place in tl.static_range(POOL * POOL):
             wy, wx = ky + (place // POOL) * STRIDE, kx + (place % POOL) * STRIDE
-            row = tl.where(is_bias, K, (wy * WW + wx) * LAID + ci)
-            if LINE > 0:
-                from_ = (place * CO + co) * LINE + row
-                wanted = is_weight | (is_bias & (place == 0))
-            else:
-                from_ = (row * POOL * POOL + place) * CO + co
-                wanted = is_weight | is_bias
-            there = (split < SPLITS)[:, None] & wanted[None, :]
-            total += tl.sum(tl.load(share[:, None] + from_[None, :], mask=there, other=0.0), axis=0)
-    tl.store(dw + client * (TAPS * CO) + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=is_weight)
+            row = tl.where(is_bias, K, (wy * WW + wx) * CI + ci)
+            at = (row * POOL * POOL + place) * CO + co
+            total += tl.sum(tl.load(share[:, None] + at[None, :], mask=there, other=0.0), axis=0)
+    tl.store(dw + client * (KH * KW * CI * CO) + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=is_weight)
     tl.store(db + client * CO + co, total, mask=is_bias)
 
 
@@ -358,17 +291,31 @@ def _input_gradient(
             at = ((cell * POOL * POOL + place) * SIDE * SIDE * CI + pixel * CI + ci) * CO
             f = tl.load(w + at[None, :] + co[:, None], mask=(ci < CI)[None, :] & (co < CO)[:, None], other=0.0)
             e = tl.where(way == place, d, 0.0) if ROUTED else d
-            total = tl.dot(e.to(f.dtype), f, total, input_precision=PRECISION)
+            total = tl.dot(e, f, total, input_precision=PRECISION)
     iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
     out = ((client * B + b[:, None]) * H + iy) * W + ix
     real = (b < B)[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
     tl.store(dx + out * CI + ci[None, :], total, mask=real)
 
 
-def forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs and routes, both [c, b, ph, pw, co], and the input as it was laid out; empty where it was not.
+class Forward(NamedTuple):
+    """What a convolution gives.
+
+    Attributes:
+        y: outputs, float32 [c, b, ph, pw, co].
+        route: which position won, uint8 of the same shape; [c, 1] where all outputs get gradients.
+        laid: the input as it was laid out, [c, b, h, w, channels]; [c, 0] where it was not.
+        spread: the filters as they were multiplied, [c, position, co, window].
+    """
+
+    y: Tensor
+    route: Tensor
+    laid: Tensor
+    spread: Tensor
+
+
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str) -> Forward:
+    """Return outputs, and what a backward pass needs.
 
     Args:
         x: [c, b, ci, h, w], in any layout.
@@ -379,7 +326,7 @@ def forward(
     """
     s = geometry
     clients, samples = x.shape[:2]
-    channels = _laid_channels(s) if precision == "bf16" else s.ci
+    channels = laid_channels(s.ci) if precision == "bf16" else s.ci
     shape = (clients, samples, s.h, s.w, channels) if precision == "bf16" else (clients, 0)
     laid = x.new_empty(shape, dtype=_kind(x, precision))
     spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * channels), dtype=laid.dtype)
@@ -398,58 +345,57 @@ def forward(
     _forward[grid](
         x, spread, y if bias is None else bias, y, route, samples, *_strides(x),
         0 if bias is None else bias.stride(0), s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw,
-        s.pool, s.relu, bias is not None, _vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk, num_warps=warps,
+        s.pool, s.relu, bias is not None, vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
-    return y, route, laid
+    return Forward(y, route, laid, spread)
 
 
-def weight_gradient(
-    g: Tensor, route: Tensor, x: Tensor, laid: Tensor, geometry: Geometry, precision: str
-) -> tuple[Tensor, Tensor]:
+def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
         g: of the output, [c, b, ph, pw, co], contiguous.
         route: from `forward`.
         x: [c, b, ci, h, w], in any layout.
-        laid: from `forward`; where it is not empty, x is not looked at.
         geometry: of the convolution.
-        precision: of products.
+        precision: of products: tf32x3 or tf32.
     """
     s = geometry
-    clients, samples = g.shape[:2]
-    rows = samples * s.ph * s.pw
-    if laid.numel():
-        x, s = laid.permute(0, 1, 4, 2, 3), s._replace(ci=laid.shape[4])
-    window = s.wh * s.ww * s.ci
-    bm, bn, bk, warps, stages, programs = (_laid_tile if laid.numel() else _weight_tile)(s, x, precision)
-    blocks = triton.cdiv(window if laid.numel() else window + 1, bk) * triton.cdiv(s.co, bn)
-    chunks = triton.cdiv(rows, bm)
-    splits = max(1, min(chunks, triton.cdiv(programs, blocks * clients)))
-    each = triton.cdiv(chunks, splits)
-    splits = triton.cdiv(chunks, each)
-    line = window + 4 if laid.numel() else 0
-    partial = g.new_empty((splits, clients, s.pool**2 * s.co, line or window + 1))
-    dw = g.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
-    db = g.new_empty((clients, s.co))
-    shape = (s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, s.routed, _vector(x, s))
-    tile = {"BM": bm, "BN": bn, "BK": bk, "CO_BLOCKS": triton.cdiv(s.co, bn), "num_warps": warps, "num_stages": stages}
-    grid = (blocks, splits, clients)
-    if laid.numel():
-        _weight_gradient_laid[grid](laid, g, route, partial, samples, clients, each * bm, *shape, line, **tile)
-    else:
-        _weight_gradient[grid](
-            x, g, route, partial, samples, clients, *_strides(x), each * bm, *shape, _in_words(precision), **tile
-        )
+    clients, samples = x.shape[:2]
+    window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
+    bm, bn, bk, warps = _weight_tile(s, x, precision)
+    blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
+    splits, each = parts(triton.cdiv(rows, bm), blocks * clients)
+    partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
+    dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
+    db = x.new_empty((clients, s.co))
+    _weight_gradient[(blocks, splits, clients)](
+        x, g, route, partial, samples, clients, *_strides(x), each * bm,
+        s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, s.routed,
+        vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn),
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
     at_once = min(64, triton.next_power_of_2(splits))
     block = max(16, 512 // at_once)
-    grid = (triton.cdiv((s.kh * s.kw * geometry.ci + 1) * s.co, block), clients)
+    grid = (triton.cdiv((s.kh * s.kw * s.ci + 1) * s.co, block), clients)
     _gather_up[grid](
-        partial, dw, db, clients, splits, geometry.ci, s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, line,
-        BLOCK=block, AT_ONCE=at_once, num_warps=4,
+        partial, dw, db, clients, splits, s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=block,
+        AT_ONCE=at_once, num_warps=4,
     )  # fmt: skip
     return dw, db
+
+
+def parts(chunks: int, programs: int) -> tuple[int, int]:
+    """Return into how many parts a sum over `chunks` is split, and how many chunks each has: enough to fill a card.
+
+    Args:
+        chunks: of rows that are multiplied at once.
+        programs: that there are without splitting.
+    """
+    splits = max(1, min(chunks, triton.cdiv(PROGRAMS, programs)))
+    each = triton.cdiv(chunks, splits)
+    return triton.cdiv(chunks, each), each
 
 
 def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, precision: str) -> Tensor:
@@ -470,7 +416,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
     last = (step - 1 + s.padding) // step
     cells = last - first_y + 1, last - first_x + 1
-    spread = g.new_empty((clients, *cells, s.pool**2, step**2, s.ci, s.co), dtype=_kind(g, precision))
+    spread = g.new_empty((clients, *cells, s.pool**2, step**2, s.ci, s.co))
     _spread_back[(triton.cdiv(spread[0].numel(), 1024), clients)](
         w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, step, first_y, first_x, *cells,
         BLOCK=1024, num_warps=4,
@@ -479,7 +425,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
         g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, step, first_y, first_x, *cells,
-        s.routed, _in_words(precision), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        s.routed, precision, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
 
@@ -507,32 +453,23 @@ def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int
     return at_once, channels, deep, 4, stages
 
 
-def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int, int]:
+def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int]:
     channels = side(s.co, max(16, 64 // s.pool**2))
     deep = side(s.wh * s.ww * s.ci + 1, 128)
     deep, at_once, _ = shrunk(x, deep, 32, s.pool**2 * channels, 1, precision)
-    return at_once, channels, deep, 4, 1, 2 * 132
-
-
-def _laid_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int, int]:
-    channels = side(s.co, max(16, 64 // s.pool**2))
-    inner = s.wh * s.ww * s.ci
-    at_once, deep = (128, 64) if inner <= 256 else (32, 128)
-    deep, at_once, _ = shrunk(x, side(inner, deep), at_once, s.pool**2 * channels, 1, precision)
-    return at_once, channels, deep, 4, 1, 2 * 132
+    return at_once, channels, deep, 4
 
 
 def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, int, int]:
     step = s.stride * s.pool
     channels = side(s.ci, max(16, 64 // step**2))
-    stages = 3 if precision == "bf16" else 2
-    at_once, deep, stages = shrunk(g, 64, side(s.co, 32), step**2 * channels, stages, precision)
+    at_once, deep, stages = shrunk(g, 64, side(s.co, 32), step**2 * channels, 2, precision)
     return at_once, channels, deep, 4, stages
 
 
-def _laid_channels(s: Geometry) -> int:
+def laid_channels(channels: int) -> int:
     """Return how many channels a laid out picture has: where one is lacking to a multiple of four, one more."""
-    return s.ci + 1 if s.ci % 4 == 3 else s.ci
+    return channels + 1 if channels % 4 == 3 else channels
 
 
 def _kind(like: Tensor, precision: str) -> torch.dtype:
@@ -551,7 +488,7 @@ def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
     return client, sample, row, column, channel
 
 
-def _vector(x: Tensor, s: Geometry) -> int:
+def vector(x: Tensor, s: Geometry) -> int:
     """Return how many neighbours in a window are neighbours in memory, at places that are multiples of it.
 
     Such groups are fetched at once. A group may span two pixels of a row, unless one of the two may be padding.

@@ -1,0 +1,263 @@
+"""The backward pass of a convolution whose input was laid out for tensor cores, with a client axis, as Triton kernels.
+
+What pooling and ReLU let through is written out first: for every window a row of gradients, one for each (position,
+channel), zero for positions that did not win. Weight and input gradients are then plain products of what lies in
+memory, rows of windows and rows of gradients, which go to shared memory while the products before them are computed.
+See `pefll.ops.kernels.convolution` for windows, positions, routes and spread weights.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pefll.ops.geometry import Geometry
+from pefll.ops.kernels.convolution import corner, parts, pixels, vector
+from pefll.ops.kernels.tiles import shrunk, side
+
+
+@triton.jit
+def _let_through(
+    g, route, routed, shares, B, sg_c, sg_b, sg_h, sg_w, sg_k,
+    CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, ROUTED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Write gradients as [window, position, co], and this program's share of the bias's gradient."""
+    PLACES: tl.constexpr = POOL * POOL
+    client = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    b, rest = rows // (PH * PW), rows % (PH * PW)
+    g += client * sg_c
+    at = b * sg_b + (rest // PW) * sg_h + (rest % PW) * sg_w
+    route += client * B * (PH * PW * CO)
+    routed += client * B * (PH * PW * PLACES * CO)
+    shares += (client * tl.num_programs(0) + tl.program_id(0)) * CO
+    for first in range(0, CO, BN):
+        co = first + tl.arange(0, BN)
+        valid = (b < B)[:, None] & (co < CO)[None, :]
+        d = tl.load(g + at[:, None] + co[None, :] * sg_k, mask=valid, other=0.0)
+        if ROUTED:
+            way = tl.load(route + rows[:, None] * CO + co[None, :], mask=valid, other=255).to(tl.int32)
+            for place in tl.static_range(PLACES):
+                won = tl.where(way == place, d, 0.0)
+                tl.store(routed + (rows * PLACES + place)[:, None] * CO + co[None, :], won, mask=valid)
+            d = tl.where(way < PLACES, d, 0.0)
+        else:
+            tl.store(routed + rows[:, None] * CO + co[None, :], d, mask=valid)
+        tl.store(shares + co, tl.sum(d, axis=0), mask=co < CO)
+
+
+@triton.jit
+def _weight_gradient(
+    routed, x, partial, B, C, ROWS: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
+    VECTOR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, N_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Write this program's share of the gradient of the spread weights, [(position, co), window]."""
+    N: tl.constexpr = POOL * POOL * CO
+    K: tl.constexpr = WH * WW * CI
+    k = (tl.program_id(0) // N_BLOCKS) * BK + tl.arange(0, BK)
+    n = (tl.program_id(0) % N_BLOCKS) * BN + tl.arange(0, BN)
+    split = tl.program_id(1)
+    client = tl.program_id(2).to(tl.int64)
+    wy, wx, offset = pixels(k, W * CI, CI, 1, CI, WW, PAD, VECTOR)
+    x += client * B * (H * W * CI)
+    routed += client * B * (PH * PW * N)
+    total = tl.zeros([BN, BK], tl.float32)
+    for row in range(0, ROWS, BM):
+        rows = split * ROWS + row + tl.arange(0, BM)
+        b, iy, ix = corner(rows, PH, PW, POOL * STRIDE, PAD)
+        start = tl.multiple_of((b * H + iy) * (W * CI) + ix * CI, VECTOR)
+        inside = (b < B)[:, None] & (k < K)[None, :]
+        if PAD > 0:
+            jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
+            inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
+        a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
+        d = tl.load(routed + rows[:, None] * N + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0.0)
+        total = tl.dot(tl.trans(d), a, total)
+    partial += (split.to(tl.int64) * C + client) * (N * K)
+    tl.store(partial + n[:, None] * K + k[None, :], total, mask=(n < N)[:, None] & (k < K)[None, :])
+
+
+@triton.jit
+def _gather_up(
+    partial, shares, dw, db, C, SPLITS: tl.constexpr, SHARES: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr,
+    CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
+    POOL: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
+    client = tl.program_id(1).to(tl.int64)
+    K: tl.constexpr = WH * WW * LAID
+    WEIGHTS: tl.constexpr = CO * KH * KW * CI
+    BLOCKS: tl.constexpr = (WEIGHTS + BLOCK - 1) // BLOCK
+    total = tl.zeros([BLOCK], tl.float32)
+    if tl.program_id(0) < BLOCKS:
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        co, k = at // (KH * KW * CI), at % (KH * KW * CI)
+        ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI  # neighbours read neighbours
+        for first in range(0, SPLITS, AT_ONCE):
+            split = first + tl.arange(0, AT_ONCE)
+            share = partial + (split * C + client) * (POOL * POOL * CO * K)
+            there = (split < SPLITS)[:, None] & (at < WEIGHTS)[None, :]
+            for place in tl.static_range(POOL * POOL):
+                wy, wx = ky + (place // POOL) * STRIDE, kx + (place % POOL) * STRIDE
+                from_ = (place * CO + co) * K + (wy * WW + wx) * LAID + ci
+                total += tl.sum(tl.load(share[:, None] + from_[None, :], mask=there, other=0.0), axis=0)
+        tl.store(dw + client * WEIGHTS + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=at < WEIGHTS)
+    else:
+        co = (tl.program_id(0) - BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+        for first in range(0, SHARES, AT_ONCE):
+            share = first + tl.arange(0, AT_ONCE)
+            there = (share < SHARES)[:, None] & (co < CO)[None, :]
+            at = (client * SHARES + share)[:, None] * CO + co[None, :]
+            total += tl.sum(tl.load(shares + at, mask=there, other=0.0), axis=0)
+        tl.store(db + client * CO + co, total, mask=co < CO)
+
+
+@triton.jit
+def _input_gradient(
+    routed, w, dx, B,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr,
+    WW: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, SIDE: tl.constexpr,
+    FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr, CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
+
+    All pixels of a block look back at the same few pooling cells. A pixel has one place in each cell's window, so that
+    the weights that lead back to it lie in the spread weights of the forward pass.
+    """
+    client = tl.program_id(2).to(tl.int64)
+    BH: tl.constexpr = (H + SIDE - 1) // SIDE
+    BW: tl.constexpr = (W + SIDE - 1) // SIDE
+    N: tl.constexpr = POOL * POOL * CO
+    K: tl.constexpr = WH * WW * LAID
+    BLOCKS: tl.constexpr = (N + BK - 1) // BK
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    b, rest = rows // (BH * BW), rows % (BH * BW)
+    ry, rx = rest // BW, rest % BW
+    column = tl.arange(0, SIDE * SIDE * BN)
+    pixel, ci = column // BN, tl.program_id(1) * BN + column % BN
+    qy, qx = pixel // SIDE, pixel % SIDE
+    routed += client * B * (PH * PW * N)
+    w += client * (N * K)
+    total = tl.zeros([BM, SIDE * SIDE * BN], tl.float32)
+    for step in range(CELLS_Y * CELLS_X * BLOCKS):
+        cell = step // BLOCKS
+        n = (step % BLOCKS) * BK + tl.arange(0, BK)
+        cy, cx = FIRST_Y + cell // CELLS_X, FIRST_X + cell % CELLS_X
+        py, px = ry + cy, rx + cx
+        here = (b < B) & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
+        at = ((b * PH + py) * PW + px)[:, None] * N + n[None, :]
+        d = tl.load(routed + at, mask=here[:, None] & (n < N)[None, :], other=0.0)
+        wy, wx = qy + PAD - cy * SIDE, qx + PAD - cx * SIDE
+        looks = (wy >= 0) & (wy < WH) & (wx >= 0) & (wx < WW) & (ci < CI)
+        at = n[:, None] * K + ((wy * WW + wx) * LAID + ci)[None, :]
+        f = tl.load(w + at, mask=(n < N)[:, None] & looks[None, :], other=0.0)
+        total = tl.dot(d, f, total)
+    iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
+    out = ((client * B + b[:, None]) * H + iy) * W + ix
+    real = (b < B)[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
+    tl.store(dx + out * CI + ci[None, :], total, mask=real)
+
+
+def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Return gradients by position, [c, rows, position * co], and shares of the bias's gradient, [c, shares, co].
+
+    Args:
+        g: of the output, [c, b, co, ph, pw], in any layout.
+        route: from `forward`, contiguous.
+        laid: from `forward`; gives the type.
+        geometry: of the convolution.
+    """
+    s = geometry
+    clients, samples = g.shape[:2]
+    rows = samples * s.ph * s.pw
+    blocks = triton.cdiv(rows, 128)
+    routed = laid.new_empty((clients, rows, s.pool**2 * s.co))
+    shares = g.new_empty((clients, blocks, s.co))
+    client, sample, channel, row, column = g.stride()
+    _let_through[(blocks, clients)](
+        g, route, routed, shares, samples, client, sample, row, column, channel, s.co, s.ph, s.pw, s.pool, s.routed,
+        BM=128, BN=side(s.co, 32), num_warps=4,
+    )  # fmt: skip
+    return routed, shares
+
+
+def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
+
+    Args:
+        routed: from `let_through`.
+        shares: from `let_through`.
+        laid: from `forward`, contiguous.
+        geometry: of the convolution.
+    """
+    clients, samples, _, _, channels = laid.shape
+    s = geometry._replace(ci=channels)
+    columns, window = s.pool**2 * s.co, s.wh * s.ww * channels
+    bm, bn, bk, warps, stages = _weight_tile(columns, window, laid)
+    n_blocks = triton.cdiv(columns, bn)
+    blocks = n_blocks * triton.cdiv(window, bk)
+    splits, each = parts(triton.cdiv(routed.shape[1], bm), blocks * clients)
+    partial = shares.new_empty((splits, clients, columns, window))
+    dw = shares.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
+    db = shares.new_empty((clients, s.co))
+    _weight_gradient[(blocks, splits, clients)](
+        routed, laid, partial, samples, clients, each * bm, s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph,
+        s.pw, s.pool, vector(laid.permute(0, 1, 4, 2, 3), s), BM=bm, BN=bn, BK=bk, N_BLOCKS=n_blocks, num_warps=warps,
+        num_stages=stages,
+    )  # fmt: skip
+    at_once = min(64, triton.next_power_of_2(splits))
+    block = max(16, 512 // at_once)
+    grid = (triton.cdiv(dw[0].numel(), block) + triton.cdiv(s.co, block), clients)
+    _gather_up[grid](
+        partial, shares, dw, db, clients, splits, shares.shape[1], geometry.ci, channels, s.co, s.kh, s.kw, s.stride,
+        s.wh, s.ww, s.pool, BLOCK=block, AT_ONCE=at_once, num_warps=4,
+    )  # fmt: skip
+    return dw, db
+
+
+def input_gradient(routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geometry) -> Tensor:
+    """Return the gradient of x as float32 [c, b, h, w, ci].
+
+    Args:
+        routed: from `let_through`.
+        spread: from `forward`, contiguous.
+        laid: from `forward`; gives the number of channels that windows have.
+        geometry: of the convolution.
+    """
+    s = geometry
+    clients, samples = laid.shape[:2]
+    step = s.stride * s.pool  # pixels from one pooling cell to the next, and so the side of a block
+    first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
+    last = (step - 1 + s.padding) // step
+    cells = last - first_y + 1, last - first_x + 1
+    dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=torch.float32)
+    bm, bn, bk, warps, stages = _input_tile(s, routed)
+    rows = samples * triton.cdiv(s.h, step) * triton.cdiv(s.w, step)
+    grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
+    _input_gradient[grid](
+        routed, spread, dx, samples, s.h, s.w, s.ci, laid.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
+        step, first_y, first_x, *cells, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dx
+
+
+# Sizes of tiles (rows, columns, inner), warps and stages; see `pefll.ops.kernels.convolution`.
+
+
+def _weight_tile(columns: int, window: int, laid: Tensor) -> tuple[int, int, int, int, int]:
+    wide, deep = side(columns, 64), side(window, 64)
+    deep, at_once, stages = shrunk(laid, deep, 64, wide, 3, "bf16")
+    return at_once, wide, deep, 4, stages
+
+
+def _input_tile(s: Geometry, routed: Tensor) -> tuple[int, int, int, int, int]:
+    step = s.stride * s.pool
+    channels = side(s.ci, max(16, 64 // step**2))
+    at_once, deep, stages = shrunk(routed, 64, side(routed.shape[2], 64), step**2 * channels, 3, "bf16")
+    return at_once, channels, deep, 4, stages
