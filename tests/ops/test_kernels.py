@@ -16,7 +16,7 @@ from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import evaluate
 from pefll.methods import build_method
-from pefll.methods.adam import Moments, adam
+from pefll.methods.adam import Adam, Moments, adam
 from pefll.methods.local_sgd import SGD, sgd_step
 from pefll.ops import blocks, client_axis, precision
 from tests.federations import flat, problem_of, ragged
@@ -229,16 +229,20 @@ def test_sgd(clip, masked):
         close(got, wanted)
 
 
-def test_adam():
+@pytest.mark.parametrize(("scaled", "decay"), [(False, 0.0), (True, 0.3)])
+def test_adam(scaled, decay):
     parameters, gradient, first = (random(3000, seed=seed) for seed in range(3))
     second = random(3000, seed=3).square()
     step = torch.full((), 7, device=DEVICE)
 
-    def run(parameters, gradient, first, second):
-        after, moments = adam(parameters, gradient, Moments(first, second), step, 1e-2)
+    scale = torch.full((), 0.6, device=DEVICE)
+
+    def run(parameters, gradient, first, second, scale):
+        moments = Moments(first, second)
+        after, moments = adam(parameters, gradient, moments, step, Adam(1e-2, decay), scale if scaled else None)
         return after, *moments
 
-    narrow, wide = both(run, parameters, gradient, first, second)
+    narrow, wide = both(run, parameters, gradient, first, second, scale)
     for got, wanted in zip(narrow, wide, strict=True):
         close(got, wanted)
 

@@ -9,7 +9,23 @@ from torch import Tensor
 
 from pefll.ops import client_axis
 
-FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
+
+class Adam(NamedTuple):
+    """Hyper-parameters of the server's optimiser, with torch's meaning of each.
+
+    Attributes:
+        lr: learning rate.
+        decay: weight decay, added to the gradient.
+        first_decay: β₁.
+        second_decay: β₂.
+        epsilon: added to the root of the second moment.
+    """
+
+    lr: float
+    decay: float = 0.0
+    first_decay: float = 0.9
+    second_decay: float = 0.999
+    epsilon: float = 1e-8
 
 
 class Moments(NamedTuple):
@@ -24,7 +40,9 @@ def no_moments(parameters: Tensor) -> Moments:
     return Moments(torch.zeros_like(parameters), torch.zeros_like(parameters))
 
 
-def adam(parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, lr: float) -> tuple[Tensor, Moments]:
+def adam(
+    parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, settings: Adam, scale: Tensor | None = None
+) -> tuple[Tensor, Moments]:
     """Return parameters and moments after one step of Adam.
 
     Args:
@@ -32,18 +50,23 @@ def adam(parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, l
         gradient: [D].
         moments: from the step before.
         step: int64 [], 1 for the first step.
-        lr: learning rate.
+        settings: hyper-parameters.
+        scale: [], by which the gradient is multiplied first; None for 1.
     """
     if client_axis.available(parameters):
-        numbers = (FIRST_DECAY, SECOND_DECAY, EPSILON)
-        changed, *after = client_axis.adam(parameters, gradient, *moments, step, lr, *numbers)
+        changed, *after = client_axis.adam(parameters, gradient, *moments, step, scale, *settings)
         return changed, Moments(*after)
+    lr, decay, first_decay, second_decay, epsilon = settings
+    if scale is not None:
+        gradient = scale * gradient
+    if decay:
+        gradient = gradient + decay * parameters
     count = step.to(parameters.dtype)
     # As tensors, so that `pow` has the parameters' precision on every device.
-    unbias_first = 1 - torch.full_like(count, FIRST_DECAY) ** count
-    unbias_second = 1 - torch.full_like(count, SECOND_DECAY) ** count
+    unbias_first = 1 - torch.full_like(count, first_decay) ** count
+    unbias_second = 1 - torch.full_like(count, second_decay) ** count
     # In place on what was made here: a hypernetwork's vectors are long, and memory is slow.
-    first = (FIRST_DECAY * moments.first).add_(gradient, alpha=1 - FIRST_DECAY)
-    second = (SECOND_DECAY * moments.second).addcmul_(gradient, gradient, value=1 - SECOND_DECAY)
-    change = first / (second / unbias_second).sqrt_().add_(EPSILON)
+    first = (first_decay * moments.first).add_(gradient, alpha=1 - first_decay)
+    second = (second_decay * moments.second).addcmul_(gradient, gradient, value=1 - second_decay)
+    change = first / (second / unbias_second).sqrt_().add_(epsilon)
     return parameters - change.mul_(lr / unbias_first), Moments(first, second)

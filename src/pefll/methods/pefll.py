@@ -13,7 +13,7 @@ from torch.func import vjp
 from pefll import randomness
 from pefll.data.client import Client
 from pefll.errors import PefllError, unknown
-from pefll.methods.adam import Moments, adam, no_moments
+from pefll.methods.adam import Adam, Moments, adam, no_moments
 from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
 from pefll.methods.local_sgd import SGD, descend, shrinkage
 from pefll.models.embedding import build_embedding
@@ -144,9 +144,11 @@ class PeFLL:
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
         theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), server.hypernetwork, v)  # type: ignore[misc]
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
-        d_hypernetwork, d_v = pullback(delta)
+        # Of the mean over clients, so c models are divided by c, and not the much longer η_h.
+        d_hypernetwork, d_v = pullback(delta / cohort.size)
+        d_v = cohort.size * d_v
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
-        return self.step(server, d_hypernetwork / cohort.size, d_embedder.mean(dim=0))
+        return self.step(server, d_hypernetwork, d_embedder.mean(dim=0))
 
     def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
         """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]."""
@@ -161,29 +163,26 @@ class PeFLL:
                 embedder=(1 - 2 * self.client_lr * self.lambda_v) * server.embedder - d_embedder,
                 step=step,
             )
-        d_hypernetwork, d_embedder = self._clipped(d_hypernetwork, d_embedder)
-        if self.lambda_h:
-            d_hypernetwork = d_hypernetwork + 2 * self.lambda_h * server.hypernetwork
-        if self.lambda_v:
-            d_embedder = d_embedder + 2 * self.lambda_v * server.embedder
-        lr = self.server_lr
-        hypernetwork, of_h = adam(server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, lr)
-        embedder, of_v = adam(server.embedder, d_embedder, server.embedder_moments, step, lr)
+        factor = self._shrinkage(d_hypernetwork, d_embedder)
+        of_h, of_v = (Adam(self.server_lr, 2 * decay) for decay in (self.lambda_h, self.lambda_v))
+        hypernetwork, moments_h = adam(
+            server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, of_h, factor
+        )
+        embedder, moments_v = adam(server.embedder, d_embedder, server.embedder_moments, step, of_v, factor)
         return server._replace(
             hypernetwork=hypernetwork,
             embedder=embedder,
             step=step,
-            hypernetwork_moments=of_h,
-            embedder_moments=of_v,
+            hypernetwork_moments=moments_h,
+            embedder_moments=moments_v,
         )
 
-    def _clipped(self, d_hypernetwork: Tensor, d_embedder: Tensor) -> tuple[Tensor, Tensor]:
-        """Cut the norm of both parts of the gradient, seen as one vector."""
+    def _shrinkage(self, d_hypernetwork: Tensor, d_embedder: Tensor) -> Tensor | None:
+        """Return the factor [] that cuts the norm of both parts of the gradient, seen as one vector."""
         if not self.server_clip:
-            return d_hypernetwork, d_embedder
+            return None
         norms = torch.stack([torch.linalg.vector_norm(part) for part in (d_hypernetwork, d_embedder)])
-        factor = shrinkage(torch.linalg.vector_norm(norms), self.server_clip)
-        return factor * d_hypernetwork, factor * d_embedder
+        return shrinkage(torch.linalg.vector_norm(norms), self.server_clip)
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Algorithm 1: one descriptor up, one model [c, D] down."""

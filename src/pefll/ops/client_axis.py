@@ -242,7 +242,9 @@ def _adam(
     first: Tensor,
     second: Tensor,
     step: Tensor,
+    scale: Tensor | None,
     lr: float,
+    decay: float,
     first_decay: float,
     second_decay: float,
     epsilon: float,
@@ -251,7 +253,7 @@ def _adam(
     from pefll.ops.kernels import pointwise
 
     p, g, m, v = (part.contiguous() for part in (parameters, gradient, first, second))
-    return pointwise.adam(p, g, m, v, step, lr, first_decay, second_decay, epsilon)
+    return pointwise.adam(p, g, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
 
 
 @custom_op("pefll::choose", mutates_args=())
@@ -489,10 +491,16 @@ def sgd(
 
 
 def adam(
-    parameters: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, lr: float, *numbers: float
+    parameters: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    scale: Tensor | None,
+    *numbers: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and moments [D] after one step of Adam; see `pefll.methods.adam`."""
-    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, gradient, first, second, step, lr, *numbers)
+    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, gradient, first, second, step, scale, *numbers)
     return result
 
 

@@ -112,19 +112,23 @@ def _pixels(
 
 @triton.jit
 def _adam(
-    p, g, m, v, step, new_p, new_m, new_v, D, lr, first_decay, second_decay, epsilon,
-    BLOCK: tl.constexpr,
+    p, g, m, v, step, scale, new_p, new_m, new_v, D, lr, decay, first_decay, second_decay, epsilon,
+    SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < D
     count = tl.load(step).to(tl.float32)
     unbias_first = 1 - tl.exp2(count * tl.log2(first_decay))
     unbias_second = 1 - tl.exp2(count * tl.log2(second_decay))
+    here = tl.load(p + at, mask=there, other=0.0)
     d = tl.load(g + at, mask=there, other=0.0)
+    if SCALED:
+        d *= tl.load(scale)
+    d += decay * here
     first = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
     second = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
     change = (first / unbias_first) / (tl.sqrt(second / unbias_second) + epsilon)
-    tl.store(new_p + at, tl.load(p + at, mask=there, other=0.0) - lr * change, mask=there)
+    tl.store(new_p + at, here - lr * change, mask=there)
     tl.store(new_m + at, first, mask=there)
     tl.store(new_v + at, second, mask=there)
 
@@ -269,17 +273,19 @@ def adam(
     first: Tensor,
     second: Tensor,
     step: Tensor,
+    scale: Tensor | None,
     lr: float,
+    decay: float,
     first_decay: float,
     second_decay: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; step is int64 []."""
+    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; see `pefll.methods.adam`."""
     size = parameters.numel()
     new = tuple(torch.empty_like(parameters) for _ in range(3))
     _adam[(triton.cdiv(size, _BLOCK),)](
-        parameters, gradient, first, second, step, *new, size, lr, first_decay, second_decay, epsilon, BLOCK=_BLOCK,
-        num_warps=4,
+        parameters, gradient, first, second, step, step if scale is None else scale, *new, size, lr, decay, first_decay,
+        second_decay, epsilon, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return new
 
