@@ -114,7 +114,7 @@ def measure(races: Sequence[Race], record: Record, options: argparse.Namespace, 
         console.print(f"{len(races) - len(todo)} of {len(races)} races are in {record.path} already; --fresh for anew")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        bar = progress.add_task("", total=sum((3 + pace(each)[0]) * len(each.contenders) for each in todo))
+        bar = progress.add_task("", total=sum((4 + pace(each)[0]) * len(each.contenders) for each in todo))
         for each in todo:
 
             def tick(name: str, each: Race = each) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ class Runner:
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # it ended before it read what it was asked
+                    pipe.close()
         self._wait()
         self._log.close()
 
@@ -138,7 +140,7 @@ def race(
         turns: how many timed turns each gets.
         turn_seconds: a turn is as many rounds as fit into this, and at least one.
         data_dir: where CIFAR-10 may lie.
-        tick: is told who is about to take a turn; 3 + turns times for each contender.
+        tick: is told who is about to take a turn; 4 + turns times for each contender.
     """
     rows: dict[str, Row] = {}
     runners: dict[str, Runner] = {}
@@ -154,8 +156,11 @@ def race(
         except Failed as failure:
             rows[contender.name] = row_of(contender, setting) | {"error": str(failure)}
 
-    def start(contender: Contender) -> None:
+    def appear(contender: Contender) -> None:
+        # Nobody is waited for yet: they load their libraries and data at the same time.
         runners[contender.name] = Runner(contender, setting, data_dir)
+
+    def start(contender: Contender) -> None:
         runners[contender.name].turn(1, watch_memory=True)
 
     def pace(contender: Contender) -> None:
@@ -180,7 +185,7 @@ def race(
         if contender.missing:
             rows[contender.name] = row_of(contender, setting) | {"error": INSTALL}
     try:
-        for phase in (start, pace):
+        for phase in (appear, start, pace):
             for contender in contenders:
                 attempt(contender, lambda phase=phase, contender=contender: phase(contender))  # type: ignore[misc]
         for turn in range(turns):

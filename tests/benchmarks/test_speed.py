@@ -141,7 +141,7 @@ def test_a_race_has_a_row_for_everybody_the_missing_and_the_failing_too():
         assert row["steps_per_second"]["median"] > 0
     assert by_name["plain-cpu"]["over"]["plain"]["steps_per_second"]["median"] == 1.0
     assert "pfl" not in by_name["plain-cpu"]["over"]
-    assert len(ticks) == 4 * (3 + 2)
+    assert len(ticks) == 4 * (4 + 2)
 
 
 def turn(steps: float, seconds: float) -> dict[str, float]:
