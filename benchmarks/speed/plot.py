@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.speed.table import AXES, describe
+from benchmarks.speed.table import AXES, describe, known
 from pefll.errors import PefllError
 from pefll.report.plots import LINES, drawing
 
@@ -17,26 +17,28 @@ OURS, PLAIN, PEER = LINES[0], "#8a8a8a", LINES[1]
 
 
 def draw(races: Sequence[dict[str, Any]], out: Path) -> None:
-    """Draw bars for the newest race of everybody, and a line per contender for each kind of growth.
+    """Draw bars for races of everybody and for other models, and a line per contender for each kind of growth.
 
     Args:
         races: of a record.
         out: the file to write.
     """
-    main = [entry for entry in races if entry["group"] == "main"]
+    main = [entry for entry in races if entry["group"] in ("main", "models")]
     grown = {group: entries for group in AXES if len(entries := [e for e in races if e["group"] == group]) > 1}
     if not main and not grown:
         raise PefllError("there is nothing to draw: no race among everybody, and no growth")
     columns = max(2, len(grown))
-    height = 0.3 * max((len(entry["rows"]) for entry in main), default=0) + 1.2
-    heights = [height] * len(main) + [3.0] * bool(grown)
+    heights = [0.3 * len(entry["rows"]) + 1.2 for entry in main] + [3.0] * bool(grown)
     with drawing(out, (3.4 * columns, sum(heights) + 0.4)) as figure:
         bands = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         for entry, band in zip(main, bands, strict=False):
-            left, right = band.subplots(1, 2, sharey=True)
+            rates = {"steps_per_second": "Client steps per second", "steps_per_cpu_second": "Per CPU-second"}
+            if not all(known(row, rate) for rate in rates for row in entry["rows"] if "error" not in row):
+                del rates["steps_per_cpu_second"]  # a GPU does the work, and hardly any CPU time is used
+            panels = band.subplots(1, len(rates), sharey=True, squeeze=False)[0]
             band.suptitle(describe(entry["setting"]), fontsize=9, x=0.01, ha="left")
-            _bars(left, entry, "steps_per_second", "Client steps per second")
-            _bars(right, entry, "steps_per_cpu_second", "Per CPU-second")
+            for axes, (rate, title) in zip(panels, rates.items(), strict=True):
+                _bars(axes, entry, rate, title)
         if grown:
             panels = bands[-1].subplots(1, len(grown), squeeze=False)[0]
             for axes, (group, entries) in zip(panels, grown.items(), strict=True):

@@ -115,20 +115,20 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _known(row: Row, rate: str) -> bool:
+def known(row: Row, rate: str) -> bool:
     """Whether turns used enough CPU time to be told by its clock, which ticks a hundred times a second."""
     return rate != "steps_per_cpu_second" or min(turn["cpu_seconds"] for turn in row["turns"]) >= 0.2
 
 
 def _rate(row: Row, name: str) -> str:
-    if not _known(row, name):
+    if not known(row, name):
         return "hardly any"
     rate = row[name]
     return f"{_number(rate['median'])} ±{50 * (rate['most'] - rate['least']) / rate['median']:.0f}%"
 
 
 def _ratio(row: Row, reference: str, rate: str) -> str:
-    if reference not in row["over"] or not _known(row, rate):
+    if reference not in row["over"] or not known(row, rate):
         return ""
     ratio = row["over"][reference][rate]["median"]
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
