@@ -1,0 +1,168 @@
+"""Is any method slower at a client's step than FedAvg, its extra passes counted?
+
+Made-up pictures of CIFAR-10's size are dealt to clients as in the paper, and rounds of all methods with the paper's
+LeNet take turns. A method's time for a round, over its clients and the gradients of a batch that each of them computes,
+is set against FedAvg's in the same turn: everything else that a method does in a round (its server, its descriptors,
+its second model) is in the time, and has to fit into the same. Local has no rounds: all seen clients train at once for
+about as many steps.
+
+    python -m benchmarks.method_steps --out build/steps                      # on a GPU
+    python -m benchmarks.method_steps --out build/steps --device cpu --small  # tries the script anywhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.lockstep import pictures
+from pefll import __version__
+from pefll.config import Config
+from pefll.data import TRAIN, Federation, make_federation
+from pefll.files import write_json
+from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
+from pefll.methods import METHODS, build_method
+from pefll.run import commit, describe_problem
+from pefll.training import local_steps
+
+LIMIT = 1.5
+
+
+class Contestant:
+    """One method, its engine and its state.
+
+    Args:
+        name: of the method.
+        federation: on the device already.
+        options: from the command line.
+    """
+
+    def __init__(self, name: str, federation: Federation, options: argparse.Namespace) -> None:
+        self.name = name
+        problem, _ = describe_problem(federation, "lenet")
+        settings: dict[str, Any] = {"embedding": "convnet"} if name.startswith("pefll") else {}
+        if name == "local":
+            settings = {"epochs": 4}
+        self.method = build_method(name, problem, settings)
+        config = Config(device=str(options.device), engine="vector", precision=options.precision)
+        cohort = max(1, federation.num_clients // 20)
+        self.engine = make_engine(config, federation, self.method, cohort)
+        self.seen = np.arange(federation.num_seen)
+        self.round = 0
+        before = peak_memory_bytes(options.device)
+        if self.method.trains_in_rounds:
+            self.steps = cohort * local_steps(self.method, federation)
+            self.work: Callable[[int], None] = self.train
+        else:
+            batches = (
+                federation.count[0, : federation.num_seen] + self.method.batch_size - 1
+            ) // self.method.batch_size
+            self.steps = settings["epochs"] * float(batches.sum())
+            self.work = self.train_alone
+        with self.engine.turn():
+            self.server = self.engine.start()
+        self.work(1)
+        self.memory = max(0, peak_memory_bytes(options.device) - before)
+
+    def train(self, rounds: int) -> None:
+        """Do some rounds."""
+        with self.engine.turn():
+            self.server = self.engine.advance(self.server, self.round, rounds)
+        self.round += rounds
+
+    def train_alone(self, rounds: int) -> None:
+        """Let every seen client train on its own, so many times."""
+        with self.engine.turn(), torch.no_grad():
+            for _ in range(rounds):
+                for _, cohort in self.engine.cohorts(self.seen):
+                    self.method.personalize(self.server, cohort)
+            if self.engine.device.type == "cuda":
+                torch.cuda.synchronize(self.engine.device)
+
+
+def compare(federation: Federation, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Return microseconds of a client's gradient for every method, and how many times FedAvg's that is."""
+    names = [name for name in METHODS if not options.methods or name in (*options.methods.split(","), "fedavg")]
+    runs = [Contestant(name, federation, options) for name in track(names, "recording", console=console)]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in track(range(options.turns), "turns", console=console):
+        for run in [*runs[turn % len(runs) :], *runs[: turn % len(runs)]]:
+            started = time.perf_counter()
+            run.work(options.rounds)
+            seconds[run.name].append((time.perf_counter() - started) / (options.rounds * run.steps))
+    for run in reversed(runs):
+        run.engine.close()
+    return [
+        {
+            "method": run.name,
+            "clients": federation.num_clients,
+            "clients_at_once": len(run.seen) if run.name == "local" else run.engine.clients_per_round,
+            "gradients_per_round": run.steps,
+            "microseconds_per_gradient": round(1e6 * statistics.median(seconds[run.name]), 3),
+            "over_fedavg": round(
+                statistics.median(
+                    mine / fedavg for mine, fedavg in zip(seconds[run.name], seconds["fedavg"], strict=True)
+                ),
+                3,
+            ),
+            "more_memory_bytes": run.memory,
+        }
+        for run in runs
+    ]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for method_steps.json")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto", help="as in `pefll train`")
+    parser.add_argument("--clients", default="100,1000", help="federations of so many")
+    parser.add_argument("--methods", help="some of them, with commas between; FedAvg is always there")
+    parser.add_argument("--rounds", type=int, default=10, help="a turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="few samples and rounds: to try the script")
+    options = parser.parse_args()
+    options.device = pick_device(options.device)
+    if options.small:
+        options.rounds, options.turns, options.clients = 1, 1, "20"
+    console = Console()
+    samples = pictures(600 if options.small else 60_000)
+    rows = []
+    for clients in map(int, options.clients.split(",")):
+        federation = make_federation(samples, partition="by-class 2", clients=clients, seed=0)
+        problem, _ = describe_problem(federation, "lenet")
+        placed = place_data(Config(device=str(options.device), engine="vector"), federation, problem, {})
+        rows += compare(placed, options, console)
+    facts = {
+        "device": device_name(options.device),
+        "precision": options.precision,
+        "torch": torch.__version__,
+        "version": __version__,
+        "commit": commit(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "small": options.small,
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / "method_steps.json", {**facts, "methods": rows})
+    table = Table("method", "clients", "at once", "gradients a round", "µs a gradient", "× FedAvg", "")
+    for row in rows:
+        cells = [str(row[key]) for key in ("method", "clients", "clients_at_once")]
+        numbers = [f"{row[key]:,.3g}" for key in ("gradients_per_round", "microseconds_per_gradient", "over_fedavg")]
+        table.add_row(*cells, *numbers, "" if row["over_fedavg"] <= LIMIT else f"over {LIMIT}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
