@@ -65,9 +65,8 @@ class Contestant:
             self.steps = cohort * local_steps(self.method, federation)
             self.work: Callable[[int], None] = self.train
         else:
-            batches = (
-                federation.count[0, : federation.num_seen] + self.method.batch_size - 1
-            ) // self.method.batch_size
+            batch = self.method.batch_size
+            batches = (federation.count[TRAIN, : federation.num_seen] + batch - 1) // batch
             self.steps = settings["epochs"] * float(batches.sum())
             self.work = self.train_alone
         with self.engine.turn():
