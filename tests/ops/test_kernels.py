@@ -142,6 +142,34 @@ def check_convolution(products, case):
         close(got, expected)
 
 
+@pytest.mark.parametrize("layout", ["channels first", "channels last", "one for all", "part of more", "client last"])
+def test_convolution_whose_output_has_gradients_in_any_layout(products, layout):
+    x, w = random(2, 3, 4, 9, 9), random(2, 5, 4, 3, 3, seed=1)
+    g = random(2, 3, 5, 3, 3, seed=2)
+    if layout == "channels last":
+        g = g.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    elif layout == "one for all":
+        g = g[:1, :1].expand(2, 3, 5, 3, 3)
+    elif layout == "part of more":
+        g = random(2, 4, 7, 5, 5, seed=2)[:, 1:, 1:6, :3, 2:]
+    elif layout == "client last":
+        g = g.movedim(0, -1).contiguous().movedim(-1, 0)
+
+    def run(x, w, g):
+        def one(x, w, g):
+            _, pull_back = torch.func.vjp(lambda x, w: blocks.conv_block(x, w, None, 1, 0, 1, 1, True, 2), x, w)
+            return pull_back(g)
+
+        return torch.vmap(one)(x, w, g)
+
+    def exact(part):
+        return part.bfloat16().to(part.dtype) if products == "bf16" and DEVICE == "cuda" else part
+
+    narrow, wide = both(run, exact(x), exact(w), exact(g))
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
+
+
 def test_an_empty_batch_is_left_to_the_library():
     x, w = random(0, 1, 8, 8), random(4, 1, 3, 3)
     assert not client_axis.convolves(x, w, 1, 0, 1, 1, 1)

@@ -80,10 +80,13 @@ def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair,
     plain = _both(dilation) == (1, 1) and groups == 1
     # Tiles hold all positions of a pooling cell, and all pixels that one step of the cells moves over.
     fits = pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w[0, 0].numel() <= 64
-    # One channel more than there are, where pictures are laid out.
-    most = max(w.shape[0], w.shape[1] + 1)
-    small = 4 * pool**2 * w.numel() <= MOST_SPREAD and x.numel() // x.shape[1] * most < MOST_ELEMENTS
-    return square and plain and fits and small and len(x) > 0
+    if not (square and plain and fits and len(x) > 0):
+        return False
+    s = _geometry(x.shape[2], x.shape[3], w[None], _both(stride)[0], _both(padding)[0], pool, relu=True)
+    channels = s.ci + 1  # where pictures are laid out, there may be one more
+    spread = s.pool**2 * s.co * s.wh * s.ww * channels
+    elements = len(x) * max(s.h * s.w * channels, s.ph * s.pw * s.pool**2 * s.co)
+    return spread <= MOST_SPREAD and elements < MOST_ELEMENTS
 
 
 def splits(vector: Tensor, parts: int) -> bool:
@@ -105,13 +108,13 @@ def _both(pair: Pair) -> tuple[int, int]:
 
 @custom_op("pefll::convolve", mutates_args=())
 def _convolve(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool, precision: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
     from pefll.ops.kernels import convolution
 
-    s = _geometry(x, w, stride, padding, pool, relu)
-    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, products())
+    s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, precision)
     return y.permute(0, 1, 4, 2, 3), route, laid, spread
 
 
@@ -127,30 +130,35 @@ def _convolve_backward(
     padding: int,
     pool: int,
     relu: bool,
+    precision: str,
     wants_input: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
+    """Return the gradients of x (empty where it is not wanted), of the weights and of the bias.
+
+    Where x was laid out for its products it need not be kept, and `laid` is given in its place.
+    """
     from pefll.ops.kernels import convolution
     from pefll.ops.kernels import laid as bf16
 
-    s = _geometry(x, w, stride, padding, pool, relu)
-    none = x.new_empty((len(x), 0))
+    none = g.new_empty((len(g), 0))
     # What every client shares is expanded by the vmap rule; kernels step through it client by client.
     route, laid = route.contiguous(), laid.contiguous()
     if laid.numel():
+        s = _geometry(laid.shape[2], laid.shape[3], w, stride, padding, pool, relu)
         routed, shares = bf16.let_through(g, route, laid, s)
         dw, db = bf16.weight_gradient(routed, shares, laid, s)
         dx = bf16.input_gradient(routed, spread.contiguous(), laid, s) if wants_input else none
     else:
+        s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
         g = g.permute(0, 1, 3, 4, 2).contiguous()
-        dw, db = convolution.weight_gradient(g, route, x, s, products())
-        dx = convolution.input_gradient(g, route, _packed(w), s, products()) if wants_input else none
+        dw, db = convolution.weight_gradient(g, route, x, s, precision)
+        dx = convolution.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
     return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
 
 
-def _geometry(x: Tensor, w: Tensor, stride: int, padding: int, pool: int, relu: bool) -> Geometry:
+def _geometry(height: int, width: int, w: Tensor, stride: int, padding: int, pool: int, relu: bool) -> Geometry:
     co, ci, kh, kw = w.shape[1:]
-    return Geometry(ci, x.shape[3], x.shape[4], co, kh, kw, stride, padding, pool, relu)
+    return Geometry(ci, height, width, co, kh, kw, stride, padding, pool, relu)
 
 
 @custom_op("pefll::linear", mutates_args=())
@@ -353,14 +361,16 @@ class _Convolve(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # zeros for the others would be more kernels
-        ctx.save_for_backward(*inputs[:2], *output[1:])
+        x, w = inputs[:2]
+        laid = output[2]
+        ctx.save_for_backward(laid if laid.numel() else x, w, *output[1:])
         ctx.numbers = inputs[3:]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
         wants_input, _, wants_bias = ctx.needs_input_grad[:3]
         dx, dw, db = _apply(_ConvolveBackward, g, *ctx.saved_tensors, *ctx.numbers, wants_input)
-        return dx if wants_input else None, dw, db if wants_bias else None, None, None, None, None
+        return dx if wants_input else None, dw, db if wants_bias else None, *(None for _ in ctx.numbers)
 
 
 class _LinearBackward(_Once):
@@ -460,7 +470,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool) -> Tensor:
     """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU."""
-    y: Tensor = _apply(_Convolve, x, w, bias, stride, padding, pool, relu)[0]
+    y: Tensor = _apply(_Convolve, x, w, bias, stride, padding, pool, relu, products())[0]
     return y
 
 

@@ -305,7 +305,7 @@ class Forward(NamedTuple):
         y: outputs, float32 [c, b, ph, pw, co].
         route: which position won, uint8 of the same shape; [c, 1] where all outputs get gradients.
         laid: the input as it was laid out, [c, b, h, w, channels]; [c, 0] where it was not.
-        spread: the filters as they were multiplied, [c, position, co, window].
+        spread: the filters as they were multiplied, [c, position, co, window]; [c, 0] where the input was not laid out.
     """
 
     y: Tensor
@@ -348,7 +348,8 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, preci
         s.pool, s.relu, bias is not None, vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
-    return Forward(y, route, laid, spread)
+    # Kept until the backward pass, so only where that looks at them.
+    return Forward(y, route, laid, spread if laid.numel() else spread.new_empty((clients, 0)))
 
 
 def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:

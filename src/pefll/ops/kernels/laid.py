@@ -30,7 +30,7 @@ def _let_through(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     b, rest = rows // (PH * PW), rows % (PH * PW)
     g += client * sg_c
-    at = b * sg_b + (rest // PW) * sg_h + (rest % PW) * sg_w
+    at = b.to(tl.int64) * sg_b + (rest // PW) * sg_h + (rest % PW) * sg_w
     route += client * B * (PH * PW * CO)
     routed += client * B * (PH * PW * PLACES * CO)
     shares += (client * tl.num_programs(0) + tl.program_id(0)) * CO
