@@ -10,7 +10,8 @@ With runs, the test accuracy of their unseen clients is split in two, those with
     python benchmarks/new_combinations.py --runs runs/c10/seed-* --out results/new_combinations.json
     python benchmarks/new_combinations.py --show results/new_combinations.json
 
-The same from the files that `pefll results add` makes, which have how many answers of each client are right:
+The same from the files that `pefll results add` makes, which have how many answers of each client are right. Beside
+it stands how seen clients of the other seeds fare that have one of the new combinations: those may just be hard.
 
     python benchmarks/new_combinations.py --results results/cifar10-pefll-n100-*-server_lr_0.0005-seed*.json
 """
@@ -36,6 +37,7 @@ from pefll.run import commit, federation_of, load
 from pefll.tree import map_tree
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
+RATES = ("client_lr", "server_lr")
 
 
 def is_new(federation: Federation) -> list[bool]:
@@ -92,14 +94,20 @@ def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
 
 
 def unseen_in_result(path: Path) -> dict[str, Any]:
-    """Return the same from a file of `pefll results add`; there is no masked accuracy in it."""
+    """Return the same from a file of `pefll results add`, and seen clients too; there is no masked accuracy in it."""
     result = read_json(path)
     scheme, _, each = str(result["partition"]).partition(" ")
-    if scheme != "by-class" or "client_counts" not in result:
-        raise SystemExit(f"{path} is of a partition that is not by class, or lacks the counts of each client")
+    if scheme != "by-class" or result["dataset"] not in CLASSES or "client_counts" not in result:
+        raise SystemExit(f"{path} is not of CIFAR dealt by class, or lacks the counts of each client")
     federation = dealt(result["num_clients"], CLASSES[result["dataset"]], int(each), result["seed"])
-    unseen = result["client_counts"]["unseen"]
-    histograms = federation.histograms()[federation.num_seen :]
+    has = [np.flatnonzero(histogram).tolist() for histogram in federation.histograms()]
+    new = [False] * federation.num_seen + is_new(federation)
+    counts = [result["client_counts"][group] for group in ("seen", "unseen")]
+    samples, correct = (counts[0][name] + counts[1][name] for name in ("samples", "correct"))
+    clients = [
+        {"classes": classes, "new": new_one, "samples": all_, "accuracy": right / all_}
+        for classes, new_one, all_, right in zip(has, new, samples, correct, strict=True)
+    ]
     return {
         "data": result["dataset"],
         "method": result["method"],
@@ -107,36 +115,37 @@ def unseen_in_result(path: Path) -> dict[str, Any]:
         "precision": result["precision"],
         "seed": result["seed"],
         "device": result["device"],
-        "clients": [
-            {
-                "classes": np.flatnonzero(histogram).tolist(),
-                "new": new,
-                "samples": samples,
-                "accuracy": correct / samples,
-            }
-            for histogram, new, samples, correct in zip(
-                histograms, is_new(federation), unseen["samples"], unseen["correct"], strict=True
-            )
-        ],
+        "clients": clients[federation.num_seen :],
+        "seen": clients[: federation.num_seen],
     }
 
 
 def show_runs(runs: list[dict[str, Any]], console: Console) -> None:
-    """Print accuracies of new and of known combinations, run by run and over all runs of a precision."""
-    table = Table("precision", "seed", "unseen", "new: clients", "accuracy", "known: clients", "accuracy")
-    rows = [(run["precision"], str(run["seed"]), run["clients"]) for run in runs]
-    for precision in dict.fromkeys(run["precision"] for run in runs):
-        mine = [client for run in runs if run["precision"] == precision for client in run["clients"]]
-        rows.append((precision, "all", mine))
-    for precision, seed, clients in rows:
-        groups = [[client for client in clients if client["new"] is new] for new in (True, False)]
-        table.add_row(
-            precision,
-            seed,
-            accuracy(clients),
-            *(cell for group in groups for cell in (str(len(group)), accuracy(group))),
-        )
-    console.print(table)
+    """Print accuracies of new and of known combinations, run by run and over all runs that differ by their seed."""
+    families: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        rates = ", ".join(f"{name} {run['settings'][name]}" for name in RATES if name in run["settings"])
+        families.setdefault(f"{run['method']}, {run['precision']}, {rates}", []).append(run)
+    for title, family in families.items():
+        table = Table("seed", "unseen", "new: clients", "accuracy", "known: clients", "accuracy", title=title)
+        everybody = [client for run in family for client in run["clients"]]
+        for seed, clients in [*((str(run["seed"]), run["clients"]) for run in family), ("all", everybody)]:
+            groups = [[client for client in clients if client["new"] is new] for new in (True, False)]
+            table.add_row(
+                seed, accuracy(clients), *(cell for group in groups for cell in (str(len(group)), accuracy(group)))
+            )
+        console.print(table)
+        elsewhere = [
+            other
+            for run in family
+            for new in {tuple(client["classes"]) for client in run["clients"] if client["new"]}
+            for beside in family
+            if beside is not run
+            for other in beside.get("seen", [])
+            if tuple(other["classes"]) == new
+        ]
+        if elsewhere:
+            console.print(f"seen clients of the other seeds with one of these: {len(elsewhere)}, {accuracy(elsewhere)}")
 
 
 def accuracy(clients: list[dict[str, Any]]) -> str:
@@ -163,11 +172,9 @@ def main() -> None:
     if options.show:
         show_runs(read_json(options.show)["runs"], console)
         return
-    if options.results:
-        show_runs([unseen_in_result(path) for path in options.results], console)
-        return
-    if options.runs:
-        runs = [unseen_accuracies(path, console) for path in track(options.runs, "runs", console=console)]
+    if options.runs or options.results:
+        runs = [unseen_accuracies(path, console) for path in track(options.runs or (), "runs", console=console)]
+        runs += [unseen_in_result(path) for path in options.results or ()]
         show_runs(runs, console)
         if options.out:
             facts = {"commit": commit(), "finished": datetime.now(UTC).isoformat(timespec="seconds")}

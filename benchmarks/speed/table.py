@@ -33,11 +33,13 @@ class Sheet:
 
     Attributes:
         title: one line.
+        source: the commits whose code was measured, and versions of peers that raced.
         header: of the columns.
         rows: as many cells each; the first is a name, the others are numbers.
     """
 
     title: str
+    source: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -83,7 +85,21 @@ def _comparison(entry: dict[str, Any]) -> Sheet:
                 cells += [_rate(row, rate), *(_ratio(row, name, rate) for name in beside)]
             cells += [_bytes(row["peak_bytes"]), *[_bytes(row["gpu_peak_bytes"])][:gpu]]
         rows.append((*cells, *[""] * (len(header) - len(cells))))
-    return Sheet(describe(entry["setting"]), tuple(header), tuple(rows))
+    return Sheet(describe(entry["setting"]), _source([entry]), tuple(header), tuple(rows))
+
+
+def _source(entries: Sequence[dict[str, Any]]) -> str:
+    commits = sorted({entry["commit"] for entry in entries if entry["commit"]})
+    peers = {
+        f"{name} {version}"
+        for entry in entries
+        for name, version in entry["peers"].items()
+        # Who is installed need not have raced.
+        if any(
+            row["contender"].startswith({"flwr": "flower", "ray": "flower"}.get(name, name)) for row in entry["rows"]
+        )
+    }
+    return "; ".join(filter(None, (f"commit {', '.join(commits)}" if commits else "", ", ".join(sorted(peers)))))
 
 
 def _columns(rate: str, beside: Sequence[str]) -> list[str]:
@@ -108,7 +124,7 @@ def _growth(group: str, family: Sequence[dict[str, Any]]) -> Sheet:
                 cells.append(f"{ratio}× ({rate})" if ratio else f"({rate})")
         rows.append((label, *cells))
     header = ("× plain (steps/s)", *(f"{AXES[group]} = {value:,}" for value in values))
-    return Sheet(f"{GROUPS[group]}: {describe(family[0]['setting'], group)}", header, tuple(rows))
+    return Sheet(f"{GROUPS[group]}: {describe(family[0]['setting'], group)}", _source(family), header, tuple(rows))
 
 
 def _number(value: float) -> str:
@@ -142,20 +158,15 @@ def markdown(record: dict[str, Any]) -> str:
     """Return a machine's tables as Markdown."""
     facts = record["machine"]
     place = f"{facts['gpu']}, " if facts["gpu"] else ""
-    commits = sorted({entry["commit"] for entry in record["races"] if entry["commit"]})
-    peers = sorted({f"{name} {version}" for entry in record["races"] for name, version in entry["peers"].items()})
     lines = [
-        f"{place}{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"
-        + (f"; {', '.join(peers)}" if peers else "")
-        + (f"; commit {', '.join(commits)}" if commits else "")
-        + ".",
+        f"{place}{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}.",
         "",
         METHOD,
     ]
     for sheet in sheets(record["races"]):
         lines += [
             "",
-            f"**{sheet.title}**",
+            f"**{sheet.title}**" + (f" ({sheet.source})" if sheet.source else ""),
             "",
             _line(sheet.header),
             _line(["---", *["---:"] * (len(sheet.header) - 1)]),

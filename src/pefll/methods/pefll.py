@@ -144,7 +144,7 @@ class PeFLL:
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
         theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), server.hypernetwork, v)  # type: ignore[misc]
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
-        # Of the mean over clients, so c models are divided by c, and not the much longer η_h.
+        # Of the mean over clients, so c models are divided by c, and not the much longer η_h; Δv_i is one client's own.
         d_hypernetwork, d_v = pullback(delta / cohort.size)
         d_v = cohort.size * d_v
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
