@@ -505,7 +505,12 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     per_client: Annotated[
-        Path | None, typer.Option(help="Also write a CSV with a row for each client.", metavar="FILE.csv")
+        Path | None,
+        typer.Option(
+            help="Also write a CSV with a row for each client: its samples, how many are right, how many are with "
+            "classes that it lacks ruled out (masked), the sum of losses, the accuracy (masked with --mask-labels).",
+            metavar="FILE.csv",
+        ),
     ] = None,
 ) -> None:
     """Score the personal models of all clients of a run, seen and unseen, at its best round.
@@ -523,8 +528,7 @@ def evaluate(
     federation = run.federation_of(config, err)
     clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
     if per_client is not None:
-        rows = (one._asdict() | {"seen": int(one.seen), "accuracy": f"{one.accuracy:.6f}"} for one in clients)
-        files.write_csv(per_client, rows)
+        files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
     result = run.evaluation_of_clients(clients)
     groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
     if as_json:
@@ -588,6 +592,10 @@ def predict(
     """
     personal = PersonalModel.load(model, architecture=architecture)
     x, y = _read_client(data, label, personal.facts)
+    if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.facts["classes"]:
+        raise PefllError(
+            f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.facts['classes'] - 1}"
+        )
     chances = personal.probabilities(x)
     classes = chances.argmax(axis=1)
     names = personal.facts["class_names"] or [str(number) for number in range(personal.facts["classes"])]
@@ -763,12 +771,18 @@ def _settings(pairs: list[str]) -> dict[str, str]:
     return settings
 
 
+def _client_row(one: run.ClientScore, mask_labels: bool) -> dict[str, Any]:
+    right = one.masked if mask_labels else one.correct
+    accuracy = f"{right / one.samples:.6f}" if one.samples else ""
+    return one._asdict() | {"seen": int(one.seen), "accuracy": accuracy}
+
+
 def _accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...] = MEASURES) -> Table:
     words = {"per_sample": "per sample", "per_client": "per client", "masked": "masked", "worst_tenth": "worst tenth"}
     table = Table("clients", *(words[measure] for measure in measures), title=title, title_justify="left")
     for name, values in groups.items():
-        if values is not None:
-            table.add_row(name, *(f"{100 * values[measure]:.1f}%" for measure in measures))
+        cells = ("—" if values is None else f"{100 * values[measure]:.1f}%" for measure in measures)
+        table.add_row(name, *cells)
     return table
 
 

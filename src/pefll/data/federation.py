@@ -87,7 +87,7 @@ def check_samples(samples: Samples) -> None:
         raise PefllError(f"{name}: y must have one label per sample, but its shape is {tuple(y.shape)}")
     low, high = int(y.min()), int(y.max())
     if low < 0:
-        raise PefllError(f"{name}: there is a label {low}; labels must be 0..{samples.classes - 1}")
+        raise PefllError(f"{name}: there is a label {low}; labels count from 0")
     if high >= samples.classes:
         raise PefllError(
             f"{name}: there is a label {high}, but with {samples.classes} classes labels must be "

@@ -101,7 +101,7 @@ def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: int) -> Com
                     std=std,
                     seeds=len(values),
                     paper=(paper[place], paper[place + 1]) if paper else None,
-                    best=bool(means) and mean == max(means.values()),
+                    best=len(means) > 1 and mean == max(means.values()),
                 )
             leads += _leads(found, group, cell, means)
     return Comparison(cells, entries, leads, rounds, seeds)
@@ -192,7 +192,8 @@ def markdown(table: Comparison) -> str:
         "",
         f"Right answers over all test samples of a group of clients, {table.rounds} rounds (Local: no rounds), at the "
         "round with the best validation accuracy on seen clients; mean ± standard deviation over seeds, and the "
-        "paper's in brackets. The best of our means in each column is bold. The writers' columns are data of our own: "
+        "paper's in brackets. The best of our means in each column is bold, where there are several. The writers' "
+        "columns are data of our own: "
         "the paper's FEMNIST has 3,597 writers, not these 328, so that its figures do not belong here.",
     ]
     for group, heading in _HEADINGS.items():

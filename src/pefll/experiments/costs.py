@@ -25,7 +25,7 @@ from pefll.report.table import new_table
 
 Result = dict[str, Any]
 # What results that differ only by seed have in common.
-_SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings")
+_SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings", "precision")
 
 
 class Bill(NamedTuple):
@@ -43,6 +43,15 @@ class Bill(NamedTuple):
     def title(self) -> str:
         """The method's name for readers."""
         return ROWS.get(self.method, self.method)
+
+    def title_among(self, others: Sequence[Bill]) -> str:
+        """The method's name, and how it was run where others of the same name were run otherwise."""
+        mine, namesakes = self.results[0], [other.results[0] for other in others if other.method == self.method]
+        names = [name for name in mine["settings"] if len({str(one["settings"].get(name)) for one in namesakes}) > 1]
+        words = [f"{name} {mine['settings'][name]}" for name in names]
+        differing = (name for name in ("precision", "rounds") if len({one.get(name) for one in namesakes}) > 1)
+        words += [str(mine.get(name)) for name in differing]
+        return ", ".join([self.title, *words])
 
     @property
     def method(self) -> str:
@@ -105,7 +114,7 @@ def _of_result(content: Any, path: Path) -> Finished:
 
 
 def _checked(result: Any, path: Path) -> Result:
-    needed = {*_SAME, "num_unseen", "seed", "accuracy"}
+    needed = {*_SAME, "num_unseen", "seed", "accuracy"} - {"precision"}  # which old results do not have
     if not isinstance(result, dict) or not needed <= result.keys():
         raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some")
     if result.get("split", "test") != "test":
@@ -123,7 +132,7 @@ def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Conso
     """
     groups: dict[str, list[Finished]] = {}
     for one in runs:
-        groups.setdefault(json.dumps([one.result[key] for key in _SAME], sort_keys=True), []).append(one)
+        groups.setdefault(json.dumps([one.result.get(key) for key in _SAME], sort_keys=True), []).append(one)
     listed = []
     with monitor(console, "counting", len(groups)) as watch:
         for done, group in enumerate(groups.values(), start=1):
@@ -144,10 +153,11 @@ def _cost(config: Config) -> NewClientCost:
 _HEADINGS = ("method", "unseen, %", "exchanges", "down", "up", "FLOPs", "seconds")
 
 
-def _cells(bill: Bill) -> list[str]:
+def _cells(bill: Bill, group: Sequence[Bill]) -> list[str]:
     cost = bill.cost
     sent = [short(number) + "B" for number in (cost.bytes_down, cost.bytes_up)]
-    return [bill.title, bill.accuracy, str(cost.exchanges), *sent, short(cost.flops).strip(), f"{cost.seconds:.3g}"]
+    numbers = [str(cost.exchanges), *sent, short(cost.flops).strip(), f"{cost.seconds:.3g}"]
+    return [bill.title_among(group), bill.accuracy, *numbers]
 
 
 def short(value: float) -> str:
@@ -176,7 +186,7 @@ def costs_tables(bills: Sequence[Bill]) -> list[Table]:
         for heading in _HEADINGS:
             table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
         for bill in group:
-            table.add_row(*_cells(bill))
+            table.add_row(*_cells(bill, group))
         tables.append(table)
     return tables
 
@@ -198,7 +208,7 @@ def write_costs(bills: Sequence[Bill], target: Path) -> list[Path]:
     ]
     for title, group in _by_federation(bills).items():
         lines += ["", f"## {title}", "", "| " + " | ".join(_HEADINGS) + " |", "| --- " * len(_HEADINGS) + "|"]
-        lines += ["| " + " | ".join(_cells(bill)) + " |" for bill in group]
+        lines += ["| " + " | ".join(_cells(bill, group)) + " |" for bill in group]
     target.parent.mkdir(parents=True, exist_ok=True)
     paths = [target.with_name(f"{target.name}.{ending}") for ending in ("md", "csv")]
     write_whole(paths[0], ("\n".join(lines) + "\n").encode())
