@@ -1,0 +1,105 @@
+"""Would unseen clients fare as seen ones do, if all of them had classes that some training client has together?
+
+By-class partitions leave some combinations of classes to unseen clients alone (`new_combinations.py`). Here each such
+client changes places with a seen client whose classes another seen client has too: the same clients, the same samples,
+the same seeds, but nobody unseen has a new combination. What is left of a gap then is not about new combinations.
+
+    python -m benchmarks.known_combinations --data-dir data --out results/known_combinations.json \
+        --set client_lr=0.0005 --set server_lr=0.0005
+    python -m benchmarks.known_combinations --data-dir data --rounds 5 --device cpu --seeds 0    # tries the script
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.new_combinations import is_new
+from pefll import fit_seeds, load_samples, make_federation
+from pefll.data import Federation
+from pefll.files import write_json
+from pefll.run import Run, commit
+
+
+def with_known_only(federation: Federation) -> tuple[Federation, list[tuple[int, int]]]:
+    """Return the federation after unseen clients with new combinations changed places with seen ones, and who did."""
+    has = [tuple(row) for row in federation.histograms() > 0]
+    holders = Counter(has[: federation.num_seen])
+    order = list(range(federation.num_clients))
+    pairs = []
+    last = federation.num_seen
+    for place, new in enumerate(is_new(federation), start=federation.num_seen):
+        if not new or holders[has[place]]:  # or somebody with the same classes has become seen
+            continue
+        last = next(seen for seen in reversed(range(last)) if holders[has[seen]] > 1)
+        holders[has[last]] -= 1
+        holders[has[place]] += 1
+        order[place], order[last] = last, place
+        pairs.append((place, last))
+    chosen = torch.tensor(order)
+    changed = replace(federation, offset=federation.offset[:, chosen], count=federation.count[:, chosen])
+    assert not any(is_new(changed))
+    return changed, pairs
+
+
+def about(run: Run, moved: list[tuple[int, int]]) -> dict[str, Any]:
+    """Return what is kept of a run."""
+    names = ("seed", "best_round", "accuracy", "client_counts", "precision", "device", "torch", "command")
+    return {name: run.summary[name] for name in names} | {"changed_places": moved}
+
+
+def main() -> None:
+    """Train, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where CIFAR-10 lies")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--rounds", type=int, default=5000)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto", help="as in `pefll train`")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="hyper-parameters of PeFLL")
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    options = parser.parse_args()
+    console = Console()
+    samples = load_samples("cifar10", options.data_dir)
+    moved: dict[int, list[tuple[int, int]]] = {}
+
+    def deal(seed: int) -> Federation:
+        dealt = make_federation(samples, partition="by-class 2", clients=options.clients, seed=seed)
+        changed, moved[seed] = with_known_only(dealt)
+        return changed
+
+    settings: dict[str, Any] = {name: float(value) for name, _, value in (pair.partition("=") for pair in options.set)}
+    runs = fit_seeds(
+        deal,
+        "pefll",
+        seeds=[int(seed) for seed in options.seeds.split(",")],
+        model="lenet",
+        rounds=options.rounds,
+        console=console,
+        embedding="convnet",
+        device=options.device,
+        precision=options.precision,
+        **settings,
+    )
+    kept = [about(run, moved[run.config.seed]) for run in runs]
+    for one in kept:
+        best = one["accuracy"]["best"]
+        seen, unseen = (100 * best[group]["per_sample"] for group in ("seen", "unseen"))
+        console.print(
+            f"seed {one['seed']}: {len(one['changed_places'])} changed places, seen {seen:.1f}, unseen {unseen:.1f}"
+        )
+    if options.out:
+        facts = {"commit": commit(), "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_json(options.out, {**facts, "rounds": options.rounds, "settings": settings, "runs": kept})
+
+
+if __name__ == "__main__":
+    main()
