@@ -18,7 +18,7 @@ from pefll import randomness
 from pefll.data.federation import Federation
 from pefll.engines.later import Later
 from pefll.errors import Diverged, PefllError
-from pefll.methods.contract import Each, Everyone, Own
+from pefll.methods.contract import Each, Everyone, Method, Own
 from pefll.ops import precision as of_products
 from pefll.tree import Tree, leaves, map_tree
 
@@ -224,6 +224,7 @@ class Engine(Protocol):
     """How a method's rounds are carried out."""
 
     federation: Federation
+    method: Method[Any]
     ledger: Ledger
     device: torch.device
     dtype: torch.dtype

@@ -51,6 +51,7 @@ from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
 from pefll.tree import Tree, leaves, map_tree
 
+DELIVER = "deliver"
 CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
 Report = Callable[[str], None]
 
@@ -142,6 +143,11 @@ class FlowerCohort(DoorCohort):
     visit: Visit
     missing: dict[int, str] = field(default_factory=dict)
     _exchange: int = 0
+
+    @property
+    def exchanges(self) -> int:
+        """How many there were so far."""
+        return self._exchange
 
     def anew(self) -> FlowerCohort:
         """Return the same clients with nothing sent or counted yet, for evaluating them again."""
@@ -303,7 +309,7 @@ class FlowerEngine:
         self.report: Report = report or (lambda sentence: None)
         self._names, self._template = [*names, *newcomers], template
         self._nodes: dict[int, int] = {}  # the node of each client that is there, by the client's number
-        self._strangers: dict[int, str] = {}  # nodes that are no client of this federation, and why
+        self._strangers: dict[int, str] = {}  # nodes that are no client of this federation, and their names
         self._counts = torch.zeros(3, len(self._names), dtype=torch.int64)
         self._counts[0] = 1  # nobody has nothing; how much they have, those tell who want to
         self._forms: dict[object, Tree] = {}
@@ -446,6 +452,11 @@ class FlowerEngine:
             feature_names=agreed.feature_names,
         )
 
+    @property
+    def strangers(self) -> dict[int, str]:
+        """The nodes that are no client of this federation, and what they call themselves."""
+        return dict(self._strangers)
+
     # Rounds.
 
     def _round(self, server: Tree, t: int) -> Tree:
@@ -505,6 +516,20 @@ class FlowerEngine:
         )
 
     # Exchanges.
+
+    def deliver(self, cohort: FlowerCohort, theta: Tensor) -> dict[int, str]:
+        """Send every client of a cohort its personal model, to be written to its own disk.
+
+        Args:
+            cohort: whose models.
+            theta: [c, D], as `personalize` returned it for this cohort.
+
+        Returns:
+            The clients that have none now, and why.
+        """
+        ask = _Request(cohort, DELIVER, [Each(self.cast(theta))], {}, Ticket(-1, cohort.exchanges), cohort.exchanges)
+        _, faults = self.gather(ask, ())
+        return cohort.missing | faults
 
     def gather(self, ask: _Request, form: Tree) -> tuple[dict[int, list[Tensor]], dict[int, str]]:
         """Ask every client of a cohort that has not failed yet.
