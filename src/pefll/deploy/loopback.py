@@ -15,6 +15,7 @@ from pefll.deploy.processes import (
     environment,
     program,
     register,
+    resident_command,
     server_command,
     wait_for_server,
     write_connection,
@@ -61,7 +62,13 @@ class Loopback(Processes):
             **({"model": str(model.resolve())} if model else {}),
             **more,
         }
-        self.start(name, client_command(bundle.folder, self.address, config))
+        resident = self.home / f"{name}.socket"
+        self.start(f"{name}-resident", resident_command(resident))
+        self.start(name, client_command(bundle.folder, self.address, {**config, "resident": str(resident)}))
+
+    def kill_client(self, name: str) -> None:
+        """Kill all of a client at once, as a machine that loses its power would."""
+        self.end(name, f"{name}-resident", hard=True)
 
     def start_run(self, name: str = "run", **overrides: str | int | float) -> subprocess.Popen[bytes]:
         """Start the app, as `flwr run FOLDER deployment --stream` does; the process ends when the run does."""

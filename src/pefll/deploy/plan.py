@@ -27,6 +27,7 @@ from pefll.files import write_whole
 # Flower's own rule for apps' names is the same.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 CONNECTION = "deployment"
+SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll_node:client"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,16 @@ def check_names(names: Sequence[str]) -> None:
         raise PefllError("two clients have the same name")
 
 
-def write_app(folder: Path, name: str, plan: Plan) -> None:
-    """Write pyproject.toml of the Flower app."""
+def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, client: str = CLIENT_APP) -> None:
+    """Write pyproject.toml of the Flower app.
+
+    Args:
+        folder: of the federation.
+        name: of the app.
+        plan: its settings.
+        server: where the server's app is, module:name.
+        client: where the client's app is.
+    """
     lines = [
         "# A Flower app made by `pefll flower init`. Change the settings below before the first run; everybody who",
         "# takes part gets them from the server with the app. `flwr run ... --run-config 'rounds=500'` overrides one.",
@@ -125,8 +134,8 @@ def write_app(folder: Path, name: str, plan: Plan) -> None:
         'fab-include = ["README.md"]',
         "",
         "[tool.flwr.app.components]",
-        'serverapp = "pefll.deploy.apps:server"',
-        'clientapp = "pefll.deploy.apps:client"',
+        f"serverapp = {_toml(server)}",
+        f"clientapp = {_toml(client)}",
         "",
         "[tool.flwr.app.config]",
         *(f"{key} = {_toml(value)}" for key, value in plan.to_config().items()),

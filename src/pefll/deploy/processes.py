@@ -99,6 +99,13 @@ def client_command(bundle: Path, address: str, node_config: dict[str, str | bool
     ]
 
 
+def resident_command(place: Path) -> list[str]:
+    """Return the command that starts the process which answers a client's messages, at a socket."""
+    if len(str(place)) > 100:  # the system's own limit is about that
+        raise PefllError(f"the path {place} is too long for a socket; use a folder with a shorter one")
+    return [sys.executable, "-m", "pefll.deploy.resident", str(place)]
+
+
 def register(public_keys: Sequence[Path], address: str, authority: Path, seconds: float = 60.0) -> list[str]:
     """Let nodes in: tell the server their public keys.
 
