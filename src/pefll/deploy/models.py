@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.client import Refusal
 from pefll.engines.flower.engine import DELIVER as DELIVER
 from pefll.engines.flower.member import Member
 from pefll.engines.flower.message import BadMessage
@@ -30,7 +31,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
     """
     del header
     if member.model is None:
-        raise BadMessage("sent a model, but this client was not told where to write it: start it with --model FILE")
+        raise Refusal("was not told where to write a model; it is started with --model FILE for that")
     method = member.agreement.build()
     (theta,) = trees
     if tuple(theta.shape) != (method.problem.model.size,):

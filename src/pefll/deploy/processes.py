@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -10,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from pefll.deploy.certificates import public_key_as_pem
 from pefll.errors import PefllError
@@ -124,7 +125,8 @@ def register(public_keys: Sequence[Path], address: str, authority: Path, seconds
     from flwr.cli.utils import init_http_client_from_connection
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
-    control = init_http_client_from_connection(connection)
+    with redirect_stdout(io.StringIO()):  # it says which server, which whoever calls this knows
+        control = init_http_client_from_connection(connection)
     done = []
     try:
         for path in public_keys:
@@ -158,7 +160,8 @@ def write_connection(name: str, address: str, authority: Path) -> Path:
     """Write a server's address into Flower's own settings, for `flwr run APP NAME`; return the file."""
     from flwr.cli.flower_config import init_flwr_config, read_flower_config, write_superlink_connection
 
-    init_flwr_config()
+    with redirect_stdout(io.StringIO()):
+        init_flwr_config()
     content, path = read_flower_config()
     there = content.get("superlink", {}).get(name, {})
     authority_there = there.get("root-certificates", "")
@@ -191,7 +194,7 @@ class Processes:
     home: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(parents=True, exist_ok=True)
         return self

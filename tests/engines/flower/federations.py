@@ -68,11 +68,13 @@ def setting(
     method: str = "pefll",
     shape: tuple[int, ...] = (6,),
     model: str = "mlp",
-    seen: int = CLIENTS,
+    seen: int | None = None,
     changes: dict[str, Any] | None = None,
+    clients: int = CLIENTS,
 ) -> Setting:
     images = len(shape) == 3
-    federation = ragged(clients=CLIENTS, shape=shape, sizes=(2, 5, 9, 14), seen=seen, pixels=images)
+    seen = clients if seen is None else seen
+    federation = ragged(clients=clients, shape=shape, sizes=(2, 5, 9, 14), seen=seen, pixels=images)
     agreement = Agreement(
         method=method,
         model=model,
@@ -84,7 +86,7 @@ def setting(
         normalise=federation.normalise,
     )
     nodes = {}
-    for client in range(CLIENTS):
+    for client in range(clients):
         name = client_name(client)
         write_client(federation, client, folder / f"{name}.npz")
         nodes[1000 + client] = {

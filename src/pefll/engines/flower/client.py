@@ -39,6 +39,10 @@ Trees = list[Tree]
 Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
 
 
+class Refusal(PefllError):
+    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too."""
+
+
 class PefllClientApp(ClientApp):  # type: ignore[misc]
     """The ClientApp of every method: message types are train.TASK, query.TASK and evaluate.TASK for the method's tasks.
 
@@ -93,6 +97,9 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
     except BadMessage as error:
         log(_ERROR, "the server %s", error)
         return _refusal(message, header, f"could not read the request, saying that the server {error}")
+    except Refusal as error:
+        log(_ERROR, "this client %s", error)
+        return _refusal(message, header, str(error))
     except PefllError as error:
         log(_ERROR, "%s", error)
         return _refusal(message, header, f"could not do {header.get('task')}; its own log says why")

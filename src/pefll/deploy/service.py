@@ -1,0 +1,127 @@
+"""The server and a client in the foreground, as a user starts them; Ctrl-C ends them and what they started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from pefll.deploy.certificates import expiry
+from pefll.deploy.folder import find_bundle, server_address
+from pefll.deploy.plan import read_app
+from pefll.deploy.processes import (
+    client_command,
+    environment,
+    program,
+    register,
+    resident_command,
+    server_command,
+    wait_for_server,
+)
+from pefll.errors import PefllError
+from pefll.progress import say
+
+
+def serve(folder: Path, host: str | None, console: Console) -> None:
+    """Run a federation's server until it is ended."""
+    plan = read_app(folder)
+    address = server_address(folder)
+    until = expiry(folder / "server" / "server.crt")
+    if until < datetime.now(UTC):
+        raise PefllError(
+            f"the server's certificate ended on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}"
+        )
+    home = folder / ".flower"
+    home.mkdir(exist_ok=True)
+    its_host, _, port = address.rpartition(":")
+    command = server_command(folder, host or its_host, int(port), home / "superlink.db")
+    with ExitStack() as stack:
+        process = _start(stack, command, home)
+        here = f"127.0.0.1:{port}" if host == "0.0.0.0" else address
+        wait_for_server(here, time.monotonic() + 60)
+        keys = sorted((folder / "keys").glob("*.pub"))
+        new = register(keys, here, folder / "server" / "ca.crt")
+        say(console, f"{address}: {len(keys)} clients may come in, {len(new)} of them are new")
+        say(console, f"Next, once they are there: flwr run {folder} deployment --stream ({plan.rounds} rounds)")
+        _wait([process])
+
+
+def take_part(
+    folder: Path, name: str | None, data: Path, label: str, model: Path | None, counts: bool, console: Console
+) -> None:
+    """Run a client until it is ended.
+
+    Args:
+        folder: the client's own, or the federation's.
+        name: of the client; needed for the federation's folder.
+        data: its samples.
+        label: a table's column of labels.
+        model: where its personal model goes; None for its folder.
+        counts: whether the server may know how many samples there are.
+        console: is told what happens.
+    """
+    bundle = find_bundle(folder, name)
+    if not data.expanduser().exists():
+        raise PefllError(f"there is no file or folder {data}")
+    home = bundle.folder / ".flower"
+    home.mkdir(exist_ok=True)
+    resident = home.resolve() / "socket"
+    config: dict[str, str | bool] = {
+        "name": bundle.name,
+        "data": str(data.expanduser().resolve()),
+        "label": label,
+        "state": str((bundle.folder / "state").resolve()),
+        "model": str((model or bundle.folder / "model.safetensors").resolve()),
+        "tells-counts": counts,
+        "resident": str(resident),
+    }
+    command = client_command(bundle.folder, bundle.address, config)
+    with ExitStack() as stack:
+        staying = _start(stack, resident_command(resident), home)
+        node = _start(stack, command, home)
+        say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
+        _wait([node, staying])
+
+
+def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
+    """Start a federation's app, show what it says, and return its exit status."""
+    read_app(folder)
+    words = " ".join(f'{key}="{value}"' for key, value in overrides.items())
+    command = [program("flwr"), "run", str(folder.resolve()), connection, "--stream", "--run-config", words]
+    return subprocess.run(command, env=environment()).returncode
+
+
+def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(list(command), env=environment(home.resolve()))
+    stack.callback(_end, process)
+    return process
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until one of some processes ends, or this one is asked to."""
+
+    def ask(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, ask)
+    try:
+        while all(process.poll() is None for process in processes):
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        return
+    raise PefllError("one of Flower's processes ended by itself; what it said last is above")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
