@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -154,6 +155,31 @@ def wait_for_server(address: str, ends: float) -> None:
             if time.monotonic() > ends:
                 raise PefllError(f"there is no server at {address}: {error}; start `pefll flower server`") from None
             time.sleep(0.1)
+
+
+def check_server(address: str, authority: Path) -> None:
+    """Raise PefllError where the server at an address cannot be trusted, or is not there.
+
+    Flower itself tries again and again without saying why.
+
+    Args:
+        address: host:port.
+        authority: ca.crt of the federation.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        trust = ssl.create_default_context(cafile=str(authority))
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as plain,
+            trust.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+    except ssl.SSLCertVerificationError as error:
+        raise PefllError(f"the server at {address} is not this federation's: {error.verify_message}") from None
+    except ssl.SSLError as error:
+        raise PefllError(f"the server at {address} does not speak TLS as it should: {error.reason}") from None
+    except OSError as error:
+        raise PefllError(f"there is no server at {address}: {error.strerror or error}") from None
 
 
 def write_connection(name: str, address: str, authority: Path) -> Path:

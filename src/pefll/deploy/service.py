@@ -16,6 +16,7 @@ from pefll.deploy.certificates import expiry
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import read_app
 from pefll.deploy.processes import (
+    check_server,
     client_command,
     environment,
     program,
@@ -69,6 +70,7 @@ def take_part(
     bundle = find_bundle(folder, name)
     if not data.expanduser().exists():
         raise PefllError(f"there is no file or folder {data}")
+    check_server(bundle.address, bundle.folder / "ca.crt")
     home = bundle.folder / ".flower"
     home.mkdir(exist_ok=True)
     resident = home.resolve() / "socket"
