@@ -52,8 +52,18 @@ class Loopback(Processes):
         """Tell the server the keys of clients; return those that were new to it."""
         return register(sorted((self.folder / "keys").glob("*.pub")), self.address, self.folder / "server" / "ca.crt")
 
-    def start_client(self, name: str, data: Path, model: Path | None = None, **more: str | bool) -> None:
-        """Start a client's SuperNode."""
+    def start_client(
+        self, name: str, data: Path, model: Path | None = None, through: str = "", **more: str | bool
+    ) -> None:
+        """Start a client's SuperNode.
+
+        Args:
+            name: of the client.
+            data: its samples.
+            model: where its personal model goes.
+            through: an address in place of the server's: of something between the two.
+            more: further node config.
+        """
         bundle = find_bundle(self.folder, name)
         config: dict[str, str | bool] = {
             "name": name,
@@ -64,7 +74,7 @@ class Loopback(Processes):
         }
         resident = self.home / f"{name}.socket"
         self.start(f"{name}-resident", resident_command(resident))
-        self.start(name, client_command(bundle.folder, self.address, {**config, "resident": str(resident)}))
+        self.start(name, client_command(bundle.folder, through or self.address, {**config, "resident": str(resident)}))
 
     def kill_client(self, name: str) -> None:
         """Kill all of a client at once, as a machine that loses its power would."""

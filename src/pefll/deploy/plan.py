@@ -45,6 +45,7 @@ class Plan:
         wait_clients: how many clients must be there before training starts; 0 for all.
         wait_seconds: how long they are waited for.
         task: train, or personalize: make a model for everybody who is there and send it.
+        simulation_data: for Flower's simulation, where nodes have only numbers: the folder with NAME.npz for each.
         terms: deadlines and quorum.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     wait_clients: int = 0
     wait_seconds: float = 600.0
     task: str = "train"
+    simulation_data: str = ""
     terms: Terms = field(default_factory=Terms)
 
     def __post_init__(self) -> None:

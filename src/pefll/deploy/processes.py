@@ -29,6 +29,7 @@ QUIET = {
 # A client computes with one thread, and it must find this package however this process found it.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HOME = "FLWR_HOME"
+_KNOWN_KEY = 412  # what the control interface answers to a key that it has
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
@@ -135,7 +136,7 @@ def register(public_keys: Sequence[Path], address: str, authority: Path, seconds
             try:
                 control.RegisterNode(request=request)
             except Exception as error:  # Flower has several kinds of them
-                if "already" in str(error).lower() or "409" in str(error):
+                if getattr(getattr(error, "response", None), "status_code", 0) == _KNOWN_KEY:
                     continue
                 raise PefllError(f"the server did not take the key {path}: {error}") from error
             done.append(path.stem)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -81,9 +81,7 @@ class Agreement:
 
     def build(self) -> Method[Any]:
         """Return the method, with its model."""
-        network = Network(build_model(self.model, self.input_shape, self.classes))
-        problem = Problem(network, self.input_shape, self.classes, self.num_clients, self.tokens)
-        return build_method(self.method, problem, self.settings)
+        return _built(self.sha256, json.dumps(self.to_config()))
 
     def to_config(self) -> dict[str, str | int | bool]:
         """Return it as a Flower run config takes it: a flat table of texts, whole numbers and truths."""
@@ -113,3 +111,13 @@ class Agreement:
             return cls(**given)
         except (TypeError, ValueError) as error:
             raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+
+
+@lru_cache(maxsize=4)
+def _built(sha256: str, config: str) -> Method[Any]:
+    """Build a method once in a process: it has no state, and a hypernetwork takes long to make."""
+    del sha256
+    agreed = Agreement.from_config(json.loads(config))
+    network = Network(build_model(agreed.model, agreed.input_shape, agreed.classes))
+    problem = Problem(network, agreed.input_shape, agreed.classes, agreed.num_clients, agreed.tokens)
+    return build_method(agreed.method, problem, agreed.settings)

@@ -453,6 +453,11 @@ class FlowerEngine:
         )
 
     @property
+    def nodes(self) -> list[int]:
+        """The nodes of the clients that are connected, as Flower numbers them."""
+        return list(self._nodes.values())
+
+    @property
     def strangers(self) -> dict[int, str]:
         """The nodes that are no client of this federation, and what they call themselves."""
         return dict(self._strangers)

@@ -22,8 +22,8 @@ _FIRST_LOOK, _LAST_LOOK = 0.01, 0.2
 _ERRORS = {
     1: "could not load the app",
     2: "failed in its app",
-    3: "did not get the message",
-    4: "did not answer in time",
+    3: "did not answer within the life of the message",
+    4: "did not answer within the life of the message",
     5: "is gone",
     8: "was killed while it worked",
 }

@@ -1,0 +1,359 @@
+"""What an exchange with real clients costs: in process, in Flower's simulation and in a deployment on this machine.
+
+An exchange sends every client a model of LeNet's size and gets one back. Ours goes through the door, with a task that
+returns what it got; Flower's own is an echo of the same numbers without any of our code. The two take turns in the same
+run, and medians are compared. The bytes of one round of PeFLL are counted twice: at the door, and by a proxy through
+which the connections of all clients go.
+
+    make bench-flower            # all; without Ray the simulation is left out
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from benchmarks.flower_node import PLAIN, SimulatedNode, client
+from pefll.data.client import Client
+from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.deploy.demo import write_client
+from pefll.deploy.folder import make_federation
+from pefll.deploy.loopback import Loopback
+from pefll.deploy.plan import Plan, write_app
+from pefll.deploy.processes import free_port
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.engine import FlowerEngine, Terms
+from pefll.engines.flower.inprocess import InProcessGrid
+from pefll.engines.flower.member import client_name
+from pefll.engines.flower.post import Letter, exchange
+from pefll.files import write_json
+from pefll.hardware import processor
+from pefll.methods.contract import Cohort, Problem, Score, each
+from pefll.run import commit
+
+TERMS = Terms(exchange_seconds=300, round_seconds=3000)
+RESULT = "result.json"
+BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+
+
+class Server(NamedTuple):
+    """The model that is sent around, [D]."""
+
+    theta: Tensor
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A method whose clients return what they were sent, so that nothing but the exchange takes time."""
+
+    problem: Problem
+
+    trains_in_rounds: ClassVar[bool] = True
+    uses_labels: ClassVar[bool] = False
+    trains_new_clients: ClassVar[bool] = False
+    local_steps: ClassVar[int] = 0
+    local_epochs: ClassVar[int] = 0
+    batch_size: ClassVar[int] = 1
+
+    def init(self, seed: int, cohort: Cohort) -> Server:
+        """Draw a model."""
+        del cohort
+        return Server(self.problem.model.init(seed, "model"))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        """Send a model to each client and take the mean of what comes back."""
+        theta: Tensor = cohort.run(self.echo, each(server.theta.repeat(cohort.size, 1)))
+        return Server(theta.mean(dim=0))
+
+    def echo(self, client: Client, theta: Tensor) -> Tensor:
+        """Return the model."""
+        del client
+        return theta
+
+    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
+        """Return the model for each."""
+        return server.theta.expand(cohort.size, -1)
+
+    def descriptors(self, server: Server, cohort: Cohort) -> None:
+        """Return nothing."""
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score nothing."""
+        raise NotImplementedError
+
+
+def federation_of(clients: int) -> Federation:
+    """Return clients with 32 made-up images of CIFAR's shape each."""
+    rng = np.random.default_rng(0)
+    samples = Samples(
+        x=rng.integers(0, 256, size=(40 * clients, 3, 32, 32), dtype=np.uint8),
+        y=rng.integers(0, 10, size=40 * clients),
+        classes=10,
+        normalise=Normalise((0.5,) * 3, (0.25,) * 3),
+    )
+    split = np.tile(np.repeat(np.arange(3, dtype=np.int8), (32, 4, 4)), clients)
+    return assemble(samples, np.repeat(np.arange(clients), 40), split, clients, "made up")
+
+
+def agreement_of(clients: int, method: str) -> Agreement:
+    """Return an agreement on LeNet."""
+    return Agreement(
+        method=method,
+        model="lenet",
+        input_shape=(3, 32, 32),
+        classes=10,
+        num_clients=clients,
+        settings={"local_steps": 2} if method == "pefll" else {},
+        normalise=Normalise((0.5,) * 3, (0.25,) * 3),
+    )
+
+
+ECHO = "benchmarks.flower_exchanges:Echo"
+server = ServerApp()
+
+
+@server.main()  # type: ignore[untyped-decorator]
+def main_of_server(grid: Grid, context: Context) -> None:
+    """Measure what the run config asks for, and write it into the federation's folder."""
+    plan = Plan.from_config(context.run_config)
+    place = Path(plan.folder) / RESULT
+    found = measure(grid, plan)
+    place.with_suffix(".part").write_text(json.dumps(found))
+    place.with_suffix(".part").rename(place)
+
+
+def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
+    """Return the seconds of exchanges, ours and plain ones in turns; or, for PeFLL, the bytes of one round."""
+    engine = FlowerEngine(grid, plan.agreement, plan.names, len(plan.names), TERMS, print)
+    try:
+        engine.wait_for(len(plan.names), 600)
+        state = engine.start()
+        if plan.agreement.method != ECHO:
+            before, marked = engine.ledger.copy(), Path(plan.folder) / "round"
+            (marked.with_suffix(".begins")).touch()
+            time.sleep(1)
+            began = time.monotonic()
+            engine.advance(state, 0, 1)
+            seconds = time.monotonic() - began
+            (marked.with_suffix(".ends")).touch()
+            time.sleep(1)
+            counted = engine.ledger.since(before)
+            return {"down": counted.down, "up": counted.up, "exchanges": counted.exchanges, "seconds": seconds}
+        ours: list[float] = []
+        plain: list[float] = []
+        for t in range(plan.rounds + 1):  # the first is not counted: caches are cold
+            ours.append(_timed(partial(engine.advance, state, t, 1)))
+            plain.append(_timed(lambda: _plain(grid, engine, state.theta)))
+        return {"ours": ours[1:], "plain": plain[1:]}
+    finally:
+        engine.close()
+
+
+def _plain(grid: Grid, engine: FlowerEngine, theta: Tensor) -> None:
+    """Do an exchange with Flower alone, waiting for replies as often as ours does."""
+    letters = {
+        number: Letter(node, PLAIN, RecordDict({"model": ArrayRecord([theta.numpy()])}))
+        for number, node in enumerate(engine.nodes)
+    }
+    outcome = exchange(grid, letters, TERMS.exchange_seconds, "plain", lambda _, content: content["model"])
+    assert len(outcome.replies) == len(letters), outcome.faults
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def row(mode: str, clients: int, found: dict[str, Any]) -> dict[str, Any]:
+    """Return medians, and our part beyond Flower's own."""
+    ours, plain = (statistics.median(found[name]) for name in ("ours", "plain"))
+    line = {
+        "mode": mode,
+        "clients": clients,
+        "seconds_per_exchange": round(ours, 4),
+        "seconds_of_flower_alone": round(plain, 4),
+        "overhead_per_cent": round(100 * (ours / plain - 1), 1),
+        "ours": [round(value, 4) for value in found["ours"]],
+        "plain": [round(value, 4) for value in found["plain"]],
+    }
+    print({key: value for key, value in line.items() if key not in ("ours", "plain")}, flush=True)
+    return line
+
+
+def plan_of(clients: int, method: str, folder: Path, repeats: int) -> Plan:
+    """Return a plan for the benchmark."""
+    names = tuple(client_name(number) for number in range(clients))
+    return Plan(agreement_of(clients, method), names, str(folder), rounds=repeats, clients_per_round=clients)
+
+
+def write_clients(clients: int, folder: Path) -> None:
+    """Write every client's file."""
+    federation = federation_of(clients)
+    for number in range(clients):
+        write_client(federation, number, folder / f"{client_name(number)}.npz")
+
+
+def in_process(clients: int, repeats: int, folder: Path) -> dict[str, Any]:
+    """Measure without a network."""
+    write_clients(clients, folder)
+    plan = plan_of(clients, ECHO, folder, repeats)
+    nodes = {
+        1000 + number: {"name": name, "data": str(folder / f"{name}.npz")} for number, name in enumerate(plan.names)
+    }
+    return row("in process", clients, measure(InProcessGrid(client, nodes, plan.to_config()), plan))
+
+
+def simulation(clients: int, repeats: int, folder: Path) -> dict[str, Any]:
+    """Measure in Flower's simulation, with Ray."""
+    import ray  # noqa: F401  (Flower would end the process where it is missing)
+    from flwr.simulation import run_simulation
+
+    write_clients(clients, folder)
+    plan = replace(plan_of(clients, ECHO, folder, repeats), simulation_data=str(folder))
+    found: dict[str, Any] = {}
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main_of_simulation(grid: Grid, context: Context) -> None:
+        del context
+        found.update(measure(grid, plan))
+
+    run_simulation(app, SimulatedNode(plan.to_config()), clients, backend_config=BACKEND)
+    return row("simulation", clients, found)
+
+
+class CountingProxy:
+    """Passes connections on to a server and counts the bytes of both directions."""
+
+    def __init__(self, port: int, target: int) -> None:
+        self.down = self.up = 0
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                mine, _ = self._listener.accept()
+                theirs = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            threading.Thread(target=self._copy, args=(mine, theirs, "up"), daemon=True).start()
+            threading.Thread(target=self._copy, args=(theirs, mine, "down"), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, counter: str) -> None:
+        with suppress(OSError):
+            while part := source.recv(1 << 16):
+                target.sendall(part)
+                setattr(self, counter, getattr(self, counter) + len(part))
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+
+def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> dict[str, Any]:
+    """Measure with a server and clients as processes, TLS and keys."""
+    (folder / "data").mkdir()
+    write_clients(clients, folder / "data")
+    plan = plan_of(clients, method, folder / "fed", repeats)
+    home = folder / "fed"
+    made = make_federation(home, plan, f"127.0.0.1:{free_port()}")
+    write_app(home, "fed", made, "benchmarks.flower_exchanges:server", "benchmarks.flower_node:client")
+    port = free_port()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    with Loopback(folder / "logs", folder / "home", folder=home) as there:
+        there.start_server()
+        proxy = CountingProxy(port, int(there.address.rpartition(":")[2]))
+        for name in plan.names:
+            there.start_client(name, folder / "data" / f"{name}.npz", through=f"127.0.0.1:{port}")
+        process = there.start_run()
+        counts: dict[str, tuple[int, int]] = {}
+        while process.poll() is None:
+            for moment in ("begins", "ends"):
+                if moment not in counts and (home / f"round.{moment}").exists():
+                    counts[moment] = proxy.down, proxy.up
+            time.sleep(0.05)
+        proxy.close()
+        if not (home / RESULT).exists():
+            raise RuntimeError(there.log("run")[-3000:])
+        found: dict[str, Any] = json.loads((home / RESULT).read_text())
+    if method == ECHO:
+        return row("deployment", clients, found)
+    wire = [after - before for before, after in zip(counts["begins"], counts["ends"], strict=True)]
+    door = [found["down"], found["up"]]
+    line = {
+        "mode": "deployment, one round of PeFLL",
+        "clients": clients,
+        "seconds_of_round": round(found["seconds"], 2),
+        "door_down": door[0],
+        "door_up": door[1],
+        "wire_down": wire[0],
+        "wire_up": wire[1],
+        "wire_over_door_per_cent": round(100 * (sum(wire) / sum(door) - 1), 2),
+    }
+    print(line, flush=True)
+    return line
+
+
+def main() -> None:
+    """Measure everything and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/flower_exchanges.json"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--parts", nargs="*", default=["in_process", "simulation", "deployment", "bytes"])
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    jobs: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
+        ("in_process", lambda folder: in_process(8, 4 * given.repeats, folder)),
+        ("simulation", lambda folder: simulation(8, 4 * given.repeats, folder)),
+        ("simulation", lambda folder: simulation(100, given.repeats, folder)),
+        ("deployment", lambda folder: deployment(8, given.repeats, folder)),
+        ("bytes", lambda folder: deployment(8, 1, folder, "pefll")),
+    ]
+    for part, job in jobs:
+        if part in given.parts:
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    rows.append(job(Path(folder)))
+                except ImportError as error:
+                    print(f"left out, for want of {error.name}", flush=True)
+    record = {
+        "command": "make bench-flower",
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "flwr": "1.41.0",
+        "numbers_in_a_model": agreement_of(1, ECHO).build().problem.model.size,
+        "rows": rows,
+    }
+    write_json(given.out, record)
+
+
+if __name__ == "__main__":
+    main()

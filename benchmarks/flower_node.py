@@ -1,0 +1,42 @@
+"""The client's app of `flower_exchanges`: ours, and beside it an echo that is Flower and nothing else.
+
+It loads no torch, as `pefll_node` does not: a plain app with torch would take longer.
+"""
+
+from __future__ import annotations
+
+from flwr.app import Context, Message
+
+from pefll_node import NodeApp
+
+PLAIN = "query.plain"
+
+
+class BenchmarkNode(NodeApp):
+    """Answers plain messages with their own content, and all others as every client does."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message."""
+        if message.metadata.message_type == PLAIN:
+            return Message(message.content, reply_to=message)
+        return super().__call__(message, context)
+
+
+class SimulatedNode(BenchmarkNode):
+    """Has its run config with it, which Flower's simulation from Python does not hand out.
+
+    Args:
+        config: the run config.
+    """
+
+    def __init__(self, config: dict[str, str | int | float | bool]) -> None:
+        super().__init__()
+        self._config = config
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message."""
+        context.run_config = dict(self._config)
+        return super().__call__(message, context)
+
+
+client = BenchmarkNode()
