@@ -35,8 +35,12 @@ class SimulatedNode(BenchmarkNode):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message."""
+        given = context.run_config
         context.run_config = dict(self._config)
-        return super().__call__(message, context)
+        try:
+            return super().__call__(message, context)
+        finally:
+            context.run_config = given  # Flower does not let an app change it
 
 
 client = BenchmarkNode()
