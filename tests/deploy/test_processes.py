@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.deploy.certificates import make_certificates
-from pefll.deploy.processes import check_server
+from pefll.deploy.processes import check_server, environment
 from pefll.engines.flower.engine import Terms
 from pefll.engines.flower.member import client_name
 from pefll.errors import PefllError
@@ -19,6 +26,55 @@ from tests.engines.flower.federations import SEED, WithoutSome, setting, sha256
 from tests.engines.flower.matrix import strangers
 
 CLIENTS, BAD = 3, 1
+
+
+def wait_for(process, path, words, seconds=120):
+    ends = time.monotonic() + seconds
+    while words not in path.read_text(errors="replace"):
+        assert process.poll() is None, path.read_text(errors="replace")
+        assert time.monotonic() < ends, path.read_text(errors="replace")
+        time.sleep(0.2)
+
+
+def alive(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_server_and_client_in_the_foreground_end_when_they_are_asked_to(tmp_path):
+    here = setting(tmp_path, clients=1)
+    there = deploy(here, tmp_path / "p", clients_per_round=1)
+    data = str(tmp_path / "client-000.npz")
+    verbs = {
+        "server": (["server", str(there.folder)], "1 clients may come in, 1 of them are new"),
+        "client": (["client", str(there.folder), "--name", "client-000", "--data", data], "SuperNode ID"),
+    }
+    started = []
+    try:
+        for name, (words, sign) in verbs.items():
+            output = tmp_path / f"{name}.log"
+            with output.open("wb") as file:
+                command = [sys.executable, "-m", "pefll", "flower", *words]
+                process = subprocess.Popen(
+                    command, stdout=file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+                )
+            started.append(process)
+            wait_for(process, output, sign)
+        for process in reversed(started):
+            process.terminate()
+            assert process.wait(60) == 0
+            ends = time.monotonic() + 30  # what it started ends a moment later than it
+            while alive(process.pid):
+                assert time.monotonic() < ends, "something that was started outlived it"
+                time.sleep(0.2)
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def test_a_deployment_ends_with_the_same_bits_as_the_serial_engine_without_the_offender(tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CONNECTION
@@ -30,10 +34,18 @@ class Loopback(Processes):
     Attributes:
         folder: of the federation.
         keep_state: whether the server remembers nodes and runs when it is started again.
+        sockets: of the clients' resident processes.
     """
 
     folder: Path = Path()
     keep_state: bool = True
+    sockets: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pefll-")))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
     @property
     def address(self) -> str:
@@ -72,7 +84,7 @@ class Loopback(Processes):
             **({"model": str(model.resolve())} if model else {}),
             **more,
         }
-        resident = self.home / f"{name}.socket"
+        resident = self.sockets / name
         self.start(f"{name}-resident", resident_command(resident))
         self.start(name, client_command(bundle.folder, through or self.address, {**config, "resident": str(resident)}))
 
@@ -103,8 +115,6 @@ class Loopback(Processes):
 
     def _connect(self) -> None:
         """Write the server's address into the settings of this federation's own Flower home."""
-        import os
-
         before = os.environ.get("FLWR_HOME")
         os.environ["FLWR_HOME"] = environment(self.home)["FLWR_HOME"]
         try:

@@ -103,9 +103,11 @@ def client_command(bundle: Path, address: str, node_config: dict[str, str | bool
 
 
 def resident_command(place: Path) -> list[str]:
-    """Return the command that starts the process which answers a client's messages, at a socket."""
-    if len(str(place)) > 100:  # the system's own limit is about that
-        raise PefllError(f"the path {place} is too long for a socket; use a folder with a shorter one")
+    """Return the command that starts the process which answers a client's messages.
+
+    Args:
+        place: of its socket; the system takes about 100 characters, so it is in a temporary folder of its own.
+    """
     return [sys.executable, "-m", "pefll.deploy.resident", str(place)]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -42,7 +45,7 @@ def serve(folder: Path, host: str | None, console: Console) -> None:
     home.mkdir(exist_ok=True)
     its_host, _, port = address.rpartition(":")
     command = server_command(folder, host or its_host, int(port), home / "superlink.db")
-    with ExitStack() as stack:
+    with _until_asked_to_end(), ExitStack() as stack:
         process = _start(stack, command, home)
         here = f"127.0.0.1:{port}" if host == "0.0.0.0" else address
         wait_for_server(here, time.monotonic() + 60)
@@ -73,7 +76,8 @@ def take_part(
     check_server(bundle.address, bundle.folder / "ca.crt")
     home = bundle.folder / ".flower"
     home.mkdir(exist_ok=True)
-    resident = home.resolve() / "socket"
+    sockets = Path(tempfile.mkdtemp(prefix="pefll-"))  # its owner's alone
+    resident = sockets / "socket"
     config: dict[str, str | bool] = {
         "name": bundle.name,
         "data": str(data.expanduser().resolve()),
@@ -84,7 +88,8 @@ def take_part(
         "resident": str(resident),
     }
     command = client_command(bundle.folder, bundle.address, config)
-    with ExitStack() as stack:
+    with _until_asked_to_end(), ExitStack() as stack:
+        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
         staying = _start(stack, resident_command(resident), home)
         node = _start(stack, command, home)
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
@@ -106,18 +111,27 @@ def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.P
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until one of some processes ends, or this one is asked to."""
+    """Wait until one of some processes ends, which none of them should."""
+    while all(process.poll() is None for process in processes):
+        time.sleep(0.2)
+    raise PefllError("one of Flower's processes ended by itself; what it said last is above")
 
-    def ask(number: int, frame: object) -> None:
+
+@contextmanager
+def _until_asked_to_end() -> Iterator[None]:
+    """Leave the block at Ctrl-C or SIGTERM, with everything that was started in it ended."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, ask)
+    before = signal.signal(signal.SIGTERM, ask)
     try:
-        while all(process.poll() is None for process in processes):
-            time.sleep(0.2)
+        yield
     except KeyboardInterrupt:
         return
-    raise PefllError("one of Flower's processes ended by itself; what it said last is above")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
