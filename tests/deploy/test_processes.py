@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,12 @@ def wait_for(process, path, words, seconds=120):
         time.sleep(0.2)
 
 
+def children_of(pid):
+    """Return the processes that a process has started, each of which leads a group."""
+    words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(word) for word in words]
+
+
 def alive(group):
     try:
         os.killpg(group, 0)
@@ -53,6 +60,7 @@ def test_server_and_client_in_the_foreground_end_when_they_are_asked_to(tmp_path
         "client": (["client", str(there.folder), "--name", "client-000", "--data", data], "SuperNode ID"),
     }
     started = []
+    groups_of = {}
     try:
         for name, (words, sign) in verbs.items():
             output = tmp_path / f"{name}.log"
@@ -63,17 +71,20 @@ def test_server_and_client_in_the_foreground_end_when_they_are_asked_to(tmp_path
                 )
             started.append(process)
             wait_for(process, output, sign)
+            groups_of[process.pid] = [process.pid, *children_of(process.pid)]
+            assert len(groups_of[process.pid]) > 1
         for process in reversed(started):
             process.terminate()
             assert process.wait(60) == 0
             ends = time.monotonic() + 30  # what it started ends a moment later than it
-            while alive(process.pid):
+            while any(alive(group) for group in groups_of[process.pid]):
                 assert time.monotonic() < ends, "something that was started outlived it"
                 time.sleep(0.2)
     finally:
         for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for group in groups_of.get(process.pid, [process.pid]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
             process.wait()
 
 

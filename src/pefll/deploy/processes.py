@@ -259,15 +259,29 @@ class Processes:
             _signal(process, signal.SIGKILL if hard else signal.SIGTERM)
         ends = time.monotonic() + 5
         for process in ending:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, ends - time.monotonic()))
-            _signal(process, signal.SIGKILL)  # also for what it has left behind
-            process.wait()
+            end_group(process, max(0.1, ends - time.monotonic()))
+
+    def revive(self, *names: str) -> None:
+        """Start those of some processes again that have ended by themselves."""
+        for name in names:
+            process = self.running.get(name)
+            if process is not None and process.poll() is not None:
+                self.end(name)
+                self.start(name, process.args)  # type: ignore[arg-type]
 
     def log(self, name: str) -> str:
         """Return what a process has said."""
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+def end_group(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
+    """End a process that leads a group of its own, and all that it started; kill what does not heed."""
+    _signal(process, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    _signal(process, signal.SIGKILL)  # also for what it has left behind
+    process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

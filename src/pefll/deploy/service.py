@@ -21,6 +21,7 @@ from pefll.deploy.plan import read_app
 from pefll.deploy.processes import (
     check_server,
     client_command,
+    end_group,
     environment,
     program,
     register,
@@ -30,6 +31,8 @@ from pefll.deploy.processes import (
 )
 from pefll.errors import PefllError
 from pefll.progress import say
+
+AGAIN_SECONDS = 10
 
 
 def serve(folder: Path, host: str | None, console: Console) -> None:
@@ -91,9 +94,18 @@ def take_part(
     with _until_asked_to_end(), ExitStack() as stack:
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
         staying = _start(stack, resident_command(resident), home)
-        node = _start(stack, command, home)
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
-        _wait([node, staying])
+        while True:
+            with ExitStack() as once:
+                node = _start(once, command, home)
+                while node.poll() is None:
+                    if staying.poll() is not None:
+                        staying = _start(stack, resident_command(resident), home)
+                    time.sleep(0.2)
+            # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
+            # and refuses its successor until then.
+            say(console, f"the SuperNode ended by itself; it is started again in {AGAIN_SECONDS} s")
+            time.sleep(AGAIN_SECONDS)
 
 
 def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
@@ -105,8 +117,9 @@ def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
 
 
 def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(list(command), env=environment(home.resolve()))
-    stack.callback(_end, process)
+    """Start a process in a group of its own, which ends with the stack."""
+    process = subprocess.Popen(list(command), env=environment(home.resolve()), start_new_session=True)
+    stack.callback(end_group, process)
     return process
 
 
@@ -132,12 +145,3 @@ def _until_asked_to_end() -> Iterator[None]:
         return
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
