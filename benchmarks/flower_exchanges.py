@@ -242,6 +242,44 @@ def simulation(clients: int, repeats: int, folder: Path) -> dict[str, Any]:
     return row("simulation", clients, found)
 
 
+def content(clients: int, folder: Path) -> dict[str, Any]:
+    """Count the bytes of one round of PeFLL at the door and in Flower's messages as they are written for the wire."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    write_clients(clients, folder)
+    plan = plan_of(clients, "pefll", folder, 1)
+    nodes = {
+        1000 + number: {"name": name, "data": str(folder / f"{name}.npz")} for number, name in enumerate(plan.names)
+    }
+    grid = InProcessGrid(client, nodes, plan.to_config())
+    engine = FlowerEngine(grid, plan.agreement, plan.names, clients, TERMS, print)
+    state = engine.start()
+    before, written = engine.ledger.copy(), [0, 0]
+
+    def postman(node: int, request: Any, deliver: Callable[[Any], Any]) -> list[Any]:
+        del node
+        reply = deliver(request)
+        for direction, message in enumerate((request, reply)):
+            written[direction] += sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+        return [reply]
+
+    grid.postman = postman
+    engine.advance(state, 0, 1)
+    engine.close()
+    door = engine.ledger.since(before)
+    line = {
+        "mode": "messages of one round of PeFLL",
+        "clients": clients,
+        "door_down": door.down,
+        "door_up": door.up,
+        "messages_down": written[0],
+        "messages_up": written[1],
+        "messages_over_door_per_cent": round(100 * (sum(written) / (door.down + door.up) - 1), 2),
+    }
+    print(line, flush=True)
+    return line
+
+
 class CountingProxy:
     """Passes connections on to a server and counts the bytes of both directions."""
 
@@ -324,7 +362,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/flower_exchanges.json"))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--parts", nargs="*", default=["in_process", "simulation", "deployment", "bytes"])
+    parser.add_argument("--parts", nargs="*", default=["in_process", "simulation", "deployment", "content", "bytes"])
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     jobs: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
@@ -332,6 +370,7 @@ def main() -> None:
         ("simulation", lambda folder: simulation(8, 4 * given.repeats, folder)),
         ("simulation", lambda folder: simulation(100, given.repeats, folder)),
         ("deployment", lambda folder: deployment(8, given.repeats, folder)),
+        ("content", lambda folder: content(8, folder)),
         ("bytes", lambda folder: deployment(8, 1, folder, "pefll")),
     ]
     for part, job in jobs:

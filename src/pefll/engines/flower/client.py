@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pefll.engines.cohort import EngineSettings
 from pefll.engines.flower.keep import Store
 from pefll.engines.flower.member import Member
-from pefll.engines.flower.message import TENSORS, BadMessage, decode, header_of, pack, tensors_of
+from pefll.engines.flower.message import TENSORS, BadMessage, all_finite, decode, header_of, pack, tensors_of
 from pefll.engines.wire import build
 from pefll.errors import PefllError
 from pefll.methods.contract import Method, Own
@@ -185,7 +184,7 @@ def _arguments(
         if missing:
             return [], missing
         for value in values:
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            if not all_finite(value):
                 raise BadMessage("sent NaN or infinity")
         each = iter(values)
         return [build(structure, each) for structure in header["trees"]], []

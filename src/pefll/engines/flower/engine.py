@@ -39,6 +39,7 @@ from pefll.engines.flower.message import (
     HEADER_BYTES,
     TENSORS,
     BadMessage,
+    all_finite,
     bytes_of,
     header_of,
     pack,
@@ -618,7 +619,7 @@ class FlowerEngine:
         for leaf, like in zip(reply, expected, strict=True):
             if leaf.dtype != like.dtype or leaf.shape != like.shape:
                 raise BadMessage(f"sent {_words(leaf)} instead of {_words(like)}")
-            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            if not all_finite(leaf):
                 raise BadMessage(f"sent NaN or infinity in {ask.task}")
         return reply
 

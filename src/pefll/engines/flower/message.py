@@ -93,6 +93,12 @@ def tensors_of(content: RecordDict) -> dict[str, Tensor]:
     return {name: decode(array) for name, array in content[TENSORS].items()}
 
 
+def all_finite(leaf: Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinity."""
+    # A sum is much faster than looking at each number; where it is not finite, it may have been too large only.
+    return not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())
+
+
 def bytes_of(content: RecordDict) -> int:
     """Return how many bytes of numbers and header a message carries, without looking into them."""
     total = 0
