@@ -184,7 +184,7 @@ def not_let_in(here: Setting, place: Path) -> list[dict[str, Any]]:
             there.start(name, command)
         time.sleep(20)
         server = there.log("server")
-        refused = [line.strip()[:160] for line in server.splitlines() if '" 40' in line]
+        refused = [line.strip()[:160] for line in server.splitlines() if "fleet" in line and '" 4' in line]
         reasons = {
             "unknown-key": refused[-1:],
             "wrong-certificate": [why_not(there.address, there.home / "wrong-certificate" / "ca.crt")],
