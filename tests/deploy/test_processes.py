@@ -96,7 +96,7 @@ def test_a_deployment_ends_with_the_same_bits_as_the_serial_engine_without_the_o
         start(there, here, {BAD: "nan@1.1"})
         for name, command in others.items():
             there.start(name, command)
-        there.run(300)
+        there.run(480)
         found = result(there)
         let_in = there.log("server").count("Activated node_id")
         make_certificates(tmp_path / "other", ["127.0.0.1"])
