@@ -1,7 +1,8 @@
 """How long do LeNet's operations take with a client axis: our kernels, and the same through vmap and torch's own?
 
 Each operation, forwards and backwards, is recorded some times into one CUDA graph, which is replayed; the two ways take
-turns, and medians and their ratios are given. It needs a GPU.
+turns, and medians and their ratios are given. Ours is also done three times at once, on three streams, as three seeds
+do. It needs a GPU.
 
     python benchmarks/kernels.py --out build/kernels
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -33,6 +34,7 @@ from pefll.ops.blocks import conv_block, cross_entropy, linear_block
 from pefll.run import commit
 
 BATCH, PARAMETERS, IN_A_GRAPH = 32, 121_182, 10
+TIMES = {"ours_us": "ours, us", "ours_three_us": "three at once, us", "torch_us": "torch, us"}
 Operation = Callable[[], Any]
 
 
@@ -47,25 +49,38 @@ def plain() -> Iterator[None]:
         client_axis.available = real
 
 
-def recorded(operation: Operation) -> torch.cuda.CUDAGraph:
-    """Return a graph that does the operation IN_A_GRAPH times."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side):
+class Recorded(NamedTuple):
+    """An operation as a graph that does it IN_A_GRAPH times, and a stream of its own."""
+
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+
+
+def recorded(operation: Operation) -> Recorded:
+    """Return the operation, recorded."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
         for _ in range(2):
             operation()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for _ in range(IN_A_GRAPH):
             operation()
-    return graph
+    return Recorded(graph, stream)
 
 
-def microseconds(graph: torch.cuda.CUDAGraph) -> float:
-    """Return the time of one operation in one replay."""
+def microseconds(*several: Recorded) -> float:
+    """Return the time of one operation, while several do theirs at once."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_stream()
     start.record()
-    graph.replay()
+    for one in several:
+        one.stream.wait_stream(current)
+        with torch.cuda.stream(one.stream):
+            one.graph.replay()
+    for one in several:
+        current.wait_stream(one.stream)
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) * 1e3 / IN_A_GRAPH
@@ -124,17 +139,18 @@ def main() -> None:
     TorchSettings.of_engines(options.precision).set()
     console, rows = Console(), []
     for clients in (5, 50):
-        for name, operation in track(operations(clients).items(), f"{clients} clients", console=console):
-            ours = recorded(operation)
+        copies = [operations(clients) for _ in range(3)]
+        for name in track(copies[0], f"{clients} clients", console=console):
+            three = [recorded(copy[name]) for copy in copies]
             with plain():
-                theirs = recorded(operation)
-            turns = [(microseconds(ours), microseconds(theirs)) for _ in range(options.turns)]
-            one, other = (statistics.median(times) for times in zip(*turns, strict=True))
-            rows.append({"clients": clients, "operation": name, "ours_us": round(one, 2), "torch_us": round(other, 2)})
-    table = Table("clients", "operation", "ours, us", "torch, us", "times as fast")
+                theirs = recorded(copies[0][name])
+            turns = [(microseconds(three[0]), microseconds(*three), microseconds(theirs)) for _ in range(options.turns)]
+            medians = (round(statistics.median(times), 2) for times in zip(*turns, strict=True))
+            rows.append({"clients": clients, "operation": name} | dict(zip(TIMES, medians, strict=True)))
+    table = Table("clients", "operation", *TIMES.values(), "times as fast")
     for row in rows:
         ratio = row["torch_us"] / row["ours_us"]
-        table.add_row(*(str(row[key]) for key in ("clients", "operation", "ours_us", "torch_us")), f"{ratio:.1f}")
+        table.add_row(*(str(row[key]) for key in ("clients", "operation", *TIMES)), f"{ratio:.1f}")
     console.print(table)
     facts = {"device": device_name(device), "torch": torch.__version__, "precision": options.precision}
     options.out.mkdir(parents=True, exist_ok=True)

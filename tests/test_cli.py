@@ -665,8 +665,57 @@ def test_samples_unlike_the_training_data(refused, labelled, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_personalising_into_no_folder(refused, labelled, client, tmp_path):
-    assert "cannot write" in refused("personalize", labelled, "--data", client, "--out", tmp_path / "no" / "m")
+def test_personalising_into_a_folder_that_is_not_there_yet(pefll, refused, labelled, client, tmp_path):
+    assert pefll("personalize", labelled, "--data", client, "--out", tmp_path / "no" / "m.safetensors").code == 0
+    assert (tmp_path / "no" / "m.safetensors").is_file()
+    (tmp_path / "file").write_text("")
+    said = refused("personalize", labelled, "--data", client, "--out", tmp_path / "file" / "m")
+    assert "choose another place" in said
+    assert "space" not in said
+    assert ".safetensors" in refused("personalize", labelled, "--data", client, "--out", tmp_path / "m.pt")
+
+
+def table(path: Path, label: str = "y", clients: int = 8) -> Path:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 96)
+    x = rng.normal(size=(96, 2)) + y[:, None]
+    rows = [f"{a},{b},{c},{n % clients}" for n, ((a, b), c) in enumerate(zip(x, y, strict=True))]
+    path.write_text("\n".join([f"a,b,{label},client", *rows]))
+    return path
+
+
+def test_tables_whose_labels_have_another_name(pefll, refused, tmp_path):
+    pytest.importorskip("pandas")
+    named = table(tmp_path / "named.csv")
+    small = (*SMALL[2:], "--out", tmp_path / "run")
+    said = pefll("train", "--data", named, *small)
+    assert said.code == 2
+    assert "no column 'label' with labels; there are a, b, y, client: say which one it is with --label" in said.err
+    assert pefll("train", "--data", named, "--label", "y", *small).code == 0
+    one = table(tmp_path / "one.csv", clients=1)
+    assert "--label" in refused("personalize", tmp_path / "run", "--data", one, "--out", tmp_path / "m")
+    assert pefll("personalize", tmp_path / "run", "--data", one, "--label", "y", "--out", tmp_path / "m").code == 0
+    assert "no column 'label'" in pefll("predict", tmp_path / "m", "--data", one).out
+    assert "samples are right" in pefll("predict", tmp_path / "m", "--data", one, "--label", "y").out
+
+
+def test_data_that_is_gone_or_has_changed(pefll, refused, tmp_path):
+    path = features(tmp_path / "mine.npz")
+    assert pefll("train", "--data", path, *SMALL[2:], "--out", tmp_path / "run").code == 0
+    features(path, y=np.arange(96) % 3)
+    assert f"what is in {path} is not what the run was trained on" in refused("evaluate", tmp_path / "run")
+    path.unlink()
+    assert f"{path}, which is not there any more" in refused("evaluate", tmp_path / "run")
+
+
+def test_accuracies_that_nobody_can_measure(pefll, tmp_path):
+    alone = features(tmp_path / "alone.npz", client=np.arange(96))
+    said = pefll("train", "--data", alone, *SMALL[2:], "--out", tmp_path / "alone")
+    assert "No client has a test sample" in said.out
+    few = features(tmp_path / "few.npz", clients=3)
+    said = pefll("train", "--data", few, *SMALL[2:], "--out", tmp_path / "few", "--precision", "bf16")
+    assert "--unseen" in said.out
+    assert "float32 (only a GPU has bf16)" in said.err
 
 
 def test_models_that_are_none(pefll, refused, labelled, client, tmp_path):

@@ -23,7 +23,7 @@ BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 METHOD = (
     "Client steps per second and per CPU-second: median of the turns, ± half of what lies between the least and the "
     "most. × plain and × pfl are ratios to the plain loop and to pfl-research on the same device, turn by turn in the "
-    "same run; on a busy machine only these mean something."
+    "same run; on a busy machine only these mean something. Hardly any CPU time is less than 0.2 s a turn."
 )
 
 
@@ -115,13 +115,20 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _known(row: Row, rate: str) -> bool:
+    """Whether turns used enough CPU time to be told by its clock, which ticks a hundred times a second."""
+    return rate != "steps_per_cpu_second" or min(turn["cpu_seconds"] for turn in row["turns"]) >= 0.2
+
+
 def _rate(row: Row, name: str) -> str:
+    if not _known(row, name):
+        return "hardly any"
     rate = row[name]
     return f"{_number(rate['median'])} ±{50 * (rate['most'] - rate['least']) / rate['median']:.0f}%"
 
 
 def _ratio(row: Row, reference: str, rate: str) -> str:
-    if reference not in row["over"]:
+    if reference not in row["over"] or not _known(row, rate):
         return ""
     ratio = row["over"][reference][rate]["median"]
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"

@@ -282,7 +282,21 @@ def train(
         if summary["rounds"]:
             say(out, f"{folders[0].path}: best round {summary['best_round']} of {summary['rounds']}")
         out.print(_accuracy_table(summary["accuracy"]["best"], "Test accuracy at the best round"))
+    for sentence in _nothing_to_measure(orders[0].federation):
+        say(out, sentence)
     say(out, f"Next: pefll show {target}")
+
+
+def _nothing_to_measure(federation: sources.Federation) -> list[str]:
+    """Return a sentence for what an accuracy is not there for."""
+    sentences = []
+    if not int(federation.count[sources.TEST].sum()):
+        sentences.append(
+            "No client has a test sample, so there is no accuracy: clients need more than one sample each."
+        )
+    elif not federation.num_unseen:
+        sentences.append("No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
+    return sentences
 
 
 @app.command(rich_help_panel="Experiments")
@@ -534,9 +548,15 @@ def personalize(
 
     For example: `pefll personalize runs/c10 --data my_samples.npz --out me.safetensors`
     """
+    if model.suffix not in ("", ".safetensors"):
+        raise PefllError(f"personal models are .safetensors files; write to {model.with_suffix('.safetensors')}")
     trained = run.load(path, err)
     x, y = _read_client(data, label, trained.facts, alone=True)
+    if y is None and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
+        raise PefllError(f"{data} has no column {label!r}; say with --label which one has the labels")
     personal = trained.personalize(x, y)
+    with files.sentences_for_disk_errors(str(model)):
+        model.parent.mkdir(parents=True, exist_ok=True)
     personal.save(model)
     say(out, f"{model}: a personal {trained.facts['model']} from {len(x)} samples")
     if y is not None:
@@ -587,6 +607,8 @@ def predict(
             say(out, f"... and {len(classes) - 20} more; --out predictions.csv writes all")
     if y is not None:
         say(out, f"{100 * float((classes == y).mean()):.1f}% of {len(y)} samples are right")
+    elif data.suffix.lower() in sources.TABLES:
+        say(out, f"Nobody knows how many are right: there is no column {label!r}; --label names another.")
 
 
 @app.command(rich_help_panel="Runs")
@@ -649,6 +671,8 @@ def data_get(
 @data_app.command("check")
 def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")] = Path("data")) -> None:
     """Check every data set in a folder: complete, readable, right md5."""
+    if data_dir.is_file():
+        raise PefllError(f"{data_dir} is a file; say which folder has the data sets, or use `pefll data summary`")
     if not data_dir.is_dir():
         raise PefllError(f"there is no folder {data_dir}; `pefll data get cifar10 --data-dir {data_dir}` makes it")
     findings = sources.check(data_dir, lambda sentence: say(err, sentence))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -21,9 +22,9 @@ def sentences_for_disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PefllError(
-            f"cannot write {what}: {error.strerror or error}; free some space or choose another place"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "free some space or choose another place" if full else "choose another place"
+        raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}") from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -39,7 +39,14 @@ from pefll.evaluation import (
     summarise,
 )
 from pefll.files import write_whole
-from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, pick_precision, place_data
+from pefll.hardware import (
+    device_name,
+    make_engine,
+    peak_memory_bytes,
+    pick_device,
+    pick_precision,
+    place_data,
+)
 from pefll.lockstep import Job, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method, Problem
@@ -524,9 +531,12 @@ def headline(config: Config, federation: Federation) -> str:
     device = pick_device(config.device)
     model = resolve_model(config.model, federation.input_shape, federation.tokens)
     rounds = f"{config.rounds} rounds of {clients_per_round(config, federation)} clients"
+    precision = pick_precision(config.precision, device)
+    if config.precision not in ("auto", precision):
+        precision += f" (only a GPU has {config.precision})"
     return (
         f"{config.method} on {federation.name}, {federation.partition}: {federation.num_seen} seen and "
-        f"{federation.num_unseen} unseen clients, model {model}, {rounds}, {device_name(device)}"
+        f"{federation.num_unseen} unseen clients, model {model}, {rounds}, {device_name(device)}, {precision}"
     )
 
 
@@ -558,6 +568,8 @@ def federations_of(configs: Sequence[Config], console: Console | None) -> list[F
 
 def _samples_of(config: Config, console: Console | None) -> Samples:
     if config.data not in DATASETS and config.data_sha256 and not Path(config.data).exists():
+        if Path(config.data).suffix or len(Path(config.data).parts) > 1:
+            raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
         raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
     return load_samples(
         config.data,
@@ -581,7 +593,8 @@ def _deal(samples: Samples, config: Config) -> Federation:
     clients = None if natural_number else config.clients or (source.clients if source else None)
     federation = make_federation(samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen)
     if config.data_sha256 and federation.fingerprint() != config.data_sha256:
-        raise PefllError(f"the data in {config.data_dir} is not what the run was trained on")
+        where = f"the data in {config.data_dir}" if source else f"what is in {config.data}"
+        raise PefllError(f"{where} is not what the run was trained on")
     return federation
 
 

@@ -170,6 +170,16 @@ def test_ratios_are_taken_turn_by_turn():
     assert peer["over"]["pfl"]["steps_per_second"]["median"] == 1.0
 
 
+def test_rates_that_a_clock_of_ticks_cannot_tell_are_left_out():
+    rate = {"median": 4.0, "least": 3.0, "most": 5.0}
+    row = {"steps_per_cpu_second": rate, "steps_per_second": rate, "over": {"plain": {"steps_per_cpu_second": rate}}}
+    for seconds, shown, ratio in ((0.01, "hardly any", ""), (0.3, "4 ±25%", "4.00")):
+        timed = row | {"turns": [{"cpu_seconds": 0.5}, {"cpu_seconds": seconds}]}
+        assert table._rate(timed, "steps_per_cpu_second") == shown
+        assert table._ratio(timed, "plain", "steps_per_cpu_second") == ratio
+        assert table._rate(timed, "steps_per_second") == "4 ±25%"
+
+
 def test_processor_time_and_memory_of_what_a_process_started_count():
     busy = (
         "import time\nx = bytearray(50_000_000)\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True)\ninput()"

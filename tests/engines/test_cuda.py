@@ -62,7 +62,7 @@ def test_capturing_changes_nothing():
     torch.testing.assert_close(flat(state), after, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32", "tf32"])
+@pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "bf16"])
 def test_a_run_stopped_and_resumed_goes_on_where_it_was(tmp_path, precision):
     federation = pictures()
     settings = GPU | {"eval_every": 2, "precision": precision}
@@ -131,7 +131,7 @@ def pictures(seed=0):
     return ragged(shape=(1, 16, 16), pixels=True, seed=seed)
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32", "tf32"])  # the last two run our kernels
+@pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "bf16"])  # the last three run our kernels
 def test_runs_on_streams_of_their_own_are_what_they_are_alone(tmp_path, precision):
     settings = GPU | {"rounds": 12, "eval_every": 3, "checkpoint_every": 5, "precision": precision}
     runs = fit_seeds(pictures, seeds=[0, 1, 2], out=tmp_path, **settings)

@@ -21,6 +21,7 @@ def result(seed: int, seen: float, unseen: float, dataset: str = "cifar10") -> d
         "method": "pefll",
         "num_clients": 100,
         "seed": seed,
+        "timing": "alone",
         "train_seconds": 10.0,
         "eval_seconds": 2.0,
         "accuracy": {"best": {"seen": both(seen), "unseen": both(unseen)}},
@@ -71,6 +72,18 @@ def test_a_table_of_groups_without_samples_leaves_the_cell_empty():
     assert "| 50.0 | 89.0 ± 0.8 | — | 89.3 ± 2.2 |" in markdown_table([nobody])
 
 
-def test_runs_that_shared_a_device_say_so_beside_their_time():
-    table = markdown_table([result(seed, 0.5, 0.5) | {"lockstep": 3} for seed in range(3)])
-    assert "| 12 (3 at once) |" in table
+def test_runs_that_shared_a_device_tell_no_time():
+    shared = [result(seed, 0.5, 0.5) | {"timing": "shared the device with 2 other runs"} for seed in range(3)]
+    assert "| 89.3 ± 2.2 |  | `pefll" in markdown_table(shared)
+    assert "| 89.3 ± 2.2 | 12 | `pefll" in markdown_table([*shared, result(3, 0.5, 0.5)])
+
+
+def test_seeds_of_one_setting_are_one_row_however_they_were_asked_for():
+    said = result(1, 0.9, 0.9) | {
+        "command": "pefll train --set client_lr=0.002 --data cifar10 --precision tf32 --seed 1"
+    }
+    other = result(2, 0.9, 0.9) | {"precision": "bf16"}
+    rows = markdown_table([said]).splitlines()[2:]
+    assert len(rows) == 1
+    assert "| `pefll train --data cifar10` |" in rows[0]
+    assert len(markdown_table([said, result(0, 0.9, 0.9), other]).splitlines()) == 4

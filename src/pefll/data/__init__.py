@@ -13,6 +13,7 @@ from pefll.data.federation import VALIDATION as VALIDATION
 from pefll.data.federation import Federation as Federation
 from pefll.data.federation import Normalise as Normalise
 from pefll.data.federation import Samples as Samples
+from pefll.data.frames import TABLES as TABLES
 from pefll.data.frames import from_frame as from_frame
 from pefll.data.normalise import measured as measured
 from pefll.data.own import federation_from_arrays as federation_from_arrays

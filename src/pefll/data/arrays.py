@@ -47,7 +47,7 @@ def samples_from_arrays(
         if classes > max(_MANY_CLASSES, len(labels)):
             raise PefllError(
                 f"{name}: there is a label {classes - 1:,} among {len(labels):,} samples; "
-                "number the classes from 0 without gaps, or say how many classes there are"
+                "number the classes from 0 without gaps, or say how many there are, in Python, with classes=..."
             )
     elif isinstance(classes, bool) or not isinstance(classes, int) or classes < max(1, len(class_names)):
         raise PefllError(f"{name}: classes is {classes!r}, but there are {len(class_names) or 'some'} classes")

@@ -14,7 +14,7 @@ from pefll.errors import PefllError
 
 CSV = (".csv", ".tsv")
 PARQUET = (".parquet", ".pq")
-SUFFIXES = (*CSV, *PARQUET)
+TABLES = (*CSV, *PARQUET)
 
 
 def from_frame(
@@ -79,7 +79,12 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
 
 
 def columns(frame: Any) -> list[str]:
-    """Return the names of a table's columns."""
+    """Return the names of a table's columns, as texts."""
+    return [str(each) for each in _keys(frame)]
+
+
+def _keys(frame: Any) -> list[Any]:
+    """Return what a table's columns are found by: pandas has numbers where nobody named them."""
     # A pyarrow table has both attributes, and its `columns` are the values.
     names = getattr(frame, "column_names", None)
     if names is None:
@@ -88,14 +93,15 @@ def columns(frame: Any) -> list[str]:
         names = list(frame)
     if names is None:
         raise PefllError(f"a {type(frame).__name__} is not a table with named columns")
-    return [str(each) for each in names]
+    return list(names)
 
 
 def column(frame: Any, name: str, where: str) -> Array:
     """Return one column of a table, [N]."""
-    if name not in columns(frame):
-        raise PefllError(f"{where}: there is no column {name!r}; there are {', '.join(columns(frame))}")
-    return np.asarray(frame[name])
+    keys = {str(key): key for key in _keys(frame)}
+    if name not in keys:
+        raise PefllError(f"{where}: there is no column {name!r}; there are {', '.join(keys)}")
+    return np.asarray(frame[keys[name]])
 
 
 def read_frame(path: Path) -> Any:

@@ -42,6 +42,11 @@ def read_samples(
         )
     frame = frames.read_frame(path)
     names = frames.columns(frame)
+    if label not in names:
+        raise PefllError(
+            f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: say which one it is "
+            "with --label"
+        )
     return frames.from_frame(
         frame,
         label,
@@ -262,7 +267,7 @@ def _kind(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return "npz"
-    if suffix in frames.SUFFIXES:
+    if suffix in frames.TABLES:
         return "table"
     raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder client/class/*.png")
 

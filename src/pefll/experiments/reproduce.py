@@ -67,6 +67,8 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
     """
     methods, cells = parse_only(only)
     have = read_results(results) if results.is_dir() else []
+    # Where a run was done in several precisions, the one that a GPU takes if not told otherwise stands for it.
+    have.sort(key=lambda result: result.get("precision") != "tf32")
     jobs = [
         job
         for cell in table1.CELLS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,15 @@ from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.experiments.table1 import PAPER
 from pefll.files import read_json, write_json
+from pefll.methods import hyperparameters
 from pefll.record import GROUPS, RunFolder
 from pefll.report import mean_and_std
+
+# Runs that differ in none of these are one setting with several seeds.
+SAME = (
+    *("dataset", "partition", "num_clients", "num_seen", "clients_per_round", "rounds"),
+    *("method", "settings", "model", "precision"),
+)
 
 
 def collect(folder: RunFolder, target: Path) -> Path:
@@ -53,8 +61,21 @@ def _place(target: Path, name: str, summary: dict[str, Any]) -> Path:
 
 
 def _changes(folder: RunFolder) -> str:
-    """Return the hyper-parameters that differ from their defaults, for a file name."""
-    return "".join(f"{key}_{value}-" for key, value in Config.load(folder.config_file).settings.items())
+    """Return the hyper-parameters and the precision where they are not the usual ones, for a file name."""
+    config = Config.load(folder.config_file)
+    usual = _usual(config.method)
+    changes = [f"{key}_{value}-" for key, value in config.settings.items() if value != usual.get(key)]
+    if config.precision not in ("auto", "tf32"):  # what a GPU takes if not told otherwise
+        changes.append(f"{config.precision}-")
+    return "".join(changes)
+
+
+def _usual(method: str) -> dict[str, Any]:
+    """Return a method's defaults; none for one that this program does not have."""
+    try:
+        return hyperparameters(method)
+    except PefllError:
+        return {}
 
 
 def read_results(source: Path) -> list[dict[str, Any]]:
@@ -67,24 +88,35 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table: one row per setting, mean ± std over its seeds, the paper's number beside it."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for result in results:
-        rows.setdefault(str(result["command"]).replace(f" --seed {result['seed']}", ""), []).append(result)
+        rows.setdefault(json.dumps([result.get(key) for key in SAME], sort_keys=True), []).append(result)
     lines = [
         "| data, clients | method | seeds | seen, % | paper | unseen, % | paper | seconds | command (and `--seed N`) |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for command, group in rows.items():
-        one = group[0]
+    commands = {name: min((_command(result) for result in group), key=len) for name, group in rows.items()}
+    for name, group in sorted(
+        rows.items(), key=lambda row: (row[1][0]["dataset"], row[1][0]["num_clients"], len(commands[row[0]]))
+    ):
+        one, command = group[0], commands[name]
         paper = PAPER.get((one["dataset"], one["num_clients"]), {}).get(one["method"])
         cells = [f"{one['dataset']}, {one['num_clients']}", one["method"], str(len(group))]
         for place, who in enumerate(GROUPS):
             scored = [result["accuracy"]["best"][who] for result in group]
             cells.append(spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
-        seconds = mean_and_std([result["train_seconds"] + result["eval_seconds"] for result in group])[0]
-        together = max(result.get("lockstep", 1) for result in group)
-        time = f"{seconds:.0f}" if together == 1 else f"{seconds:.0f} ({together} at once)"
+        # Runs that shared their device tell nothing about how long one takes.
+        alone = [one["train_seconds"] + one["eval_seconds"] for one in group if one.get("timing") == "alone"]
+        time = f"{mean_and_std(alone)[0]:.0f}" if alone else ""
         lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
     return "\n".join(lines)
+
+
+def _command(result: dict[str, Any]) -> str:
+    """Return the command that made a result, without its seed and without hyper-parameters that are the defaults."""
+    command = str(result["command"]).replace(f" --seed {result['seed']}", "")
+    for name, value in _usual(result["method"]).items():
+        command = command.replace(f" --set {name}={value} ", " ")
+    return command.replace(" --precision tf32", "")  # which is what a GPU takes
 
 
 def spread(values: Sequence[float]) -> str:

@@ -16,8 +16,8 @@ from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model
 
 Result = dict[str, Any]
-# Client steps of LeNet (32 samples) in a second, by how many clients train at once, where no result tells: two thirds
-# of what PeFLL does on an H200 (results/lockstep.json).
+# Client steps of LeNet (32 samples) in a second, by how many clients train at once, where no result tells: some two
+# thirds of what PeFLL does on an H200 (results/lockstep.json).
 GUESSES = {5: 23_000.0, 50: 57_000.0}
 # Where all training happens when clients are personalised, no graph is recorded, and a GPU waits for Python.
 UNRECORDED = 10_000.0
@@ -33,7 +33,6 @@ class Speed(NamedTuple):
         model: what they ran.
         recorded: whether it had rounds, which a GPU records.
         rate: steps of all clients, in a second of the device; time that other runs took away is not counted.
-        finished: when.
     """
 
     method: str
@@ -42,7 +41,6 @@ class Speed(NamedTuple):
     model: str
     recorded: bool
     rate: float
-    finished: str
 
 
 class Estimate(NamedTuple):
@@ -55,8 +53,7 @@ class Estimate(NamedTuple):
 def estimate(job: Job, known: Sequence[Speed], rounds: int) -> Estimate:
     """Reckon how long a run takes on a GPU, from the run that is most like it.
 
-    That is one of the same method in the same cell; else of the same method with about as many clients at once; else
-    of any method.
+    That is one of the same method with about as many clients at once; else of any method.
 
     Args:
         job: the run.
@@ -69,16 +66,15 @@ def estimate(job: Job, known: Sequence[Speed], rounds: int) -> Estimate:
     if not alike:
         guess = GUESSES[min(GUESSES, key=lambda at: abs(math.log(at / width)))] if recorded else UNRECORDED
         return Estimate(steps / guess, f"{guess:.0f}, a guess")
-    # Of equals the one that was finished last: what runs today is most like it.
-    latest_first = sorted(alike, key=lambda one: one.finished, reverse=True)
-    like = min(latest_first, key=lambda one: _distance(one, job, width))
+    # Of equals the fastest: the others shared their GPU with somebody, or ran before something was made faster.
+    like = min(alike, key=lambda one: (*_distance(one, job, width), -one.rate))
     where = like.cell if like.method == job.method else f"{like.method} {like.cell}"
     return Estimate(steps / like.rate, f"{like.rate:.0f} in {where}")
 
 
-def _distance(one: Speed, job: Job, width: int) -> tuple[bool, bool, float]:
-    """Return how little a run tells about a job: its method counts most, then its cell, then its width."""
-    return one.method != job.method, one.cell != job.cell.name, round(abs(math.log(one.width / width)), 6)
+def _distance(one: Speed, job: Job, width: int) -> tuple[bool, float]:
+    """Return how little a run tells about a job: its method counts most, then how many clients trained at once."""
+    return one.method != job.method, round(abs(math.log(one.width / width)), 6)
 
 
 def speeds(runs: Sequence[Result]) -> list[Speed]:
@@ -113,7 +109,6 @@ def _speed(one: Result) -> Speed | None:
         model=one["model"],
         recorded=recorded,
         rate=steps / seconds,
-        finished=str(one.get("finished", "")),
     )
 
 

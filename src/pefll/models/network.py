@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pefll import randomness
 from pefll.errors import PefllError
 from pefll.models.fused import fused
+from pefll.ops import client_axis
 
 Parameters: TypeAlias = Tensor | dict[str, Tensor]
 
@@ -61,7 +62,8 @@ class Network:
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return views of the flat vector [size], named and shaped as the module's parameters."""
         # `split` has one concatenation as its backward pass; slices would each fill a vector of full length.
-        parts = torch.split(parameters, self._sizes)
+        split = client_axis.split if client_axis.splits(parameters, len(self._sizes)) else torch.split
+        parts = split(parameters, self._sizes)
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     def flatten(self, values: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -24,6 +25,8 @@ from pefll.ops.precision import products
 # A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
 # size. Larger ones (a hypernetwork's last layer) are what cuBLAS is good at.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
+
+MOST_PARTS = 128  # that a vector is joined from by one kernel
 
 # Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
 MOST_ELEMENTS, MOST_SPREAD = 1 << 31, 1 << 22
@@ -53,8 +56,15 @@ def _runs_kernels(device: torch.device) -> bool:
     try:
         from pefll.ops.kernels import pointwise
 
-        one = torch.ones(1, dtype=torch.int64, device=device)
-        pointwise.choose(one, one, 1, 1, 1, (1, 1))
+        def attempt() -> None:
+            with torch.cuda.device(device):  # a new thread is on the first one
+                one = torch.ones(1, dtype=torch.int64, device=device)
+                pointwise.choose(one, one, 1, 1, 1, (1, 1))
+                torch.cuda.synchronize(device)
+
+        # In a thread of its own, where the tensors are ordinary ones even if whoever asks is being mapped.
+        with ThreadPoolExecutor(1) as aside:
+            aside.submit(attempt).result()
     except Exception as error:  # noqa: BLE001 - whatever it is, torch's own operations still work
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         warnings.warn(f"Triton does not run here ({reason}); without its kernels rounds take longer", stacklevel=2)
@@ -70,8 +80,15 @@ def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair,
     plain = _both(dilation) == (1, 1) and groups == 1
     # Tiles hold all positions of a pooling cell, and all pixels that one step of the cells moves over.
     fits = pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w[0, 0].numel() <= 64
-    small = 4 * pool**2 * w.numel() <= MOST_SPREAD and x.numel() // x.shape[1] * max(w.shape[:2]) < MOST_ELEMENTS
-    return square and plain and fits and small
+    # One channel more than there are, where pictures are laid out.
+    most = max(w.shape[0], w.shape[1] + 1)
+    small = 4 * pool**2 * w.numel() <= MOST_SPREAD and x.numel() // x.shape[1] * most < MOST_ELEMENTS
+    return square and plain and fits and small and len(x) > 0
+
+
+def splits(vector: Tensor, parts: int) -> bool:
+    """Return whether `split` takes a vector into so many parts: a kernel looks at each."""
+    return available(vector) and parts <= MOST_PARTS
 
 
 def multiplies(x: Tensor, w: Tensor) -> bool:
@@ -89,14 +106,14 @@ def _both(pair: Pair) -> tuple[int, int]:
 @custom_op("pefll::convolve", mutates_args=())
 def _convolve(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool
-) -> tuple[Tensor, Tensor]:
-    """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what pooling and ReLU let through."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], to what pooling and ReLU let through, and to x laid out."""
     from pefll.ops.kernels import convolution
 
-    y, route = convolution.forward(
+    y, route, laid = convolution.forward(
         x, _packed(w), _maybe_packed(bias), _geometry(x, w, stride, padding, pool, relu), products()
     )
-    return y.permute(0, 1, 4, 2, 3), route
+    return y.permute(0, 1, 4, 2, 3), route, laid
 
 
 @custom_op("pefll::convolve_backward", mutates_args=())
@@ -105,6 +122,7 @@ def _convolve_backward(
     x: Tensor,
     w: Tensor,
     route: Tensor,
+    laid: Tensor,
     stride: int,
     padding: int,
     pool: int,
@@ -118,7 +136,7 @@ def _convolve_backward(
     g = g.permute(0, 1, 3, 4, 2).contiguous()
     # What every client shares is expanded by the vmap rule; kernels step through it client by client.
     route = route.contiguous()
-    dw, db = convolution.weight_gradient(g, route, x, s, products())
+    dw, db = convolution.weight_gradient(g, route, x, laid.contiguous(), s, products())
     if not wants_input:
         return x.new_empty((len(x), 0)), dw, db
     return convolution.input_gradient(g, route, _packed(w), s, products()).permute(0, 1, 4, 2, 3), dw, db
@@ -168,6 +186,20 @@ def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, T
     from pefll.ops.kernels import pointwise
 
     return pointwise.cross_entropy(_packed(scores), _packed(y), _packed(weight))
+
+
+@custom_op("pefll::join", mutates_args=())
+def _join(parts: list[Tensor]) -> Tensor:
+    """Return parts [c, ...] as one vector for each client, [c, D]."""
+    from pefll.ops.kernels import pointwise
+
+    return pointwise.join([_packed(part) for part in parts])
+
+
+@_join.register_vmap
+def _join_mapped(info: Any, in_dims: tuple[list[int | None]], parts: list[Tensor]) -> tuple[Tensor, int]:
+    merged = [_merged(part, dim, info.batch_size) for part, dim in zip(parts, in_dims[0], strict=True)]
+    return _parted(_join(merged), info.batch_size), 0
 
 
 @custom_op("pefll::sgd", mutates_args=())
@@ -242,8 +274,7 @@ def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> 
                 if dim is not None:
                     raise PefllError("samples are shared by all clients of a federation, so they cannot be mapped")
                 return value
-            every = value.unsqueeze(0).expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            return every.flatten(0, 1)
+            return _merged(value, dim, info.batch_size)
 
         merged = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
         result = operation(*merged)
@@ -252,6 +283,12 @@ def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> 
         return tuple(_parted(part, info.batch_size) for part in result), (0,) * len(result)
 
     operation.register_vmap(rule)
+
+
+def _merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
+    """Return a value [c, ...] that is mapped over `dim`, or is the same for all, as [mapped * c, ...]."""
+    every = value.unsqueeze(0).expand(mapped, *value.shape) if dim is None else value.movedim(dim, 0)
+    return every.flatten(0, 1)
 
 
 def _parted(value: Tensor, mapped: int) -> Tensor:
@@ -288,8 +325,10 @@ class _Once(torch.autograd.Function):
 
 class _ConvolveBackward(_Once):
     @staticmethod
-    def forward(g: Tensor, x: Tensor, w: Tensor, route: Tensor, *numbers: Any) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (part.unsqueeze(0) for part in (g, x, w, route))
+    def forward(
+        g: Tensor, x: Tensor, w: Tensor, route: Tensor, laid: Tensor, *numbers: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        parts = (part.unsqueeze(0) for part in (g, x, w, route, laid))
         dx, dw, db = _convolve_backward(*parts, *numbers)
         return dx.squeeze(0), dw.squeeze(0), db.squeeze(0)
 
@@ -298,16 +337,16 @@ class _Convolve(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> tuple[Tensor, Tensor, Tensor]:
         one = None if bias is None else bias.unsqueeze(0)
-        y, route = _convolve(x.unsqueeze(0), w.unsqueeze(0), one, *numbers)
-        return y.squeeze(0), route.squeeze(0)
+        y, route, laid = _convolve(x.unsqueeze(0), w.unsqueeze(0), one, *numbers)
+        return y.squeeze(0), route.squeeze(0), laid.squeeze(0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # zeros for the route would be one more kernel
-        ctx.save_for_backward(*inputs[:2], output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # zeros for the others would be more kernels
+        ctx.save_for_backward(*inputs[:2], *output[1:])
         ctx.numbers = inputs[3:]
 
     @staticmethod
@@ -344,6 +383,39 @@ class _Linear(torch.autograd.Function):
         wants_input, _, wants_bias, _ = ctx.needs_input_grad
         dx, dw, db = _apply(_LinearBackward, g, *ctx.saved_tensors, ctx.relu, wants_input)
         return dx if wants_input else None, dw, db if wants_bias else None, None
+
+
+class _Join(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*parts: Tensor) -> Tensor:
+        joined: Tensor = _join([part.unsqueeze(0) for part in parts])
+        return joined.squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.sizes = [part.numel() for part in inputs]
+
+    @staticmethod
+    def backward(ctx: Any, joined: Tensor) -> Any:
+        return split(joined, ctx.sizes)
+
+
+class _Split(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        return torch.split(vector, sizes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *parts: Tensor) -> Any:
+        return _apply(_Join, *parts), None
 
 
 class _CrossEntropyBackward(_Once):
@@ -389,6 +461,12 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """Return x [b, i] times w [o, i], plus bias [o], through ReLU."""
     y: Tensor = _apply(_Linear, x, w, bias, relu)
     return y
+
+
+def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """Return consecutive parts of a vector [D]; their gradients are joined by one kernel."""
+    parts: tuple[Tensor, ...] = _apply(_Split, vector, sizes)
+    return parts
 
 
 def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:

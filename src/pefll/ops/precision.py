@@ -23,5 +23,5 @@ def current() -> str:
 
 
 def products() -> str:
-    """Return how kernels are to multiply, in Triton's words."""
+    """Return how kernels are to multiply: tf32x3, tf32 or bf16."""
     return PRODUCTS[_current]

@@ -6,11 +6,16 @@ window and not once per position; the columns are (position in the cell, output 
 *spread* weights, are zero where a position does not look. Tensor cores multiply by these zeros faster than
 memory would bring the pixels again.
 
+For bfloat16 products the input is first laid out once as the tensor cores want it: rounded, channels last, and four
+channels instead of three, so that most windows start at whole 16 bytes and go to shared memory as they are.
+
 What pooling and ReLU let through is remembered in one byte per output, the `route`: which position of its cell won, or
 255 where ReLU gave zero. The convolution's own output never exists in memory.
 """
 
 from __future__ import annotations
+
+from math import gcd
 
 import torch
 import triton
@@ -23,20 +28,51 @@ from pefll.ops.kernels.tiles import shrunk, side
 
 @triton.jit
 def _spread(
-    w, out, sw_c, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr,
-    WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
+    w, out, block, CI: tl.constexpr, LAID: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the filters [co, ci, kh, kw] as [position, co, (wy, wx, ci)]."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    K: tl.constexpr = WH * WW * CI
+    """Write one client's filters [co, ci, kh, kw] as [position, co, (wy, wx, ci)], with LAID input channels."""
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    K: tl.constexpr = WH * WW * LAID
     SIZE: tl.constexpr = POOL * POOL * CO * K
     k, co, place = at % K, (at // K) % CO, at // (K * CO)
-    ky = k // (WW * CI) - (place // POOL) * STRIDE
-    kx = (k // CI) % WW - (place % POOL) * STRIDE
-    looks = (at < SIZE) & (ky >= 0) & (ky < KH) & (kx >= 0) & (kx < KW)
-    value = tl.load(w + client * sw_c + ((co * CI + k % CI) * KH + ky) * KW + kx, mask=looks, other=0.0)
-    tl.store(out + client * SIZE + at, value, mask=at < SIZE)
+    ky = k // (WW * LAID) - (place // POOL) * STRIDE
+    kx = (k // LAID) % WW - (place % POOL) * STRIDE
+    ci = k % LAID
+    looks = (at < SIZE) & (ky >= 0) & (ky < KH) & (kx >= 0) & (kx < KW) & (ci < CI)
+    value = tl.load(w + ((co * CI + ci) * KH + ky) * KW + kx, mask=looks, other=0.0)
+    tl.store(out + at, value, mask=at < SIZE)
+
+
+@triton.jit
+def _lay(
+    x, out, block, B, sx_b, sx_h, sx_w, sx_k, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one client's pictures as [b, h, w, LAID]; channels that are not there are zero."""
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    ci, pixel = at % LAID, at // LAID
+    b, row, column = pixel // (H * W), (pixel // W) % H, pixel % W
+    there = b < B
+    value = tl.load(x + b * sx_b + row * sx_h + column * sx_w + ci * sx_k, mask=there & (ci < CI), other=0.0)
+    tl.store(out + at, value, mask=there)
+
+
+@triton.jit
+def _prepare(
+    w, spread, x, laid, B, sw_c, sx_c, sx_b, sx_h, sx_w, sx_k, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr,
+    LAID: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr,
+    WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, SPREAD_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Spread the filters in the first programs and, if there are more, lay out the pictures in the others."""
+    client = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0)
+    if block < SPREAD_BLOCKS:
+        spread += client * (POOL * POOL * CO * WH * WW * LAID)
+        _spread(w + client * sw_c, spread, block, CI, LAID, CO, KH, KW, STRIDE, WH, WW, POOL, BLOCK)
+    else:
+        laid += client * B * (H * W * LAID)
+        _lay(x + client * sx_c, laid, block - SPREAD_BLOCKS, B, sx_b, sx_h, sx_w, sx_k, H, W, CI, LAID, BLOCK)
 
 
 @triton.jit
@@ -91,10 +127,7 @@ def _forward(
             inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
         a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
         f = tl.load(w + column[None, :] + k[:, None], mask=(k < K)[:, None] & real[None, :], other=0.0)
-        if PRECISION == "bf16":
-            total = tl.dot(a.to(tl.bfloat16), f.to(tl.bfloat16), total)
-        else:
-            total = tl.dot(a, f, total, input_precision=PRECISION)
+        total = tl.dot(a, f, total, input_precision=PRECISION)
     co = tl.program_id(1) * BN + tl.arange(0, BN)
     if PLACES > 1:
         cells = tl.reshape(total, [BM, PLACES, BN])
@@ -159,10 +192,7 @@ def _weight_gradient(
             way = tl.load(route + out, mask=valid, other=255).to(tl.int32)
             won = way[:, None, :] == tl.arange(0, PLACES)[None, :, None]
             d = tl.reshape(tl.where(won, d[:, None, :], 0.0), [BM, PLACES * BN])
-        if PRECISION == "bf16":
-            total = tl.dot(a.to(tl.bfloat16), d.to(tl.bfloat16), total)
-        else:
-            total = tl.dot(a, d, total, input_precision=PRECISION)
+        total = tl.dot(a, d, total, input_precision=PRECISION)
     partial += (split.to(tl.int64) * C + client) * ((K + 1) * POOL * POOL * CO)
     at = k[:, None] * (POOL * POOL * CO) + (place * CO + channel)[None, :]
     real = channel < CO
@@ -170,29 +200,99 @@ def _weight_gradient(
 
 
 @triton.jit
-def _gather_up(
-    partial, dw, db, C, SPLITS: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+def _weight_gradient_laid(
+    x, g, route, partial, B, C, ROWS: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
+    ROUTED: tl.constexpr, VECTOR: tl.constexpr, LINE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CO_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
+    """The same the other way round, (position, channel) by window, for pictures that are laid out.
+
+    Routed gradients are made in registers, and windows are multiplied from shared memory as they came. After its
+    window, the first position's line has the bias's gradient.
+    """
+    PLACES: tl.constexpr = POOL * POOL
+    k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
+    first = (tl.program_id(0) % CO_BLOCKS) * BN
+    co = first + tl.arange(0, BN)
+    n = tl.arange(0, PLACES * BN)
+    place, channel = n // BN, first + n % BN
+    split = tl.program_id(1)
+    client = tl.program_id(2).to(tl.int64)
+    K: tl.constexpr = WH * WW * CI
+    wy, wx, offset = _pixels(k, W * CI, CI, 1, CI, WW, PAD, VECTOR)
+    x += client * B * (H * W * CI)
+    g += client * B * PH * PW * CO
+    route += client * B * PH * PW * CO
+    total = tl.zeros([PLACES * BN, BK], tl.float32)
+    bias = tl.zeros([BN, BM], tl.float32)
+    for row in range(0, ROWS, BM):
+        rows = split * ROWS + row + tl.arange(0, BM)
+        b, iy, ix = _corner(rows, PH, PW, POOL * STRIDE, PAD)
+        start = tl.multiple_of((b * H + iy) * (W * CI) + ix * CI, VECTOR)
+        inside = (b < B)[:, None] & (k < K)[None, :]
+        if PAD > 0:
+            jy, jx = iy[:, None] + wy[None, :], ix[:, None] + wx[None, :]
+            inside &= (jy >= 0) & (jy < H) & (jx >= 0) & (jx < W)
+        a = tl.load(x + start[:, None] + offset[None, :], mask=inside, other=0.0)
+        out = rows[None, :] * CO + co[:, None]
+        valid = (b < B)[None, :] & (co < CO)[:, None]
+        d = tl.load(g + out, mask=valid, other=0.0)
+        if ROUTED:
+            way = tl.load(route + out, mask=valid, other=255).to(tl.int32)
+            bias += tl.where(way < PLACES, d, 0.0)
+            won = way[None, :, :] == tl.arange(0, PLACES)[:, None, None]
+            d = tl.reshape(tl.where(won, d[None, :, :], 0.0), [PLACES * BN, BM])
+        else:
+            bias += d
+        total = tl.dot(d.to(a.dtype), a, total)
+    partial += (split.to(tl.int64) * C + client) * (PLACES * CO * LINE)
+    at = (place * CO + channel)[:, None] * LINE + k[None, :]
+    tl.store(partial + at, total, mask=(k < K)[None, :] & (channel < CO)[:, None])
+    if tl.program_id(0) < CO_BLOCKS:
+        tl.store(partial + co * LINE + K, tl.sum(bias, axis=1), mask=co < CO)
+
+
+@triton.jit
+def _gather_up(
+    partial, dw, db, C, SPLITS: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr, CO: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr,
+    LINE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co].
+
+    A share is [window + 1, position, co]; or where LINE is not 0 [position, co, LINE], as `_weight_gradient_laid`
+    writes it.
+    """
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    co, k = at % CO, at // CO  # neighbours read neighbours
+    K: tl.constexpr = WH * WW * LAID
+    TAPS: tl.constexpr = KH * KW * CI
+    if LINE > 0:  # neighbours read neighbours
+        co, k = at // (TAPS + 1), at % (TAPS + 1)
+        SIZE: tl.constexpr = POOL * POOL * CO * LINE
+    else:
+        co, k = at % CO, at // CO
+        SIZE: tl.constexpr = (K + 1) * POOL * POOL * CO
     ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI
-    is_weight, is_bias = k < KH * KW * CI, k == KH * KW * CI
-    K: tl.constexpr = WH * WW * CI
+    is_weight, is_bias = (k < TAPS) & (co < CO), (k == TAPS) & (co < CO)
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, SPLITS, AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
-        share = partial + (split * C + client) * ((K + 1) * POOL * POOL * CO)
-        there = (split < SPLITS)[:, None] & (is_weight | is_bias)[None, :]
+        share = partial + (split * C + client) * SIZE
         for place in tl.static_range(POOL * POOL):
             wy, wx = ky + (place // POOL) * STRIDE, kx + (place % POOL) * STRIDE
-            row = tl.where(is_bias, K, (wy * WW + wx) * CI + ci)
-            at = (row * POOL * POOL + place) * CO + co
-            total += tl.sum(tl.load(share[:, None] + at[None, :], mask=there, other=0.0), axis=0)
-    tl.store(dw + client * (KH * KW * CI * CO) + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=is_weight)
+            row = tl.where(is_bias, K, (wy * WW + wx) * LAID + ci)
+            if LINE > 0:
+                from_ = (place * CO + co) * LINE + row
+                wanted = is_weight | (is_bias & (place == 0))
+            else:
+                from_ = (row * POOL * POOL + place) * CO + co
+                wanted = is_weight | is_bias
+            there = (split < SPLITS)[:, None] & wanted[None, :]
+            total += tl.sum(tl.load(share[:, None] + from_[None, :], mask=there, other=0.0), axis=0)
+    tl.store(dw + client * (TAPS * CO) + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=is_weight)
     tl.store(db + client * CO + co, total, mask=is_bias)
 
 
@@ -258,18 +358,17 @@ def _input_gradient(
             at = ((cell * POOL * POOL + place) * SIDE * SIDE * CI + pixel * CI + ci) * CO
             f = tl.load(w + at[None, :] + co[:, None], mask=(ci < CI)[None, :] & (co < CO)[:, None], other=0.0)
             e = tl.where(way == place, d, 0.0) if ROUTED else d
-            if PRECISION == "bf16":
-                total = tl.dot(e.to(tl.bfloat16), f.to(tl.bfloat16), total)
-            else:
-                total = tl.dot(e, f, total, input_precision=PRECISION)
+            total = tl.dot(e.to(f.dtype), f, total, input_precision=PRECISION)
     iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
     out = ((client * B + b[:, None]) * H + iy) * W + ix
     real = (b < B)[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
     tl.store(dx + out * CI + ci[None, :], total, mask=real)
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:
-    """Return outputs and routes, both [c, b, ph, pw, co].
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs and routes, both [c, b, ph, pw, co], and the input as it was laid out; empty where it was not.
 
     Args:
         x: [c, b, ci, h, w], in any layout.
@@ -280,57 +379,75 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, preci
     """
     s = geometry
     clients, samples = x.shape[:2]
-    spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * s.ci))
-    grid = (triton.cdiv(spread[0].numel(), 1024), clients)
-    _spread[grid](w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=1024, num_warps=4)
-    y = x.new_empty((clients, samples, s.ph, s.pw, s.co))
+    channels = _laid_channels(s) if precision == "bf16" else s.ci
+    shape = (clients, samples, s.h, s.w, channels) if precision == "bf16" else (clients, 0)
+    laid = x.new_empty(shape, dtype=_kind(x, precision))
+    spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * channels), dtype=laid.dtype)
+    blocks = triton.cdiv(spread[0].numel(), 1024)
+    _prepare[(blocks + triton.cdiv(laid[0].numel(), 1024), clients)](
+        w, spread, x, laid, samples, w.stride(0), *_strides(x), s.h, s.w, s.ci, channels, s.co, s.kh, s.kw, s.stride,
+        s.wh, s.ww, s.pool, SPREAD_BLOCKS=blocks, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    if precision == "bf16":
+        x, s = laid.permute(0, 1, 4, 2, 3), s._replace(ci=channels)
+    y = torch.empty((clients, samples, s.ph, s.pw, s.co), dtype=torch.float32, device=x.device)
     route = torch.empty(y.shape if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
     rows = samples * s.ph * s.pw
     bm, bn, bk, warps, stages = _forward_tile(s, x, precision)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.co, bn), clients)
     _forward[grid](
-        x, spread, x if bias is None else bias, y, route, samples, *_strides(x),
+        x, spread, y if bias is None else bias, y, route, samples, *_strides(x),
         0 if bias is None else bias.stride(0), s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw,
-        s.pool, s.relu, bias is not None, _vector(x, s), precision, BM=bm, BN=bn, BK=bk, num_warps=warps,
+        s.pool, s.relu, bias is not None, _vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
-    return y, route
+    return y, route, laid
 
 
-def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:
+def weight_gradient(
+    g: Tensor, route: Tensor, x: Tensor, laid: Tensor, geometry: Geometry, precision: str
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
         g: of the output, [c, b, ph, pw, co], contiguous.
         route: from `forward`.
         x: [c, b, ci, h, w], in any layout.
+        laid: from `forward`; where it is not empty, x is not looked at.
         geometry: of the convolution.
         precision: of products.
     """
     s = geometry
-    clients, samples = x.shape[:2]
-    window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
-    bm, bn, bk, warps, programs = _weight_tile(s, x, precision)
-    blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
+    clients, samples = g.shape[:2]
+    rows = samples * s.ph * s.pw
+    if laid.numel():
+        x, s = laid.permute(0, 1, 4, 2, 3), s._replace(ci=laid.shape[4])
+    window = s.wh * s.ww * s.ci
+    bm, bn, bk, warps, stages, programs = (_laid_tile if laid.numel() else _weight_tile)(s, x, precision)
+    blocks = triton.cdiv(window if laid.numel() else window + 1, bk) * triton.cdiv(s.co, bn)
     chunks = triton.cdiv(rows, bm)
     splits = max(1, min(chunks, triton.cdiv(programs, blocks * clients)))
     each = triton.cdiv(chunks, splits)
     splits = triton.cdiv(chunks, each)
-    partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
-    dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
-    db = x.new_empty((clients, s.co))
-    _weight_gradient[(blocks, splits, clients)](
-        x, g, route, partial, samples, clients, *_strides(x), each * bm,
-        s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, s.routed,
-        _vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn),
-        num_warps=warps, num_stages=1,
-    )  # fmt: skip
+    line = window + 4 if laid.numel() else 0
+    partial = g.new_empty((splits, clients, s.pool**2 * s.co, line or window + 1))
+    dw = g.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
+    db = g.new_empty((clients, s.co))
+    shape = (s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, s.routed, _vector(x, s))
+    tile = {"BM": bm, "BN": bn, "BK": bk, "CO_BLOCKS": triton.cdiv(s.co, bn), "num_warps": warps, "num_stages": stages}
+    grid = (blocks, splits, clients)
+    if laid.numel():
+        _weight_gradient_laid[grid](laid, g, route, partial, samples, clients, each * bm, *shape, line, **tile)
+    else:
+        _weight_gradient[grid](
+            x, g, route, partial, samples, clients, *_strides(x), each * bm, *shape, _in_words(precision), **tile
+        )
     at_once = min(64, triton.next_power_of_2(splits))
     block = max(16, 512 // at_once)
-    grid = (triton.cdiv((s.kh * s.kw * s.ci + 1) * s.co, block), clients)
+    grid = (triton.cdiv((s.kh * s.kw * geometry.ci + 1) * s.co, block), clients)
     _gather_up[grid](
-        partial, dw, db, clients, splits, s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, BLOCK=block,
-        AT_ONCE=at_once, num_warps=4,
+        partial, dw, db, clients, splits, geometry.ci, s.ci, s.co, s.kh, s.kw, s.stride, s.wh, s.ww, s.pool, line,
+        BLOCK=block, AT_ONCE=at_once, num_warps=4,
     )  # fmt: skip
     return dw, db
 
@@ -353,7 +470,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
     last = (step - 1 + s.padding) // step
     cells = last - first_y + 1, last - first_x + 1
-    spread = g.new_empty((clients, *cells, s.pool**2, step**2, s.ci, s.co))
+    spread = g.new_empty((clients, *cells, s.pool**2, step**2, s.ci, s.co), dtype=_kind(g, precision))
     _spread_back[(triton.cdiv(spread[0].numel(), 1024), clients)](
         w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, step, first_y, first_x, *cells,
         BLOCK=1024, num_warps=4,
@@ -362,7 +479,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
         g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, step, first_y, first_x, *cells,
-        s.routed, precision, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        s.routed, _in_words(precision), BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
 
@@ -375,6 +492,14 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
 def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
     clients, rows = len(x), x.shape[1] * s.ph * s.pw
     inner = s.wh * s.ww * s.ci
+    if precision == "bf16":
+        small = inner <= 256
+        channels = side(s.co, max(16, (64 if small else 128) // s.pool**2))
+        deep = max(16, gcd(inner, 64))  # no part of a tile beyond the window, if possible
+        at_once, deep, stages = shrunk(
+            x, 128 if small else 64, deep, s.pool**2 * channels, 2 if small else 3, precision
+        )
+        return at_once, channels, deep, 4, stages
     at_once = 128 if inner <= 128 or clients * rows >= 128 * 264 else 64
     channels = side(s.co, max(16, 64 // s.pool**2))
     deep, stages = (side(inner, 128), 1) if inner <= 128 else (32, 3)
@@ -382,19 +507,42 @@ def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int
     return at_once, channels, deep, 4, stages
 
 
-def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
-    many = len(x) * x.shape[1] * s.ph * s.pw >= 32 * 264 * 4
+def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int, int]:
     channels = side(s.co, max(16, 64 // s.pool**2))
-    deep, at_once = side(s.wh * s.ww * s.ci + 1, 128), 32 if many else 128
-    deep, at_once, _ = shrunk(x, deep, at_once, s.pool**2 * channels, 1, precision)
-    return at_once, channels, deep, 4 if many else 8, 4 * 132
+    deep = side(s.wh * s.ww * s.ci + 1, 128)
+    deep, at_once, _ = shrunk(x, deep, 32, s.pool**2 * channels, 1, precision)
+    return at_once, channels, deep, 4, 1, 2 * 132
+
+
+def _laid_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int, int]:
+    channels = side(s.co, max(16, 64 // s.pool**2))
+    inner = s.wh * s.ww * s.ci
+    at_once, deep = (128, 64) if inner <= 256 else (32, 128)
+    deep, at_once, _ = shrunk(x, side(inner, deep), at_once, s.pool**2 * channels, 1, precision)
+    return at_once, channels, deep, 4, 1, 2 * 132
 
 
 def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, int, int]:
     step = s.stride * s.pool
     channels = side(s.ci, max(16, 64 // step**2))
-    at_once, deep, stages = shrunk(g, 64, side(s.co, 32), step**2 * channels, 2, precision)
+    stages = 3 if precision == "bf16" else 2
+    at_once, deep, stages = shrunk(g, 64, side(s.co, 32), step**2 * channels, stages, precision)
     return at_once, channels, deep, 4, stages
+
+
+def _laid_channels(s: Geometry) -> int:
+    """Return how many channels a laid out picture has: where one is lacking to a multiple of four, one more."""
+    return s.ci + 1 if s.ci % 4 == 3 else s.ci
+
+
+def _kind(like: Tensor, precision: str) -> torch.dtype:
+    """Return the type that factors are rounded to; the interpreter has no bfloat16, and leaves them as they are."""
+    return torch.bfloat16 if precision == "bf16" and like.is_cuda else torch.float32
+
+
+def _in_words(precision: str) -> str:
+    """Return how float32 factors are multiplied, for Triton, which does not look at it for other types."""
+    return "tf32" if precision == "bf16" else precision
 
 
 def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
@@ -412,7 +560,7 @@ def _vector(x: Tensor, s: Geometry) -> int:
     if channel != 1 or column != s.ci:
         return 1
     starts = (client, sample, row, s.pool * s.stride * s.ci, s.ww * s.ci, s.ci if s.padding else 0)
-    for group in (4, 2):
-        if all(start % group == 0 for start in starts) and x.data_ptr() % (4 * group) == 0:
+    for group in (16 // x.element_size(), 4, 2):
+        if all(start % group == 0 for start in starts) and x.data_ptr() % (x.element_size() * group) == 0:
             return group
     return 1

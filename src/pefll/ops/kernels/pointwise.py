@@ -1,6 +1,8 @@
-"""Small things that would each be many kernels: the loss, steps of SGD and Adam, pixels, random choices."""
+"""Small things that would each be many kernels: the loss, joined gradients, steps of SGD and Adam, pixels, choices."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import torch
 import triton
@@ -40,6 +42,21 @@ def _cross_entropy(
         d = share[:, None] * (exponent / sums[:, None] - tl.where(is_label, 1.0, 0.0))
         tl.store(gradient + (client * B + b)[:, None] * C + c[None, :], d, mask=valid)
     tl.store(loss + client, tl.sum(total))
+
+
+@triton.jit
+def _join(parts, strides, out, D: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per client and block of its vector, which lies in one part or in a few."""
+    client = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    value = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(len(parts)):
+        if (first < STARTS[i + 1]) & (first + BLOCK > STARTS[i]):
+            inside = (at >= STARTS[i]) & (at < STARTS[i + 1])
+            there = tl.load(parts[i] + client * strides[i] + (at - STARTS[i]), mask=inside, other=0.0)
+            value = tl.where(inside, there, value)
+    tl.store(out + client * D + at, value, mask=at < D)
 
 
 @triton.jit
@@ -166,6 +183,17 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Te
         BB=min(triton.next_power_of_2(samples), max(1, 8192 // wide)), BC=wide, num_warps=4,
     )  # fmt: skip
     return loss, gradient
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """Return parts [c, ...], each client's contiguous, as one vector for each client, [c, D]."""
+    clients = len(parts[0])
+    starts = tuple(accumulate((part[0].numel() for part in parts), initial=0))
+    out = parts[0].new_empty((clients, starts[-1]))
+    strides = tuple(part.stride(0) for part in parts)
+    grid = (triton.cdiv(starts[-1], _BLOCK), clients)
+    _join[grid](tuple(parts), strides, out, starts[-1], starts, BLOCK=_BLOCK, num_warps=4)
+    return out
 
 
 def sgd(
