@@ -41,10 +41,11 @@ from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan, write_app
 from pefll.deploy.processes import free_port
 from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.engine import FlowerEngine, Terms
+from pefll.engines.flower.engine import FlowerEngine
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.post import Letter, exchange
+from pefll.engines.flower.terms import Terms
 from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.methods.contract import Cohort, Problem, Score, each

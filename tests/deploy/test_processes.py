@@ -19,8 +19,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from pefll.deploy.certificates import make_certificates
 from pefll.deploy.processes import check_server, environment
-from pefll.engines.flower.engine import Terms
 from pefll.engines.flower.member import client_name
+from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
 from tests.engines.flower.deployment import APPS, deploy, result, start
 from tests.engines.flower.federations import SEED, WithoutSome, setting, sha256

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.engine import Terms
+from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
 from pefll.files import write_whole
 

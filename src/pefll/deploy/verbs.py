@@ -63,7 +63,7 @@ def init(
     from pefll.deploy.plan import Plan
     from pefll.deploy.processes import write_connection
     from pefll.deploy.setup import agreement_like, client_names
-    from pefll.engines.flower.engine import Terms
+    from pefll.engines.flower.terms import Terms
 
     names = client_names(clients)
     agreed = agreement_like(

@@ -17,11 +17,12 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from pefll.data.federation import SPLITS, Federation
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import PefllClientApp
-from pefll.engines.flower.engine import FlowerEngine, Terms
+from pefll.engines.flower.engine import FlowerEngine
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.engines.flower.keep import Store, ticket_in
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import header_of
+from pefll.engines.flower.terms import Terms
 from pefll.engines.serial import SerialEngine
 from pefll.tree import leaves
 from tests.engines.test_engines import SETTINGS

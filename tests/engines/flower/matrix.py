@@ -26,8 +26,8 @@ from pefll import checkpoint
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.processes import check_server, client_command, server_command, wait_for_server
-from pefll.engines.flower.engine import Terms
 from pefll.engines.flower.member import client_name
+from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
 from pefll.files import write_json
 from pefll.record import RunFolder

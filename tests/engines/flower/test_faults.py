@@ -9,8 +9,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from flwr.app import Error, Message
 
-from pefll.engines.flower.engine import Terms
 from pefll.engines.flower.message import header_of, pack, tensors_of
+from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
 from tests.engines.flower.federations import (
     QUICK,
