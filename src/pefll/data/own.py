@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,7 @@ def load(
         # It is plain arrays already: a copy of them would be read no faster.
         return read_samples(path, label=label, client=client)
     place = str(path.resolve())
-    try:
-        status = path.stat()
-        state = folders.state(path) if kind == "folder" else [status.st_size, status.st_mtime_ns]
-    except OSError as error:
-        raise PefllError(f"{path} cannot be read: {error.strerror}") from None
+    state = state_of(path)
 
     def build() -> Samples:
         cache.discard_orphans(data_dir)
@@ -98,6 +95,18 @@ def load(
         report,
         what=str(path),
     )
+
+
+def state_of(path: Path) -> str | list[int]:
+    """Return something that changes when a user's file or folder does, by size and time."""
+    path = path.expanduser()
+    try:
+        status = path.stat()
+        return folders.state(path) if S_ISDIR(status.st_mode) else [status.st_size, status.st_mtime_ns]
+    except FileNotFoundError:
+        raise PefllError(f"there is no file or folder {path}") from None
+    except OSError as error:
+        raise PefllError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_client(

@@ -1,6 +1,7 @@
 """The process of a client that stays: it has torch loaded, and answers what `pefll_node` hands over.
 
-It keeps nothing between two messages but the modules it has imported.
+Between two messages it keeps the modules it has imported and, as long as they are those on the disk, the client's
+samples: nothing that an answer depends on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 from pefll.deploy.apps import client
+from pefll.engines.cohort import EngineSettings
 from pefll.errors import PefllError
 from pefll_node import receive_part, send_part
 
@@ -22,8 +24,14 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
 
+class _Staying:
+    """Stands for an engine that is open as long as the process lives."""
+
+
 def serve(place: Path) -> None:
     """Answer messages that come through a socket, one after another, until the process is ended."""
+    staying = _Staying()
+    EngineSettings.take(staying)  # for good: what a training step frees is kept for the next one
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -25,6 +25,8 @@ from pefll.engines.flower.message import (
     pack,
     tensors_of,
 )
+from pefll.engines.flower.reply import too_large
+from pefll.engines.flower.request import Asked, Visit
 from pefll.errors import PefllError
 from tests.engines.flower.federations import setting
 
@@ -117,3 +119,33 @@ def test_finite_numbers_are_told_from_others():
     assert all_finite(torch.arange(3))
     assert not all_finite(torch.tensor([1.0, float("nan")]))
     assert not all_finite(torch.tensor([float("inf"), -float("inf")]))
+
+
+def test_a_reply_is_found_again_for_the_very_same_request_only():
+    visit = Visit("0")
+    first = Asked(("adapt", "()"), (torch.tensor([0.0, 1.0]), torch.tensor(3)))
+    reply = [torch.ones(2)]
+    visit.note_reply(1, 7, first, reply)
+    assert visit.reply_to(1, 7, Asked(first.facts, tuple(leaf.clone() for leaf in first.tensors))) is reply
+    assert visit.reply_to(2, 7, first) is None
+    assert visit.reply_to(1, 8, first) is None
+    number = torch.tensor(3)
+    for facts, tensors in (
+        (("describe", "()"), first.tensors),
+        (first.facts, (torch.tensor([-0.0, 1.0]), number)),
+        (first.facts, (torch.tensor([0.0, 1.0], dtype=torch.float64), number)),
+        (first.facts, (torch.tensor([[0.0, 1.0]]), number)),
+        (first.facts, first.tensors[:1]),
+    ):
+        assert visit.reply_to(1, 7, Asked(facts, tensors)) is None
+    another = [torch.zeros(2)]
+    visit.note_reply(1, 7, Asked(first.facts, (torch.tensor([2.0, 1.0]), number)), another)
+    assert visit.reply_to(1, 7, first) is reply
+    assert visit.reply_to(1, 7, Asked(first.facts, (torch.tensor([2.0, 1.0]), number))) is another
+
+
+def test_lengths_whose_square_is_too_large_for_their_type_are_compared_all_the_same():
+    large = torch.full((4,), 1e30)
+    assert list(too_large({0: [large], 1: [large], 2: [1e4 * large]}, 1000)) == [2]
+    assert too_large({0: [large], 1: [large], 2: [10 * large]}, 1000) == {}
+    assert too_large({0: [large], 1: [large], 2: [1e4 * large]}, 0) == {}

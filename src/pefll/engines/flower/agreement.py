@@ -74,6 +74,10 @@ class Agreement:
         """A fingerprint: equal where both sides would compute the same."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
+    @cached_property
+    def _config(self) -> str:
+        return json.dumps(self.to_config())
+
     @property
     def dtype(self) -> torch.dtype:
         """The type of weights and inputs."""
@@ -81,7 +85,7 @@ class Agreement:
 
     def build(self) -> Method[Any]:
         """Return the method, with its model."""
-        return _built(self.sha256, json.dumps(self.to_config()))
+        return _built(self.sha256, self._config)
 
     def to_config(self) -> dict[str, str | int | bool]:
         """Return it as a Flower run config takes it: a flat table of texts, whole numbers and truths."""
@@ -99,6 +103,13 @@ class Agreement:
         except KeyError as error:
             raise PefllError(f"the run config has no {error.args[0]}; `pefll flower init` writes all of them") from None
         try:
+            return _read(**given)
+        except TypeError as error:  # a value that is no single one
+            raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+
+    @classmethod
+    def _from_values(cls, given: dict[str, Any]) -> Agreement:
+        try:
             for name in _JSON_KEYS:
                 given[name] = json.loads(given[name])
             given["input_shape"] = tuple(int(size) for size in given["input_shape"])
@@ -111,6 +122,12 @@ class Agreement:
             return cls(**given)
         except (TypeError, ValueError) as error:
             raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+
+
+# A client gets the same run config with every message.
+@lru_cache(maxsize=4, typed=True)
+def _read(**given: str | int | bool) -> Agreement:
+    return Agreement._from_values(dict(given))
 
 
 @lru_cache(maxsize=4)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from inspect import signature
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -83,7 +85,7 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         if header.get("agreement") != member.agreement.sha256:
             return _refusal(message, header, "was set up for another agreement; is its pefll of the same version?")
         echo = {key: header[key] for key in ECHO} | {"name": member.name}
-        EngineSettings.take(settings)  # as every engine does: one thread, so that sums repeat
+        EngineSettings.take(settings, keep_memory=False)  # as every engine does: one thread, so that sums repeat
         if header["task"] == HELLO:
             return Message(pack(echo | _hello(member), {}), reply_to=message)
         trees, missing = _arguments(header, message.content, context.state, member)
@@ -112,9 +114,14 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
 def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
     """Return a method's function for one client; BadMessage for everything else that the method has."""
     task = getattr(method, name, None) if name.isidentifier() and not name.startswith("_") else None
-    if not callable(task) or next(iter(signature(task).parameters), "") != "client":
+    if not callable(task) or _first_parameter(getattr(task, "__func__", task), hasattr(task, "__self__")) != "client":
         raise BadMessage(f"asked for {name!r}, which is nothing that a client of {type(method).__name__} does")
     return task  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def _first_parameter(function: Callable[..., Any], bound: bool) -> str:
+    return next(islice(signature(function).parameters, int(bound), None), "")
 
 
 def work(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:

@@ -26,7 +26,7 @@ from pefll.engines.flower.message import pack
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.rehearsal import Rehearsal
 from pefll.engines.flower.reply import Missing, accept, too_large
-from pefll.engines.flower.request import Request, Visit
+from pefll.engines.flower.request import Asked, Request, Visit
 from pefll.engines.flower.roster import Roster
 from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
 from pefll.engines.later import Clock, Later
@@ -252,15 +252,15 @@ class FlowerEngine:
         faults = {client: "is not connected" for client in wanted if client not in nodes}
         ledger = self.ledger if ask.trains else Ledger()
         replies: dict[int, list[Tensor]] = {}
-        hashes: dict[int, str] = {}
+        asked: dict[int, Asked] = {}
         to_ask = [client for client in wanted if client not in faults]
         forget: set[int] = set()
         while to_ask:
             letters: dict[int, Letter] = {}
             for client in to_ask:
                 knows = set() if client in forget else visit.told.get(client, set())
-                header, tensors, hashes[client] = ask.letter(client, knows)
-                known = visit.replies.get((ask.exchange, client, hashes[client]))
+                header, tensors, asked[client] = ask.letter(client, knows)
+                known = visit.reply_to(ask.exchange, client, asked[client])
                 if known is not None:
                     replies[client] = known
                     continue
@@ -289,7 +289,7 @@ class FlowerEngine:
             for client, reply in outcome.replies.items():
                 if not isinstance(reply, Missing):
                     replies[client] = reply
-                    visit.replies[ask.exchange, client, hashes[client]] = reply
+                    visit.note_reply(ask.exchange, client, asked[client], reply)
                     ledger.up += sum(leaf.nbytes for leaf in reply)
         if ask.trains:
             for client, reason in too_large(replies, self.terms.norm_limit).items():

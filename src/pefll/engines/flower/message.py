@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,10 @@ def decode(array: Array) -> Tensor:
     shape = tuple(int(size) for size in array.shape)
     if min(shape, default=1) < 0 or len(array.data) != prod(shape) * dtype.itemsize:
         raise BadMessage(f"sent {len(array.data):,} bytes as a tensor of shape {list(shape)}")
-    values = np.frombuffer(array.data, dtype=np.dtype(array.dtype))
     # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
-    return torch.empty(shape, dtype=dtype).copy_(torch.from_numpy(values.copy()).reshape(shape))
+    leaf = torch.empty(shape, dtype=dtype)
+    leaf.numpy()[...] = np.frombuffer(array.data, dtype=np.dtype(array.dtype)).reshape(shape)
+    return leaf
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:
@@ -96,7 +97,7 @@ def tensors_of(content: RecordDict) -> dict[str, Tensor]:
 def all_finite(leaf: Tensor) -> bool:
     """Whether a tensor has neither NaN nor infinity."""
     # A sum is much faster than looking at each number; where it is not finite, it may have been too large only.
-    return not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())
+    return not leaf.is_floating_point() or isfinite(leaf.sum().item()) or bool(torch.isfinite(leaf).all())
 
 
 def bytes_of(content: RecordDict) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -79,12 +80,17 @@ def too_large(replies: dict[int, list[Tensor]], limit: float) -> dict[int, str]:
     for place, like in enumerate(next(iter(replies.values()))):
         if not like.is_floating_point() or like.numel() < 2:  # single numbers are counts, and these differ
             continue
-        norms = {client: float(torch.linalg.vector_norm(reply[place].double())) for client, reply in replies.items()}
+        norms = {client: _norm(reply[place]) for client, reply in replies.items()}
         median = sorted(norms.values())[(len(norms) - 1) // 2]
         for client, norm in norms.items():
             if norm > limit * median > 0:
                 faults[client] = f"sent a vector {norm / median:.3g} times as long as the median of the round"
     return faults
+
+
+def _norm(leaf: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(leaf))
+    return norm if isfinite(norm) else float(torch.linalg.vector_norm(leaf.double()))  # its square was too large
 
 
 def _words(leaf: Tensor) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,14 +25,46 @@ class Visit:
     Attributes:
         name: tells visits apart; clients remember what they were sent until its name changes.
         told: which tensors each client was sent in it, by their hashes.
-        replies: to requests, by exchange, client and the request's hash.
+        replies: to requests, by exchange and client, each with what was asked.
         ends: when the attempt under way is given up.
     """
 
     name: str
     told: dict[int, set[str]] = field(default_factory=dict)
-    replies: dict[tuple[int, int, str], list[Tensor]] = field(default_factory=dict)
+    replies: dict[tuple[int, int], list[tuple[Asked, list[Tensor]]]] = field(default_factory=dict)
     ends: float = math.inf
+
+    def reply_to(self, exchange: int, client: int, asked: Asked) -> list[Tensor] | None:
+        """Return the reply of an earlier attempt to the very same request; None where there is none."""
+        for before, reply in self.replies.get((exchange, client), ()):
+            if before.same_as(asked):
+                return reply
+        return None
+
+    def note_reply(self, exchange: int, client: int, asked: Asked, reply: list[Tensor]) -> None:
+        """Remember a reply until the visit is over."""
+        self.replies.setdefault((exchange, client), []).append((asked, reply))
+
+
+class Asked(NamedTuple):
+    """All that a client's reply depends on, beside the client and the round.
+
+    Attributes:
+        facts: names, small numbers, and hashes of what everyone gets.
+        tensors: what this client alone was sent. They are compared when a round is run again, which is seldom; a hash
+            of each would be made in every exchange.
+    """
+
+    facts: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+
+    def same_as(self, other: Asked) -> bool:
+        """Whether two requests are the same bit for bit."""
+        return (
+            self.facts == other.facts
+            and len(self.tensors) == len(other.tensors)
+            and all(_same_bits(mine, its) for mine, its in zip(self.tensors, other.tensors, strict=True))
+        )
 
 
 @dataclass
@@ -90,8 +122,8 @@ class Request:
             "agreement": self.agreement,
         }
 
-    def letter(self, client: int, knows: set[str]) -> tuple[dict[str, Any], dict[str, Tensor], str]:
-        """Return the header and the tensors of one client's message, and a hash of all that the reply depends on.
+    def letter(self, client: int, knows: set[str]) -> tuple[dict[str, Any], dict[str, Tensor], Asked]:
+        """Return the header and the tensors of one client's message, and all that the reply depends on.
 
         Args:
             client: whom for.
@@ -101,6 +133,7 @@ class Request:
         places: list[tuple[str, str]] = []
         tensors: dict[str, Tensor] = {}
         depends: list[str] = [self.task, repr(sorted(self.static.items()))]
+        alone: list[Tensor] = []
         for argument in self.arguments:
             for leaf in leaves(argument.value):
                 if isinstance(argument, Everyone):
@@ -115,7 +148,8 @@ class Request:
                 if ticket is None:
                     places.append((SENT, str(len(places))))
                     tensors[places[-1][1]] = mine
-                    depends.append(digest(mine))
+                    alone.append(mine.detach())
+                    depends.append(SENT)
                 else:
                     places.append((KEPT, f"{ticket.name(self.visit.name)}:{ticket.leaf}"))
                     depends.append(places[-1][1])
@@ -125,7 +159,7 @@ class Request:
             "places": places,
             "keep": self.ticket.name(self.visit.name),
         }
-        return header, tensors, hashlib.sha256("\n".join(depends).encode()).hexdigest()
+        return header, tensors, Asked(tuple(depends), tuple(alone))
 
     @cached_property
     def _digests(self) -> dict[int, str]:
@@ -141,5 +175,11 @@ class Request:
 def digest(leaf: Tensor) -> str:
     """Return a hash of a tensor's type, shape and numbers."""
     plain = leaf.detach().cpu().contiguous()
-    content = repr((plain.dtype, tuple(plain.shape))).encode() + plain.numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()[:32]
+    content = hashlib.sha256(repr((plain.dtype, tuple(plain.shape))).encode())
+    content.update(plain.numpy().tobytes())
+    return content.hexdigest()[:32]
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same, -0 and 0 told apart."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
