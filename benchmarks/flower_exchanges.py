@@ -55,6 +55,7 @@ from pefll.run import commit
 
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)
 RESULT = "result.json"
+IDLE_SECONDS = 30
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
@@ -151,16 +152,11 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
         engine.wait_for(len(plan.names), 600)
         state = engine.start()
         if plan.agreement.method != ECHO:
-            before, marked = engine.ledger.copy(), Path(plan.folder) / "round"
-            (marked.with_suffix(".begins")).touch()
-            time.sleep(1)
-            began = time.monotonic()
-            engine.advance(state, 0, 1)
-            seconds = time.monotonic() - began
-            (marked.with_suffix(".ends")).touch()
-            time.sleep(1)
+            before = engine.ledger.copy()
+            seconds = _between_marks(Path(plan.folder) / "round", partial(engine.advance, state, 0, 1))
             counted = engine.ledger.since(before)
-            return {"down": counted.down, "up": counted.up, "exchanges": counted.exchanges, "seconds": seconds}
+            idle = _between_marks(Path(plan.folder) / "idle", partial(time.sleep, IDLE_SECONDS))
+            return {"down": counted.down, "up": counted.up, "seconds": seconds, "idle_seconds": idle}
         found: dict[str, list[float]] = {"ours": [], "plain": [], "carried": []}
         pauses = np.random.default_rng(0)
         for t in range(plan.rounds + 2):  # the first two are not counted: caches are cold
@@ -176,6 +172,18 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
         return {name: seconds[2:] for name, seconds in found.items()}
     finally:
         engine.close()
+
+
+def _between_marks(place: Path, work: Callable[[], Any]) -> float:
+    """Do something between two files that tell the counter when it began and ended; return the seconds in between."""
+    began = time.monotonic()
+    place.with_suffix(".begins").touch()
+    time.sleep(1)
+    work()
+    place.with_suffix(".ends").touch()
+    seconds = time.monotonic() - began
+    time.sleep(1)
+    return seconds
 
 
 def _of_flower(grid: Grid, engine: FlowerEngine, theta: Tensor, kind: str) -> None:
@@ -298,10 +306,13 @@ def content(clients: int, folder: Path) -> dict[str, Any]:
 
 
 class CountingProxy:
-    """Passes connections on to a server and counts the bytes of both directions."""
+    """Passes connections on to a server and counts the bytes of both directions, connections, and requests.
+
+    All is encrypted, so that a request is what a client sends after the server has sent something.
+    """
 
     def __init__(self, port: int, target: int) -> None:
-        self.down = self.up = 0
+        self.down = self.up = self.connections = self.requests = 0
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", port))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -313,17 +324,25 @@ class CountingProxy:
                 theirs = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return
-            threading.Thread(target=self._copy, args=(mine, theirs, "up"), daemon=True).start()
-            threading.Thread(target=self._copy, args=(theirs, mine, "down"), daemon=True).start()
+            self.connections += 1
+            last = [""]
+            threading.Thread(target=self._copy, args=(mine, theirs, "up", last), daemon=True).start()
+            threading.Thread(target=self._copy, args=(theirs, mine, "down", last), daemon=True).start()
 
-    def _copy(self, source: socket.socket, target: socket.socket, counter: str) -> None:
+    def _copy(self, source: socket.socket, target: socket.socket, counter: str, last: list[str]) -> None:
         with suppress(OSError):
             while part := source.recv(1 << 16):
-                target.sendall(part)
                 setattr(self, counter, getattr(self, counter) + len(part))
+                self.requests += counter == "up" and last[0] == "down"
+                last[0] = counter
+                target.sendall(part)
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def counts(self) -> dict[str, int]:
+        """Return what was counted so far."""
+        return {"down": self.down, "up": self.up, "connections": self.connections, "requests": self.requests}
 
     def close(self) -> None:
         """Take no more connections."""
@@ -346,11 +365,11 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
         for name in plan.names:
             there.start_client(name, folder / "data" / f"{name}.npz", through=f"127.0.0.1:{port}")
         process = there.start_run()
-        counts: dict[str, tuple[int, int]] = {}
+        counts: dict[str, dict[str, int]] = {}
         while process.poll() is None:
-            for moment in ("begins", "ends"):
-                if moment not in counts and (home / f"round.{moment}").exists():
-                    counts[moment] = proxy.down, proxy.up
+            for moment in ("round.begins", "round.ends", "idle.begins", "idle.ends"):
+                if moment not in counts and (home / moment).exists():
+                    counts[moment] = proxy.counts()
             time.sleep(0.05)
         proxy.close()
         if not (home / RESULT).exists():
@@ -358,17 +377,26 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
         found: dict[str, Any] = json.loads((home / RESULT).read_text())
     if method == ECHO:
         return row("deployment", clients, found)
-    wire = [after - before for before, after in zip(counts["begins"], counts["ends"], strict=True)]
-    door = [found["down"], found["up"]]
+    wire, idle = (
+        {key: counts[f"{part}.ends"][key] - before for key, before in counts[f"{part}.begins"].items()}
+        for part in ("round", "idle")
+    )
+    door = found["down"] + found["up"]
+    polls = (idle["down"] + idle["up"]) * found["seconds"] / found["idle_seconds"]
     line = {
         "mode": "deployment, one round of PeFLL",
         "clients": clients,
         "seconds_of_round": round(found["seconds"], 2),
-        "door_down": door[0],
-        "door_up": door[1],
-        "wire_down": wire[0],
-        "wire_up": wire[1],
-        "wire_over_door_per_cent": round(100 * (sum(wire) / sum(door) - 1), 2),
+        "door_down": found["down"],
+        "door_up": found["up"],
+        "wire_down": wire["down"],
+        "wire_up": wire["up"],
+        "requests": wire["requests"],
+        "connections": wire["connections"],
+        "idle_bytes_per_client_and_second": round((idle["down"] + idle["up"]) / found["idle_seconds"] / clients, 1),
+        "idle_requests_per_client_and_second": round(idle["requests"] / found["idle_seconds"] / clients, 3),
+        "wire_over_door_per_cent": round(100 * ((wire["down"] + wire["up"]) / door - 1), 2),
+        "without_polls_per_cent": round(100 * ((wire["down"] + wire["up"] - polls) / door - 1), 2),
     }
     print(line, flush=True)
     return line

@@ -164,15 +164,19 @@ def _arguments(
         state: what Flower keeps for this node; tensors that come again in this visit are remembered in it.
         member: has what the client keeps.
     """
-    if _VISIT not in state or state[_VISIT]["visit"] != header["visit"]:
-        state[_VISIT], state[_REMEMBERED] = ConfigRecord({"visit": header["visit"]}), ArrayRecord()
-    remembered, arrays = state[_REMEMBERED], content[TENSORS]
+    if _VISIT in state and state[_VISIT]["visit"] != header["visit"]:
+        del state[_VISIT], state[_REMEMBERED]
+    arrays = content[TENSORS]
     sent = tensors_of(content)
     kept: dict[str, list[Tensor]] = {}
     values: list[Tensor] = []
     missing: list[str] = []
     store: Store | None = None
     try:
+        # Flower carries the state along with every message, so there is none as long as nothing has to be remembered.
+        if _VISIT not in state and any(kind == SHARED for kind, _ in header["places"]):
+            state[_VISIT], state[_REMEMBERED] = ConfigRecord({"visit": header["visit"]}), ArrayRecord()
+        remembered = state.get(_REMEMBERED, {})
         for kind, what in header["places"]:
             if kind == SHARED:
                 remembered[what] = arrays[what]
