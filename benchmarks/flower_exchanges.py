@@ -7,7 +7,8 @@ looks at nothing, which is what carrying alone costs. The three take turns in th
 The bytes of one round of PeFLL are counted twice: at the door, and by a proxy through which the connections of all
 clients go.
 
-    make bench-flower            # all; without Ray the simulation is left out
+    make bench-flower                                            # all; without Ray the simulation is left out
+    make bench-flower ARGS="--parts bytes --repeats 2"           # some; what was measured of the others stays
 """
 
 from __future__ import annotations
@@ -406,15 +407,22 @@ def main() -> None:
     """Measure everything and write it down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/flower_exchanges.json"))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=10, help="a deployment is measured a quarter as often")
     parser.add_argument("--parts", nargs="*", default=["in_process", "simulation", "deployment", "content", "bytes"])
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    if given.out.exists():
+        rows = [row for row in json.loads(given.out.read_text())["rows"] if row.get("part") not in (None, *given.parts)]
+    measured = {
+        "command": f"make bench-flower ARGS='--parts {' '.join(given.parts)} --repeats {given.repeats}'",
+        "commit": commit(),
+    }
     jobs: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
         ("in_process", lambda folder: in_process(8, 4 * given.repeats, folder)),
         ("simulation", lambda folder: simulation(8, 4 * given.repeats, folder)),
-        ("simulation", lambda folder: simulation(100, given.repeats, folder)),
-        ("deployment", lambda folder: deployment(8, given.repeats, folder)),
+        ("simulation", lambda folder: simulation(100, 2 * given.repeats, folder)),
+        ("deployment", lambda folder: deployment(8, -(-given.repeats // 4), folder)),
         ("content", lambda folder: content(8, folder)),
         ("bytes", lambda folder: deployment(8, 1, folder, "pefll")),
     ]
@@ -422,13 +430,12 @@ def main() -> None:
         if part in given.parts:
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    rows.append(job(Path(folder)))
+                    found = job(Path(folder))
+                    when = datetime.now(UTC).isoformat(timespec="seconds")
+                    rows.append({"part": part} | found | measured | {"finished": when})
                 except ImportError as error:
                     print(f"left out, for want of {error.name}", flush=True)
     record = {
-        "command": "make bench-flower",
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
         "processor": processor(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
