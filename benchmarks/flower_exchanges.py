@@ -411,13 +411,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", default=["in_process", "simulation", "deployment", "content", "bytes"])
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    if given.out.exists():
-        rows = [row for row in json.loads(given.out.read_text())["rows"] if row.get("part") not in (None, *given.parts)]
-    measured = {
-        "command": f"make bench-flower ARGS='--parts {' '.join(given.parts)} --repeats {given.repeats}'",
-        "commit": commit(),
-    }
+    before = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+    words = f"--parts {' '.join(given.parts)} --repeats {given.repeats}"
+    measured = {"command": f"python -m benchmarks.flower_exchanges {words}", "commit": commit()}
     jobs: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
         ("in_process", lambda folder: in_process(8, 4 * given.repeats, folder)),
         ("simulation", lambda folder: simulation(8, 4 * given.repeats, folder)),
@@ -441,7 +437,7 @@ def main() -> None:
         "torch": torch.__version__,
         "flwr": "1.41.0",
         "numbers_in_a_model": agreement_of(1, ECHO).build().problem.model.size,
-        "rows": rows,
+        "rows": [row for row in before if row.get("part") not in {None, *(new["part"] for new in rows)}] + rows,
     }
     write_json(given.out, record)
 
