@@ -183,7 +183,7 @@ def states_are_not_written_to(subject: Subject) -> None:
         for t in range(ROUNDS):
             kept.append(engine.snapshot(engine.advance(kept[-1], t, 1)))
             before.append(_bytes(kept[-1]))
-            evaluate(engine, engine.method, kept[-1], TEST)  # type: ignore[attr-defined]
+            evaluate(engine, engine.method, kept[-1], TEST)
         engine.close()
         if [_bytes(state) for state in kept] != before:
             raise Broken("a state of an earlier round changed: write nothing in place (index_copy, not x[i] = y)")
@@ -210,7 +210,7 @@ def stopping_changes_nothing(subject: Subject) -> None:
 def everybody_gets_a_model(subject: Subject) -> None:
     """Seen clients and new ones get finite models, one row for each client."""
     engine = subject.engine()
-    method: Method[Any] = engine.method  # type: ignore[attr-defined]
+    method: Method[Any] = engine.method
     server = engine.advance(engine.start(), 0, ROUNDS)
     with torch.no_grad():
         for ids, cohort in engine.cohorts(np.arange(subject.federation.num_clients)):
@@ -326,7 +326,7 @@ def _trained(engine: Engine) -> Tree:
 
 def _journey(engine: Engine) -> tuple[Tensor, Tensor, Tensor, tuple[int, int, int]]:
     """Train, then make and score everybody's model: state [S], models [n, ...], scores [n, 4], bytes."""
-    method: Method[Any] = engine.method  # type: ignore[attr-defined]
+    method: Method[Any] = engine.method
     server = engine.advance(engine.start(), 0, ROUNDS)
     models, scores = {}, {}
     with torch.no_grad():

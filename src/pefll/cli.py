@@ -22,6 +22,7 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import files, run
 from pefll.config import Config
+from pefll.deploy.verbs import app as flower_app
 from pefll.errors import PefllError, unknown
 from pefll.lockstep import Stopped
 from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: which there are, get them, check them, look at them.")
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 results_app = typer.Typer(no_args_is_help=True, help="Results: finished runs as small files, and tables made of them.")
 app.add_typer(results_app, name="results")
 

@@ -14,7 +14,7 @@ from pefll.errors import PefllError, unknown
 from pefll.files import write_whole
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
-ENGINES = ("auto", "serial", "vector")
+ENGINES = ("auto", "serial", "vector", "flower")
 # What may differ when a run is resumed: where things are and how fast they go. Another engine or device computes the
 # same, but rounds differently.
 MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
@@ -39,7 +39,7 @@ class Config:
         rounds: of training.
         clients_per_round: c; 0 for 5% of all clients.
         seed: of everything random.
-        engine: auto, serial, vector.
+        engine: auto, serial, vector; flower for a run whose clients are on other machines.
         device: auto, cpu, cuda, cuda:1, ...
         precision: auto, float32, tf32 or bf16 (products of float32 numbers rounded for a GPU's tensor cores), float64;
             auto is tf32 on a GPU.

@@ -78,6 +78,8 @@ def make_engine(config: Config, federation: Federation, method: Method[Any], cli
     """Return the engine that a config asks for."""
     device = pick_device(config.device)
     kind = _kind(config, device, method.problem)
+    if kind == "flower":
+        raise PefllError("only a Flower app reaches clients on other machines; see `pefll flower --help`")
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     if kind == "vector":
         if device.type == "cuda":

@@ -389,6 +389,34 @@ def outcomes_of(
         return take_turns(jobs)
 
 
+def fit_on(engine: Engine, config: Config, out: str | Path | None = None, console: Console | None = None) -> Run:
+    """Train on an engine that is open already, such as one whose clients are on other machines.
+
+    Args:
+        engine: reaches the clients.
+        config: all settings.
+        out: a folder for the run; where it holds an unfinished run with the same settings, that one is resumed.
+        console: shows progress; None for silence.
+    """
+    federation = engine.federation
+    _, facts = describe_problem(federation, config.model)
+    if not engine.method.trains_in_rounds:
+        config = dataclasses.replace(config, rounds=0)
+    order = Order(config, federation, out)
+    if out is not None:
+        _check_claim(out, config)
+    folder = _claim(out, config) if out is not None else None
+    if console:
+        say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
+    with display(console) as screen, stop_signals() as asked_to_stop:
+        turns = _fitting(order, engine, engine.method, facts, folder, screen, asked_to_stop, 1)
+        (outcome,) = take_turns([Job(turns, engine.turn)])
+    if isinstance(outcome, BaseException):
+        raise outcome
+    made: Run = outcome
+    return made
+
+
 def _told(turns: Turns[Run], order: Order, ended: Callable[[Order, Run], None] | None) -> Turns[Run]:
     """Do as `turns` does, and tell somebody of the run at its end."""
     made = yield from turns
@@ -721,7 +749,7 @@ def _timing(lockstep: int, device: torch.device) -> str:
 def _write_descriptors(
     engine: Engine, method: Method[Any], server: Tree, federation: Federation, folder: RunFolder
 ) -> None:
-    if federation.num_clients > MAP_CLIENTS:
+    if federation.num_clients > MAP_CLIENTS or not len(federation.rows):  # or where only clients know their labels
         return
     v = descriptors(engine, method, server)
     if v is not None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 import numpy as np
 
 from pefll.data import cache, folders, frames
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
-from pefll.data.federation import Array, Federation, Samples
+from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
 from pefll.data.normalise import measured
 from pefll.data.npz import read_npz
 from pefll.data.partition import natural
@@ -79,11 +81,7 @@ def load(
         # It is plain arrays already: a copy of them would be read no faster.
         return read_samples(path, label=label, client=client)
     place = str(path.resolve())
-    try:
-        status = path.stat()
-        state = folders.state(path) if kind == "folder" else [status.st_size, status.st_mtime_ns]
-    except OSError as error:
-        raise PefllError(f"{path} cannot be read: {error.strerror}") from None
+    state = state_of(path)
 
     def build() -> Samples:
         cache.discard_orphans(data_dir)
@@ -97,6 +95,18 @@ def load(
         report,
         what=str(path),
     )
+
+
+def state_of(path: Path) -> str | list[int]:
+    """Return something that changes when a user's file or folder does, by size and time."""
+    path = path.expanduser()
+    try:
+        status = path.stat()
+        return folders.state(path) if S_ISDIR(status.st_mode) else [status.st_size, status.st_mtime_ns]
+    except FileNotFoundError:
+        raise PefllError(f"there is no file or folder {path}") from None
+    except OSError as error:
+        raise PefllError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_client(
@@ -145,6 +155,58 @@ def read_client(
         _refuse_several(owners, path)
     labels = None if y is None else labels_of(y, class_names, path.name)
     return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
+
+
+def read_member(
+    path: Path | str,
+    *,
+    classes: int,
+    label: str = "label",
+    split: str = "split",
+    features: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    normalise: Normalise | None = None,
+    tokens: bool = False,
+    seed: int = 0,
+) -> Federation:
+    """Return one client's own samples as a federation of this client alone, to take part in training.
+
+    Args:
+        path: see `read_client`; its samples need labels.
+        classes: how many classes all clients together have.
+        label: see `read_client`.
+        split: a table's column, or an npz's array, with train, validation and test. Where there is none, a tenth is
+            cut for validation and a fifth for test.
+        features: see `read_client`.
+        class_names: see `read_client`.
+        normalise: channel statistics that all clients use for uint8 pixels.
+        tokens: see `read_client`.
+        seed: of the cuts.
+    """
+    path = Path(path).expanduser()
+    x, y = read_client(
+        path, label=label, split=split, features=features, class_names=class_names, tokens=tokens, alone=True
+    )
+    if y is None:
+        raise PefllError(f"{path} has no labels, and training needs them")
+    parts = _split_of(path, split)
+    plain = samples_from_arrays(x, y, np.zeros(len(x), dtype=np.int64), parts, classes, path.name, tokens=tokens)
+    samples = replace(plain, normalise=normalise if plain.x.dtype == np.uint8 else None)
+    if samples.split is None:
+        return natural(samples, seed, unseen=0.0)
+    assert samples.client is not None
+    return assemble(samples, samples.client, samples.split, num_seen=1, partition="one client")
+
+
+def _split_of(path: Path, split: str) -> Any:
+    """Return a file's split of each sample; None where it does not say."""
+    kind = _kind(path)
+    if kind == "npz":
+        return read_npz(path, needed=(), optional=(split,)).get(split)
+    if kind == "table":
+        frame = frames.read_frame(path)
+        return frames.column(frame, split, path.name) if split in frames.columns(frame) else None
+    return None
 
 
 def _refuse_several(owners: Any, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from pefll import randomness
 from pefll.data.federation import Federation
 from pefll.engines.later import Later
 from pefll.errors import Diverged, PefllError
-from pefll.methods.contract import Each, Everyone, Own
+from pefll.methods.contract import Each, Everyone, Method, Own
 from pefll.ops import precision as of_products
 from pefll.tree import Tree, leaves, map_tree
 
@@ -166,10 +167,17 @@ class EngineSettings:
 
     _found: ClassVar[TorchSettings | None] = None
     _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts as long as somebody has it
+    _keeps_memory: ClassVar[bool] = False
 
     @classmethod
-    def take(cls, engine: object, precision: str = "float32") -> None:
-        """Set torch for an engine; raise PefllError where one that is open needs other settings."""
+    def take(cls, engine: object, precision: str = "float32", keep_memory: bool = True) -> None:
+        """Set torch for an engine; raise PefllError where one that is open needs other settings.
+
+        Args:
+            engine: who opens.
+            precision: see `TorchSettings.of_engines`.
+            keep_memory: see `keep_freed_memory`; not worth it for what is open for some milliseconds at a time.
+        """
         if cls._open and of_products.current() != precision:
             raise PefllError(
                 f"an engine with precision {of_products.current()} is open, so another cannot have {precision}; close "
@@ -179,7 +187,9 @@ class EngineSettings:
             cls._found = TorchSettings.now()
         cls._open.add(engine)
         TorchSettings.of_engines(precision).set()
-        keep_freed_memory(True)
+        if keep_memory and not cls._keeps_memory:
+            keep_freed_memory(True)
+            cls._keeps_memory = True
 
     @classmethod
     def give_back(cls, engine: object) -> None:
@@ -188,12 +198,17 @@ class EngineSettings:
         if not cls._open and cls._found is not None:
             cls._found.set()
             cls._found = None
-            keep_freed_memory(False)
+            if cls._keeps_memory:
+                keep_freed_memory(False)
+                cls._keeps_memory = False
 
 
 def _flushes_denormal() -> bool:
-    """Whether numbers too small for full precision become 0; torch has no question for it, so one is computed."""
-    return bool(torch.full((), 1e-38) * 0.1 == 0)
+    """Whether numbers too small for full precision become 0; torch has no question for it, so one is computed.
+
+    The setting is the processor's and not torch's, so that Python's numbers show it too.
+    """
+    return sys.float_info.min / 2 == 0
 
 
 # The GNU library's numbers for two of its settings; values for an open engine; and the ones that the library itself
@@ -224,6 +239,7 @@ class Engine(Protocol):
     """How a method's rounds are carried out."""
 
     federation: Federation
+    method: Method[Any]
     ledger: Ledger
     device: torch.device
     dtype: torch.dtype

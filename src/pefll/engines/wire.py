@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import safetensors.torch
@@ -17,7 +18,7 @@ def pack(*trees: Tree, **header: Any) -> bytes:
     tensors = {
         str(place): leaf.contiguous() for place, leaf in enumerate(leaf for tree in trees for leaf in leaves(tree))
     }
-    head = json.dumps({"header": header, "trees": [_structure(tree) for tree in trees]}).encode()
+    head = json.dumps({"header": header, "trees": [structure_of(tree) for tree in trees]}).encode()
     return len(head).to_bytes(4, "little") + head + safetensors.torch.save(tensors)
 
 
@@ -28,16 +29,18 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[Tree]]:
     tensors = safetensors.torch.load(message[4 + size :])
     # Cloned, because numbers at odd addresses take other SIMD paths and so would be rounded differently.
     values = iter(tensors[str(place)].clone() for place in range(len(tensors)))
-    return head["header"], [_build(structure, values) for structure in head["trees"]]
+    return head["header"], [build(structure, values) for structure in head["trees"]]
 
 
-def _structure(tree: Tree) -> Any:
+def structure_of(tree: Tree) -> Any:
+    """Return the types of a tree without its tensors, as JSON can hold them."""
     if isinstance(tree, Tensor):
         return None
-    return [type(tree).__module__, type(tree).__qualname__, [_structure(part) for part in tree]]
+    return [type(tree).__module__, type(tree).__qualname__, [structure_of(part) for part in tree]]
 
 
-def _build(structure: Any, values: Any) -> Tree:
+def build(structure: Any, values: Iterator[Tensor]) -> Tree:
+    """Return a tree of the given structure; its tensors are the next of `values`."""
     if structure is None:
         return next(values)
     module, name, parts = structure
@@ -45,4 +48,4 @@ def _build(structure: Any, values: Any) -> Tree:
     # Only message types of modules that are loaded here can be named, so a message cannot make this process import.
     if not (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")):
         raise ValueError(f"{module}.{name} is not a message type")
-    return kind(*(_build(part, values) for part in parts))
+    return kind(*(build(part, values) for part in parts))

@@ -1,0 +1,24 @@
+"""The two apps that Flower loads by name: `pefll.deploy.apps:server` and `pefll.deploy.apps:client`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pefll.deploy import server as serving
+from pefll.deploy.models import DELIVER, write_model
+from pefll.engines.flower.client import PefllClientApp
+from pefll.errors import PefllError
+
+try:
+    from flwr.serverapp import ServerApp
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+server = ServerApp()
+client = PefllClientApp({DELIVER: write_model})
+
+
+@server.main()  # type: ignore[untyped-decorator]
+def main(grid: Any, context: Any) -> None:
+    """Do what the run config says."""
+    serving.main(grid, context)

@@ -1,0 +1,174 @@
+"""Certificates for TLS and keys for nodes, made here: a federation needs no other authority than its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pefll.errors import PefllError
+from pefll.files import sentences_for_disk_errors
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+AUTHORITY_YEARS, SERVER_YEARS = 10, 2
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365 * SERVER_YEARS) -> None:
+    """Write an authority and a server's certificate: ca.crt for everybody, server.crt and server.key for the server.
+
+    Args:
+        folder: of the server; an authority that is there already is used again, so that clients need no new file.
+        hosts: names and addresses under which clients reach the server.
+        days: how long the server's certificate is good.
+    """
+    with sentences_for_disk_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "ca.key").exists():
+        authority_key = _read_key(folder / "ca.key")
+        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    else:
+        authority_key = ec.generate_private_key(ec.SECP384R1())
+        authority = _authority(authority_key)
+        write_secret(folder / "ca.key", _pem(authority_key))
+        _write(folder / "ca.crt", authority.public_bytes(serialization.Encoding.PEM))
+    key = ec.generate_private_key(ec.SECP384R1())
+    certificate = _server(key, hosts, authority, authority_key, days)
+    write_secret(folder / "server.key", _pem(key))
+    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def make_node_key(private: Path, public: Path) -> None:
+    """Write a node's key pair as Flower reads it: OpenSSH's format, on the curve P-384."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(
+        private,
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        ),
+    )
+    _write(
+        public,
+        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n",
+    )
+
+
+def public_key_as_pem(path: Path) -> bytes:
+    """Return a node's public key as Flower's control interface takes it."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise PefllError(f"{path} is not a node's public key: {error}") from None
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    content: bytes = key.public_bytes(serialization.Encoding.PEM, form)
+    return content
+
+
+def expiry(path: Path) -> datetime:
+    """Return until when a certificate is good."""
+    try:
+        until: datetime = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise PefllError(f"{path} is not a certificate: {error}") from None
+    return until
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that nobody but its owner can read, at no moment."""
+    with sentences_for_disk_errors(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with sentences_for_disk_errors(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    content: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return content
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    now = datetime.now(UTC)
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name("pefll federation"))
+        .issuer_name(_name("pefll federation"))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=365 * AUTHORITY_YEARS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def _server(
+    key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    days: int,
+) -> x509.Certificate:
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):  # the server's own processes use the last
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    now = datetime.now(UTC)
+    begins = now - timedelta(hours=1)
+    ends = now + timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(hosts[0] if hosts else "localhost"))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(begins, ends - timedelta(days=1)))
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )

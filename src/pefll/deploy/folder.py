@@ -1,0 +1,142 @@
+"""Setting up a federation: its folder, with everything that the server and each client need."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pefll.deploy.certificates import make_certificates, make_node_key
+from pefll.deploy.plan import Plan, check_names, read_app, write_app
+from pefll.errors import PefllError
+from pefll.files import sentences_for_disk_errors, write_whole
+
+README = """# {name}
+
+A federation of {clients} clients for {method}, made by `pefll flower init`.
+
+On the server's machine:
+
+    pefll flower server {name}                    # listens at {address}
+    flwr run {name} {connection} --stream         # once the clients are there; again after a stop: it goes on
+
+On each client's machine, with its own folder from `clients/` (hand it over on a safe way, then remove it here):
+
+    pefll flower client CLIENT-NAME --data /path/to/my/data
+
+Everybody needs the same pefll: pip install "pefll[flower]=={version}"
+
+`pefll flower add {name} NEW-NAME` lets one more client in. After training, `pefll flower personalize {name}` makes a
+model for everybody who is connected, also for clients that were not there in training.
+
+`server/` holds secrets: it stays on the server's machine. `run/` is the run: `pefll show {name}/run`.
+"""
+
+
+class Bundle(NamedTuple):
+    """What a client has in its folder.
+
+    Attributes:
+        folder: with ca.crt and node.key.
+        name: of the client.
+        address: of the server.
+    """
+
+    folder: Path
+    name: str
+    address: str
+
+
+def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str] = (), connection: str = "") -> Plan:
+    """Make the folder of a federation.
+
+    Args:
+        folder: a new one.
+        plan: all settings; its `folder` is filled in.
+        address: under which clients reach the server, host:port.
+        hosts: other names and addresses of the server's machine.
+        connection: what Flower's settings call the server, for the README.
+
+    Returns:
+        The plan as it was written.
+    """
+    check_names([folder.resolve().name])
+    host = address.rpartition(":")[0]
+    if not host or not address.rpartition(":")[2].isdecimal():
+        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")
+    if folder.exists() and any(folder.iterdir()):
+        raise PefllError(f"{folder} exists already; choose another name, or `pefll flower add` to let clients in")
+    with sentences_for_disk_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+    plan = dataclasses.replace(plan, folder=str(folder.resolve()))
+    write_app(folder, folder.resolve().name, plan)
+    make_certificates(folder / "server", [host, *hosts])
+    for name in plan.names:
+        _make_bundle(folder, name, address)
+    text = README.format(
+        name=folder.resolve().name,
+        clients=len(plan.names),
+        method=plan.agreement.method,
+        address=address,
+        connection=connection or "deployment",
+        version=plan.agreement.version,
+    )
+    write_whole(folder / "README.md", text.encode())
+    write_whole(folder / ".gitignore", b"server/\nclients/\nrun/\n.flower/\n")
+    write_whole(folder / "server" / "address", f"{address}\n".encode())
+    return plan
+
+
+def add_client(folder: Path, name: str) -> Bundle:
+    """Make a key for one more client, which takes no part in training: its model is made afterwards."""
+    plan = read_app(folder)
+    check_names([name])
+    if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
+        raise PefllError(f"there is a client {name} already")
+    return _make_bundle(folder, name, server_address(folder))
+
+
+def server_address(folder: Path) -> str:
+    """Return the address of a federation's server, host:port."""
+    try:
+        return (folder / "server" / "address").read_text().strip()
+    except OSError:
+        raise PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`") from None
+
+
+def find_bundle(folder: Path, name: str | None) -> Bundle:
+    """Return a client's own folder.
+
+    Args:
+        folder: the client's folder itself, or the federation's, which has those of all clients.
+        name: of the client; needed for the federation's folder.
+    """
+    if not (folder / "client.toml").is_file():
+        if name is None:
+            raise PefllError(f"{folder} is not a client's folder; name the client with --name")
+        folder = folder / "clients" / name
+    try:
+        facts = tomllib.loads((folder / "client.toml").read_text())
+        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]))
+    except (OSError, ValueError, KeyError):
+        raise PefllError(
+            f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one"
+        ) from None
+    if name is not None and bundle.name != name:
+        raise PefllError(f"{folder} is the folder of {bundle.name} and not of {name}")
+    for needed in ("ca.crt", "node.key"):
+        if not (folder / needed).is_file():
+            raise PefllError(f"{folder} has no {needed}; ask for the client's folder again")
+    return bundle
+
+
+def _make_bundle(folder: Path, name: str, address: str) -> Bundle:
+    place = folder / "clients" / name
+    make_node_key(place / "node.key", folder / "keys" / f"{name}.pub")
+    with sentences_for_disk_errors(str(place)):
+        shutil.copy(folder / "server" / "ca.crt", place / "ca.crt")
+    write_whole(place / "client.toml", f'name = "{name}"\naddress = "{address}"\n'.encode())
+    return Bundle(place, name, address)

@@ -1,0 +1,70 @@
+"""A client gets its personal model and writes it to its own disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.client import Refusal
+from pefll.engines.flower.engine import DELIVER as DELIVER
+from pefll.engines.flower.member import Member
+from pefll.engines.flower.message import BadMessage
+from pefll.engines.serial import SerialEngine
+from pefll.models.neighbours import NeighbourModel
+from pefll.personal import PersonalModel
+
+
+def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dict[str, Any]:
+    """Write the model that the server has sent, θ [D].
+
+    Args:
+        member: this client.
+        header: of the message.
+        trees: its arguments: θ.
+
+    Returns:
+        Nothing that the server would have to know.
+    """
+    del header
+    if member.model is None:
+        raise Refusal("was not told where to write a model; it is started with --model FILE for that")
+    method = member.agreement.build()
+    (theta,) = trees
+    if tuple(theta.shape) != (method.problem.model.size,):
+        raise BadMessage(f"sent a model of shape {list(theta.shape)}")
+    make = getattr(method, "personal_module", None)
+    if make is None:
+        module = method.problem.model.with_parameters(theta)
+    else:  # more than weights: made here, with the client's own samples
+        alone = dataclasses.replace(member.federation(), num_seen=0)
+        engine = SerialEngine(alone, method, member.agreement.seed, 0, member.agreement.dtype)
+        try:
+            ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
+            with torch.no_grad():
+                module = make(cohort, theta[None])
+        finally:
+            engine.close()
+    facts = facts_of(member.agreement)
+    facts |= {"neighbours": module.settings} if isinstance(module, NeighbourModel) else {}
+    member.model.parent.mkdir(parents=True, exist_ok=True)
+    PersonalModel(module.eval(), facts).save(member.model)
+    return {}
+
+
+def facts_of(agreed: Agreement) -> dict[str, Any]:
+    """Return what a personal model carries with it."""
+    return {
+        "model": agreed.model,
+        "input_shape": list(agreed.input_shape),
+        "classes": agreed.classes,
+        "normalise": [list(part) for part in agreed.normalise] if agreed.normalise else None,
+        "tokens": agreed.tokens,
+        "class_names": list(agreed.class_names),
+        "feature_names": list(agreed.feature_names),
+        "num_clients": agreed.num_clients,
+        "dataset": agreed.dataset,
+    }

@@ -1,0 +1,164 @@
+"""What a federation is set up to do, and the folder that holds it.
+
+my-federation/
+  pyproject.toml        the Flower app: settings, and no code but this package's
+  README.md             what to do next
+  server/               ca.crt, ca.key, server.crt, server.key; secrets of the server's machine
+  keys/NAME.pub         the public key of each client
+  clients/NAME/         what is handed to the client: ca.crt, node.key, client.toml; then it can be removed here
+  run/                  config, history, checkpoints, summary: an ordinary run folder
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.terms import Terms
+from pefll.errors import PefllError
+from pefll.files import write_whole
+
+# Flower's own rule for apps' names is the same.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
+CONNECTION = "deployment"
+SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll_node:client"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All settings of a federation: the agreement, the clients, the length of training and the terms.
+
+    Attributes:
+        agreement: what server and clients must have the same of.
+        names: of the clients that take part in training; a client's number is its place.
+        folder: of the federation, on the server's machine; "" for none, then nothing is saved.
+        rounds: of training.
+        clients_per_round: c; 0 for 5% of all.
+        eval_every: rounds between evaluations.
+        checkpoint_every: rounds between checkpoints.
+        wait_clients: how many clients must be there before training starts; 0 for all.
+        wait_seconds: how long they are waited for.
+        task: train, or personalize: make a model for everybody who is there and send it.
+        simulation_data: for Flower's simulation, where nodes have only numbers: the folder with NAME.npz for each.
+        terms: deadlines and quorum.
+    """
+
+    agreement: Agreement
+    names: tuple[str, ...]
+    folder: str = ""
+    rounds: int = 100
+    clients_per_round: int = 0
+    eval_every: int = 10
+    checkpoint_every: int = 1
+    wait_clients: int = 0
+    wait_seconds: float = 600.0
+    task: str = "train"
+    simulation_data: str = ""
+    terms: Terms = field(default_factory=Terms)
+
+    def __post_init__(self) -> None:
+        if self.task not in ("train", "personalize"):
+            raise PefllError(f"the task is {self.task!r}; it must be train or personalize")
+        check_names(self.names)
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return Path(self.folder) / "run"
+
+    def to_config(self) -> dict[str, str | int | float | bool]:
+        """Return it as a Flower run config takes it: a flat table."""
+        own = {
+            item.name.replace("_", "-"): getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in ("agreement", "names", "terms")
+        }
+        terms = {name.replace("_", "-"): value for name, value in asdict(self.terms).items()}
+        return {"names": json.dumps(list(self.names)), **own, **terms, **self.agreement.to_config()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Plan:
+        """Read it from a Flower run config."""
+        agreement = Agreement.from_config(config)
+        try:
+            own = {
+                item.name: config[item.name.replace("_", "-")]
+                for item in fields(cls)
+                if item.name not in ("agreement", "names", "terms")
+            }
+            terms = {item.name: float(config[item.name.replace("_", "-")]) for item in fields(Terms)}
+            names = tuple(map(str, json.loads(config["names"])))
+        except KeyError as error:
+            raise PefllError(f"the run config has no {error.args[0]}; `pefll flower init` writes all of them") from None
+        except (TypeError, ValueError) as error:
+            raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+        return cls(agreement=agreement, names=names, terms=Terms(**terms), **own)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise PefllError for names that could not be a file's or that are given twice."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise PefllError(f"{name!r} cannot be a name: use letters, digits and hyphens, beginning with a letter")
+    if len(set(names)) < len(names):
+        raise PefllError("two clients have the same name")
+
+
+def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, client: str = CLIENT_APP) -> None:
+    """Write pyproject.toml of the Flower app.
+
+    Args:
+        folder: of the federation.
+        name: of the app.
+        plan: its settings.
+        server: where the server's app is, module:name.
+        client: where the client's app is.
+    """
+    lines = [
+        "# A Flower app made by `pefll flower init`. Change the settings below before the first run; everybody who",
+        "# takes part gets them from the server with the app. `flwr run ... --run-config 'rounds=500'` overrides one.",
+        "[project]",
+        f"name = {_toml(name)}",
+        'version = "1.0.0"',
+        'description = "Personalized federated learning with pefll"',
+        'license = "Apache-2.0"',
+        "dependencies = []",
+        "",
+        "[tool.flwr.app]",
+        'publisher = "pefll"',
+        "# Only this file and the README travel: not the run, not the keys.",
+        'fab-include = ["README.md"]',
+        "",
+        "[tool.flwr.app.components]",
+        f"serverapp = {_toml(server)}",
+        f"clientapp = {_toml(client)}",
+        "",
+        "[tool.flwr.app.config]",
+        *(f"{key} = {_toml(value)}" for key, value in plan.to_config().items()),
+    ]
+    write_whole(folder / "pyproject.toml", ("\n".join(lines) + "\n").encode())
+
+
+def read_app(folder: Path) -> Plan:
+    """Read the plan back from a federation's folder."""
+    path = folder / "pyproject.toml"
+    try:
+        content = tomllib.loads(path.read_text())
+        config = content["tool"]["flwr"]["app"]["config"]
+    except FileNotFoundError:
+        raise PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise PefllError(f"{path} is damaged: {error}") from None
+    return Plan.from_config(config)
+
+
+def _toml(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

@@ -1,0 +1,143 @@
+"""What the server does when Flower starts its app: the ordinary training loop, on an engine of real clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from pefll import run
+from pefll.config import Config
+from pefll.deploy.plan import Plan
+from pefll.engines.flower.engine import FlowerEngine
+from pefll.errors import PefllError
+from pefll.progress import say
+from pefll.record import RunFolder
+from pefll.run import Run
+from pefll.tree import Tree, map_tree
+
+Report = Callable[[str], None]
+
+
+def main(grid: Any, context: Any) -> None:
+    """Train, or make everybody's model, as the run config says.
+
+    Args:
+        grid: Flower's way to the nodes.
+        context: has the run config.
+    """
+    console = Console(stderr=True, soft_wrap=True)
+    plan = Plan.from_config(context.run_config)
+    try:
+        if plan.task == "personalize":
+            personalize(grid, plan, console)
+        else:
+            train(grid, plan, console)
+    except PefllError as error:
+        say(console, f"error: {error}")
+        raise
+
+
+def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
+    """Train with the clients behind a grid, from the newest checkpoint in the federation's folder where there is one.
+
+    Args:
+        grid: Flower's way to the nodes.
+        plan: what to do.
+        console: shows progress; None for silence.
+    """
+    agreed = plan.agreement
+    config = config_of(plan)
+    folder = RunFolder(plan.run) if plan.folder else None
+    resumes = folder is not None and any(folder.checkpoints.glob("round-*"))
+    # A state made from a made-up client has the right shapes: to go on, nobody has to be asked for one.
+    template = run.method_template(agreed.build(), config) if resumes else None
+    engine = _engine(grid, plan, _reporter(console), template)
+    try:
+        engine.wait_for(plan.wait_clients or len(plan.names), plan.wait_seconds)
+        return run.fit_on(engine, config, folder.path if folder else None, console)
+    finally:
+        engine.close()
+
+
+def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[str]:
+    """Make a model for every client that is connected, also for those that were not there in training, and send it.
+
+    Two exchanges with PeFLL: a descriptor up, a model down. The client writes the model to its own disk.
+
+    Args:
+        grid: Flower's way to the nodes.
+        plan: of the federation.
+        console: shows what happens; None for silence.
+
+    Returns:
+        The names of the clients that have their model now.
+    """
+    report = _reporter(console)
+    trained = run.load(plan.run, console)
+    with_strangers = _engine(grid, plan, lambda sentence: None, trained.server, c=0)
+    with_strangers.present()
+    newcomers = sorted(set(with_strangers.strangers.values()) - set(plan.names))
+    with_strangers.close()
+    engine = FlowerEngine(
+        grid, plan.agreement, plan.names, 0, plan.terms, report, template=trained.server, newcomers=newcomers
+    )
+    done: list[str] = []
+    try:
+        there = np.array(engine.present(), dtype=np.int64)
+        if not len(there):
+            raise PefllError("no client is connected; start `pefll flower client` on the clients' machines")
+        server = map_tree(engine.cast, trained.server)
+        for ids, cohort in engine.cohorts(there):
+            with torch.no_grad():
+                theta = engine.method.personalize(server, cohort)
+            failed = engine.deliver(cohort, theta)
+            for client in ids.tolist():
+                name = engine.name_of(client)
+                if client in failed:
+                    report(f"{name} has no model: it {failed[client]}")
+                else:
+                    done.append(name)
+                    report(
+                        f"{name} has its model{'' if client < len(plan.names) else ', and was not there in training'}"
+                    )
+    finally:
+        engine.close()
+    return done
+
+
+def config_of(plan: Plan) -> Config:
+    """Return the settings of the run that a plan describes."""
+    agreed = plan.agreement
+    return Config(
+        method=agreed.method,
+        settings=agreed.settings,
+        data=agreed.dataset,
+        partition="their own",
+        clients=agreed.num_clients,
+        unseen=0.0,
+        model=agreed.model,
+        rounds=plan.rounds,
+        clients_per_round=plan.clients_per_round,
+        seed=agreed.seed,
+        engine="flower",
+        device="cpu",
+        precision=agreed.precision,
+        eval_every=plan.eval_every,
+        checkpoint_every=plan.checkpoint_every,
+        data_sha256=agreed.sha256,
+    )
+
+
+def _engine(grid: Any, plan: Plan, report: Report, template: Tree | None, c: int | None = None) -> FlowerEngine:
+    size = plan.clients_per_round or -(-len(plan.names) // 20)
+    return FlowerEngine(
+        grid, plan.agreement, plan.names, size if c is None else c, plan.terms, report, template=template
+    )
+
+
+def _reporter(console: Console | None) -> Report:
+    return lambda sentence: say(console, sentence) if console else None

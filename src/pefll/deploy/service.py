@@ -1,0 +1,147 @@
+"""The server and a client in the foreground, as a user starts them; Ctrl-C ends them and what they started."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from pefll.deploy.certificates import expiry
+from pefll.deploy.folder import find_bundle, server_address
+from pefll.deploy.plan import read_app
+from pefll.deploy.processes import (
+    check_server,
+    client_command,
+    end_group,
+    environment,
+    program,
+    register,
+    resident_command,
+    server_command,
+    wait_for_server,
+)
+from pefll.errors import PefllError
+from pefll.progress import say
+
+AGAIN_SECONDS = 10
+
+
+def serve(folder: Path, host: str | None, console: Console) -> None:
+    """Run a federation's server until it is ended."""
+    plan = read_app(folder)
+    address = server_address(folder)
+    until = expiry(folder / "server" / "server.crt")
+    if until < datetime.now(UTC):
+        raise PefllError(
+            f"the server's certificate ended on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}"
+        )
+    home = folder / ".flower"
+    home.mkdir(exist_ok=True)
+    its_host, _, port = address.rpartition(":")
+    command = server_command(folder, host or its_host, int(port), home / "superlink.db")
+    with _until_asked_to_end(), ExitStack() as stack:
+        process = _start(stack, command, home)
+        here = f"127.0.0.1:{port}" if host == "0.0.0.0" else address
+        wait_for_server(here, time.monotonic() + 60)
+        keys = sorted((folder / "keys").glob("*.pub"))
+        new = register(keys, here, folder / "server" / "ca.crt")
+        say(console, f"{address}: {len(keys)} clients may come in, {len(new)} of them are new")
+        say(console, f"Next, once they are there: flwr run {folder} deployment --stream ({plan.rounds} rounds)")
+        _wait([process])
+
+
+def take_part(
+    folder: Path, name: str | None, data: Path, label: str, model: Path | None, counts: bool, console: Console
+) -> None:
+    """Run a client until it is ended.
+
+    Args:
+        folder: the client's own, or the federation's.
+        name: of the client; needed for the federation's folder.
+        data: its samples.
+        label: a table's column of labels.
+        model: where its personal model goes; None for its folder.
+        counts: whether the server may know how many samples there are.
+        console: is told what happens.
+    """
+    bundle = find_bundle(folder, name)
+    if not data.expanduser().exists():
+        raise PefllError(f"there is no file or folder {data}")
+    check_server(bundle.address, bundle.folder / "ca.crt")
+    home = bundle.folder / ".flower"
+    home.mkdir(exist_ok=True)
+    sockets = Path(tempfile.mkdtemp(prefix="pefll-"))  # its owner's alone
+    resident = sockets / "socket"
+    config: dict[str, str | bool] = {
+        "name": bundle.name,
+        "data": str(data.expanduser().resolve()),
+        "label": label,
+        "state": str((bundle.folder / "state").resolve()),
+        "model": str((model or bundle.folder / "model.safetensors").resolve()),
+        "tells-counts": counts,
+        "resident": str(resident),
+    }
+    command = client_command(bundle.folder, bundle.address, config)
+    with _until_asked_to_end(), ExitStack() as stack:
+        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        staying = _start(stack, resident_command(resident), home)
+        say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
+        while True:
+            with ExitStack() as once:
+                node = _start(once, command, home)
+                while node.poll() is None:
+                    if staying.poll() is not None:
+                        staying = _start(stack, resident_command(resident), home)
+                    time.sleep(0.2)
+            # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
+            # and refuses its successor until then.
+            say(console, f"the SuperNode ended by itself; it is started again in {AGAIN_SECONDS} s")
+            time.sleep(AGAIN_SECONDS)
+
+
+def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
+    """Start a federation's app, show what it says, and return its exit status."""
+    read_app(folder)
+    words = " ".join(f'{key}="{value}"' for key, value in overrides.items())
+    command = [program("flwr"), "run", str(folder.resolve()), connection, "--stream", "--run-config", words]
+    return subprocess.run(command, env=environment()).returncode
+
+
+def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own, which ends with the stack."""
+    process = subprocess.Popen(list(command), env=environment(home.resolve()), start_new_session=True)
+    stack.callback(end_group, process)
+    return process
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until one of some processes ends, which none of them should."""
+    while all(process.poll() is None for process in processes):
+        time.sleep(0.2)
+    raise PefllError("one of Flower's processes ended by itself; what it said last is above")
+
+
+@contextmanager
+def _until_asked_to_end() -> Iterator[None]:
+    """Leave the block at Ctrl-C or SIGTERM, with everything that was started in it ended."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,87 @@
+"""From an example of the data to what everybody agrees on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pefll.data import Normalise, load_samples, measured, natural
+from pefll.data.federation import Samples
+from pefll.deploy.plan import check_names
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.member import client_name
+from pefll.errors import PefllError
+from pefll.methods import typed_settings
+from pefll.models import resolve_model
+
+MOST_MADE_UP = 10_000  # keys are made one by one
+
+
+def client_names(text: str) -> tuple[str, ...]:
+    """Return the names of clients, from their number or from names with commas between them."""
+    if text.strip().isdecimal():
+        if not 1 <= int(text) <= MOST_MADE_UP:
+            raise PefllError(f"{text} clients: give a number from 1 to {MOST_MADE_UP:,}, or names with commas")
+        return tuple(client_name(number) for number in range(int(text)))
+    names = tuple(name.strip() for name in text.split(","))
+    check_names(names)
+    return names
+
+
+def agreement_like(
+    like: str,
+    data_dir: Path,
+    *,
+    method: str,
+    pairs: list[str],
+    model: str,
+    num_clients: int,
+    seed: int = 0,
+    label: str = "label",
+) -> Agreement:
+    """Return an agreement for data such as that of an example.
+
+    Args:
+        like: a data set's name, or a path to a file or folder.
+        data_dir: where data sets lie.
+        method: a key of METHODS, or package.module:Class.
+        pairs: hyper-parameters, each NAME=VALUE.
+        model: what clients run, or auto.
+        num_clients: how many take part in training.
+        seed: of everything random.
+        label: a table's column of labels.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise PefllError(f"--set takes NAME=VALUE, not {pair!r}")
+        settings[name.strip()] = value.strip()
+    samples = load_samples(like, data_dir, label=label)
+    agreed = Agreement(
+        method=method,
+        settings=typed_settings(method, settings),
+        model=resolve_model(model, tuple(samples.x.shape[1:]), samples.tokens),
+        input_shape=tuple(samples.x.shape[1:]),
+        classes=samples.classes,
+        num_clients=num_clients,
+        seed=seed,
+        tokens=samples.tokens,
+        normalise=statistics(samples),
+        class_names=samples.class_names,
+        feature_names=samples.feature_names,
+        dataset=samples.name,
+    )
+    agreed.build()  # so that settings that are wrong are told before anything is made
+    return agreed
+
+
+def statistics(samples: Samples) -> Normalise | None:
+    """Return the channel statistics of an example's training samples; None where they are not pixels."""
+    if samples.normalise is not None:
+        return samples.normalise
+    alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=())
+    return measured(natural(alone, 0, unseen=0.0)).normalise

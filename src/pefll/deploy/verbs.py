@@ -1,0 +1,187 @@
+"""`pefll flower ...`: a federation of real clients, from an empty folder to personal models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pefll.errors import PefllError
+from pefll.progress import say
+
+out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Real clients on other machines, with Flower: set up, serve, take part, personalise.\n\n"
+    'Needs `pip install "pefll[flower]"`. See docs/deploy.md. Start with `pefll flower demo`.',
+)
+
+FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="FEDERATION")]
+
+
+def need_flower() -> None:
+    """Raise PefllError where Flower is not installed."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder.", metavar="FEDERATION")],
+    like: Annotated[
+        str, typer.Option(help="Data of the same kind, for shapes, classes and channel statistics: a path or a name.")
+    ],
+    clients: Annotated[str, typer.Option(help="How many, or their names with commas between them.")] = "8",
+    address: Annotated[str, typer.Option(help="Under which clients reach the server.")] = "127.0.0.1:8000",
+    host: Annotated[list[str] | None, typer.Option(help="Another name of the server's machine; repeatable.")] = None,
+    method: Annotated[str, typer.Option(help="`pefll methods` lists them.")] = "pefll",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A hyper-parameter, NAME=VALUE.")] = None,
+    model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Of training.")] = 100,
+    clients_per_round: Annotated[int, typer.Option(help="Clients in a round; 0 for 5% of all.")] = 0,
+    quorum: Annotated[float, typer.Option(help="The share of a round's clients that must complete it.")] = 0.5,
+    exchange_seconds: Annotated[float, typer.Option(help="How long one reply may take.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path("data"),
+    connection: Annotated[
+        str, typer.Option(help="What Flower's settings call the server; empty to leave them alone.")
+    ] = "deployment",
+) -> None:
+    """Make a ready Flower app: settings, certificates, a key for each client, a README.
+
+    For example: `pefll flower init my-federation --like example.npz --clients hospital-1,hospital-2 --address
+    fl.example.org:8000`
+    """
+    need_flower()
+    from pefll.deploy.folder import make_federation
+    from pefll.deploy.plan import Plan
+    from pefll.deploy.processes import write_connection
+    from pefll.deploy.setup import agreement_like, client_names
+    from pefll.engines.flower.terms import Terms
+
+    names = client_names(clients)
+    agreed = agreement_like(
+        like, data_dir, method=method, pairs=settings or [], model=model, num_clients=len(names), seed=seed, label=label
+    )
+    plan = Plan(
+        agreed,
+        names,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        terms=Terms(exchange_seconds=exchange_seconds, round_seconds=max(600.0, 6 * exchange_seconds), quorum=quorum),
+    )
+    if plan.clients_per_round > len(names):
+        raise PefllError(f"{clients_per_round} clients per round were asked for, but there are {len(names)} clients")
+    make_federation(folder, plan, address, host or [], connection)
+    if connection:
+        path = write_connection(connection, address, folder / "server" / "ca.crt")
+        say(out, f"{path}: {connection} is this federation's server")
+    say(out, f"{folder}: a federation of {len(names)} clients for {method}, model {agreed.model}")
+    say(out, f"Next: pefll flower server {folder}; what each client needs is in {folder}/clients/NAME")
+
+
+@app.command()
+def server(
+    folder: FolderArgument,
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen: 0.0.0.0 for all networks. [default: the address's own]")
+    ] = None,
+) -> None:
+    """Run the server: Flower's SuperLink with TLS, for the clients whose keys are in the folder; Ctrl-C ends it.
+
+    What it knows is kept in FEDERATION/.flower, so that it can be started again.
+    """
+    need_flower()
+    from pefll.deploy.service import serve
+
+    serve(folder, host, err)
+
+
+@app.command()
+def client(
+    folder: Annotated[Path, typer.Argument(help="The client's own folder, or the federation's.", metavar="FOLDER")],
+    data: Annotated[
+        Path, typer.Option(help="This client's samples: .npz, .csv, .parquet, or a folder class/*.png. They stay here.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Of the client; where FOLDER is the federation's.")] = None,
+    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    model: Annotated[
+        Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
+    ] = None,
+    counts: Annotated[bool, typer.Option(help="Tell the server how many samples there are.")] = True,
+) -> None:
+    """Take part: Flower's SuperNode with this machine's data; Ctrl-C ends it.
+
+    For example: `pefll flower client hospital-7 --data samples.npz`
+    """
+    need_flower()
+    from pefll.deploy.service import take_part
+
+    take_part(folder, name, data, label, model, counts, err)
+
+
+@app.command()
+def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the new client.")]) -> None:
+    """Let one more client in, which was not there in training; a server that runs learns of it at once."""
+    need_flower()
+    from pefll.deploy.folder import add_client
+    from pefll.deploy.processes import register
+
+    bundle = add_client(folder, name)
+    key = folder / "keys" / f"{name}.pub"
+    try:
+        register([key], bundle.address, folder / "server" / "ca.crt", seconds=2)
+    except PefllError:
+        say(err, f"The server at {bundle.address} does not run now; it will know {name} when it is started.")
+    say(out, f"{bundle.folder}: hand it to {name}, then: pefll flower client {name} --data samples.npz")
+
+
+@app.command()
+def renew(
+    folder: FolderArgument,
+    host: Annotated[list[str] | None, typer.Option(help="Another name of the server's machine; repeatable.")] = None,
+) -> None:
+    """Make a new certificate for the server, from the same authority: clients need nothing new."""
+    need_flower()
+    from pefll.deploy.certificates import expiry, make_certificates
+    from pefll.deploy.folder import server_address
+
+    make_certificates(folder / "server", [server_address(folder).rpartition(":")[0], *(host or [])])
+    say(
+        out,
+        f"The server's certificate is good until {expiry(folder / 'server' / 'server.crt'):%Y-%m-%d}; start it again",
+    )
+
+
+@app.command()
+def personalize(
+    folder: FolderArgument,
+    connection: Annotated[str, typer.Option(help="What Flower's settings call the server.")] = "deployment",
+) -> None:
+    """Make a model for every client that is connected, also for those that were not there in training.
+
+    With PeFLL these are two exchanges: a descriptor up, a model down, which the client writes to its own disk.
+    """
+    need_flower()
+    from pefll.deploy.service import start_app
+
+    raise typer.Exit(start_app(folder, connection, {"task": "personalize"}))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("flower-demo"),
+    clients: Annotated[int, typer.Option(help="How many.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Of training.")] = 3,
+) -> None:
+    """Show all of it on this machine: a server and 8 clients as processes, digits data, TLS; then a new client."""
+    need_flower()
+    from pefll.deploy.demo import demo as run_demo
+
+    run_demo(folder, clients, rounds, out)

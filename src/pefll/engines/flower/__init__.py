@@ -1,0 +1,1 @@
+"""The flower engine: every `cohort.run` is one exchange of Flower messages with clients on other machines."""

@@ -1,0 +1,140 @@
+"""What server and clients must agree on before a single number crosses: the method, the model, what samples look like.
+
+It travels in the Flower app's run config, and its SHA-256 in every message: a client that was set up for something else
+refuses to work instead of sending numbers that mean something different.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+
+from pefll.data.federation import Normalise
+from pefll.errors import PefllError, unknown
+from pefll.methods import build_method
+from pefll.methods.contract import Method, Problem
+from pefll.models import Network, build_model
+from pefll.version import __version__
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+# These keys of a run config hold JSON, since a run config knows only single values.
+_JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What both sides must have the same of.
+
+    Attributes:
+        method: a key of METHODS, or package.module:Class where that is installed on both sides.
+        settings: the method's hyper-parameters that differ from its defaults.
+        model: what clients run, by name; never "auto".
+        input_shape: of one sample.
+        classes: how many.
+        num_clients: how many take part in training; networks of some methods are made for so many.
+        seed: of everything random.
+        precision: float32 or float64.
+        tokens: whether samples are tokens.
+        normalise: of uint8 pixels, as [mean of each channel, standard deviation of each channel]; None for others.
+        class_names: one per class, or empty.
+        feature_names: one per column of a table, or empty.
+        dataset: what the data is called in records.
+        version: of this package.
+    """
+
+    method: str
+    model: str
+    input_shape: tuple[int, ...]
+    classes: int
+    num_clients: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    precision: str = "float32"
+    tokens: bool = False
+    normalise: Normalise | None = None
+    class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    dataset: str = "federation"
+    version: str = __version__
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        if self.num_clients < 1:
+            raise PefllError("a federation needs at least one client")
+
+    @cached_property
+    def sha256(self) -> str:
+        """A fingerprint: equal where both sides would compute the same."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def _config(self) -> str:
+        return json.dumps(self.to_config())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and inputs."""
+        return PRECISIONS[self.precision]
+
+    def build(self) -> Method[Any]:
+        """Return the method, with its model."""
+        return _built(self.sha256, self._config)
+
+    def to_config(self) -> dict[str, str | int | bool]:
+        """Return it as a Flower run config takes it: a flat table of texts, whole numbers and truths."""
+        plain = asdict(self)
+        return {
+            key.replace("_", "-"): json.dumps(value, ensure_ascii=False) if key in _JSON_KEYS else value
+            for key, value in plain.items()
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Agreement:
+        """Read it from a Flower run config, whose other keys are left alone."""
+        try:
+            given = {name: config[name.replace("_", "-")] for name in cls.__dataclass_fields__}
+        except KeyError as error:
+            raise PefllError(f"the run config has no {error.args[0]}; `pefll flower init` writes all of them") from None
+        try:
+            return _read(**given)
+        except TypeError as error:  # a value that is no single one
+            raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+
+    @classmethod
+    def _from_values(cls, given: dict[str, Any]) -> Agreement:
+        try:
+            for name in _JSON_KEYS:
+                given[name] = json.loads(given[name])
+            given["input_shape"] = tuple(int(size) for size in given["input_shape"])
+            given["class_names"], given["feature_names"] = (
+                tuple(map(str, given[name])) for name in ("class_names", "feature_names")
+            )
+            if given["normalise"] is not None:
+                mean, std = given["normalise"]
+                given["normalise"] = Normalise(tuple(map(float, mean)), tuple(map(float, std)))
+            return cls(**given)
+        except (TypeError, ValueError) as error:
+            raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+
+
+# A client gets the same run config with every message.
+@lru_cache(maxsize=4, typed=True)
+def _read(**given: str | int | bool) -> Agreement:
+    return Agreement._from_values(dict(given))
+
+
+@lru_cache(maxsize=4)
+def _built(sha256: str, config: str) -> Method[Any]:
+    """Build a method once in a process: it has no state, and a hypernetwork takes long to make."""
+    del sha256
+    agreed = Agreement.from_config(json.loads(config))
+    network = Network(build_model(agreed.model, agreed.input_shape, agreed.classes))
+    problem = Problem(network, agreed.input_shape, agreed.classes, agreed.num_clients, agreed.tokens)
+    return build_method(agreed.method, problem, agreed.settings)

@@ -1,0 +1,203 @@
+"""What a client does when a message comes: the task of a method, on its own samples, and nothing else."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from inspect import signature
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from pefll.engines.cohort import EngineSettings
+from pefll.engines.flower.keep import Store
+from pefll.engines.flower.member import Member
+from pefll.engines.flower.message import TENSORS, BadMessage, all_finite, decode, header_of, pack, tensors_of
+from pefll.engines.wire import build
+from pefll.errors import PefllError
+from pefll.methods.contract import Method, Own
+from pefll.tree import Tree, leaves
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.common.logger import log
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+# What a reply repeats of its request, so that it is never taken for the answer to another one.
+ECHO = ("task", "round", "exchange", "visit", "client", "agreement")
+HELLO = "hello"
+# Where a tensor of the arguments is: in the message; in the message, and to be remembered until the visit is over;
+# remembered; on the client's disk.
+SENT, SHARED, KNOWN, KEPT = "sent", "shared", "known", "kept"
+_VISIT, _REMEMBERED = "pefll.visit", "pefll.remembered"
+_ERROR = 40  # a level of Python's logging
+
+Trees = list[Tree]
+Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
+
+
+class Refusal(PefllError):
+    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too."""
+
+
+class PefllClientApp(ClientApp):  # type: ignore[misc]
+    """The ClientApp of every method: message types are train.TASK, query.TASK and evaluate.TASK for the method's tasks.
+
+    Args:
+        extras: further things that a client can be asked for, by name; each returns small facts for the reply.
+    """
+
+    def __init__(self, extras: Mapping[str, Extra] | None = None) -> None:
+        super().__init__()
+        self._extras = dict(extras or {})
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message."""
+        return answer(message, context, self._extras)
+
+
+class _AtWork:
+    """Stands for an open engine while a message is answered."""
+
+
+def answer(message: Message, context: Context, extras: Mapping[str, Extra] | None = None) -> Message:
+    """Do what a message asks for and return the reply.
+
+    A ClientApp's process may live for one message only, so nothing is remembered in it: what the client keeps is in
+    its folder, what it was sent in this visit in Flower's context, and what it draws depends on (seed, purpose, round,
+    client) alone. Whatever goes wrong is told in full in this machine's log; the server learns only that it did, since
+    a sentence about data may hold some of it.
+
+    Args:
+        message: the request.
+        context: what Flower keeps for this node.
+        extras: see `PefllClientApp`.
+    """
+    header: dict[str, Any] = {}
+    settings = _AtWork()
+    try:
+        header = header_of(message.content)
+        member = Member.of(context)
+        if header.get("agreement") != member.agreement.sha256:
+            return _refusal(message, header, "was set up for another agreement; is its pefll of the same version?")
+        echo = {key: header[key] for key in ECHO} | {"name": member.name}
+        EngineSettings.take(settings, keep_memory=False)  # as every engine does: one thread, so that sums repeat
+        if header["task"] == HELLO:
+            return Message(pack(echo | _hello(member), {}), reply_to=message)
+        trees, missing = _arguments(header, message.content, context.state, member)
+        if missing:
+            return Message(pack(echo | {"missing": missing}, {}), reply_to=message)
+        if extras and header["task"] in extras:
+            return Message(pack(echo | extras[header["task"]](member, header, trees), {}), reply_to=message)
+        reply = work(member, header, trees)
+        return Message(pack(echo, {str(place): leaf for place, leaf in enumerate(reply)}), reply_to=message)
+    except BadMessage as error:
+        log(_ERROR, "the server %s", error)
+        return _refusal(message, header, f"could not read the request, saying that the server {error}")
+    except Refusal as error:
+        log(_ERROR, "this client %s", error)
+        return _refusal(message, header, str(error))
+    except PefllError as error:
+        log(_ERROR, "%s", error)
+        return _refusal(message, header, f"could not do {header.get('task')}; its own log says why")
+    except Exception as error:  # noqa: BLE001 - Flower would send the text of the error to the server
+        log(_ERROR, "%s", traceback.format_exc())
+        return _refusal(message, header, f"failed in {header.get('task')} with {type(error).__name__}")
+    finally:
+        EngineSettings.give_back(settings)
+
+
+def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
+    """Return a method's function for one client; BadMessage for everything else that the method has."""
+    task = getattr(method, name, None) if name.isidentifier() and not name.startswith("_") else None
+    if not callable(task) or _first_parameter(getattr(task, "__func__", task), hasattr(task, "__self__")) != "client":
+        raise BadMessage(f"asked for {name!r}, which is nothing that a client of {type(method).__name__} does")
+    return task  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def _first_parameter(function: Callable[..., Any], bound: bool) -> str:
+    return next(islice(signature(function).parameters, int(bound), None), "")
+
+
+def work(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
+    """Run a task on this client's samples; keep what is its own, and return what is sent."""
+    task = task_of(member.agreement.build(), header["task"])
+    static = {str(name): int(value) for name, value in header["static"].items()}
+    reply = task(member.client(int(header["client"]), int(header["round"])), *trees, **static)
+    own = [leaf for part in owned(reply) for leaf in leaves(part)]
+    if own:
+        member.store().put(header["keep"], own)
+    return list(leaves(reply, but=Own))
+
+
+def owned(tree: Tree) -> list[Own]:
+    """Return the parts of a reply that stay with the client, in the order in which `leaves` comes to them."""
+    if isinstance(tree, Own):
+        return [tree]
+    return [part for branch in tree for part in owned(branch)] if isinstance(tree, tuple) else []
+
+
+def _refusal(message: Message, header: dict[str, Any], sentence: str) -> Message:
+    echo = {key: header.get(key) for key in ECHO}
+    return Message(pack(echo | {"name": "", "refusal": sentence}, {}), reply_to=message)
+
+
+def _hello(member: Member) -> dict[str, Any]:
+    """Return what a client tells about itself beside its name: counts, where it may."""
+    own = member.federation()  # read now, so that data that cannot be used is found before training
+    return {"counts": own.count[:, 0].tolist() if member.tells_counts else None}
+
+
+def _arguments(
+    header: dict[str, Any], content: RecordDict, state: RecordDict, member: Member
+) -> tuple[Trees, list[str]]:
+    """Return the arguments of a task, and the hashes of tensors that this client should know and does not.
+
+    Args:
+        header: says for each tensor where it is.
+        content: of the message.
+        state: what Flower keeps for this node; tensors that come again in this visit are remembered in it.
+        member: has what the client keeps.
+    """
+    if _VISIT in state and state[_VISIT]["visit"] != header["visit"]:
+        del state[_VISIT], state[_REMEMBERED]
+    arrays = content[TENSORS]
+    sent = tensors_of(content)
+    kept: dict[str, list[Tensor]] = {}
+    values: list[Tensor] = []
+    missing: list[str] = []
+    store: Store | None = None
+    try:
+        # Flower carries the state along with every message, so there is none as long as nothing has to be remembered.
+        if _VISIT not in state and any(kind == SHARED for kind, _ in header["places"]):
+            state[_VISIT], state[_REMEMBERED] = ConfigRecord({"visit": header["visit"]}), ArrayRecord()
+        remembered = state.get(_REMEMBERED, {})
+        for kind, what in header["places"]:
+            if kind == SHARED:
+                remembered[what] = arrays[what]
+            if kind in (SENT, SHARED):
+                values.append(sent[what])
+            elif kind == KEPT:
+                store = store or member.store()
+                name, _, place = what.partition(":")
+                if name not in kept:
+                    kept[name] = store.get(name)
+                values.append(kept[name][int(place)])
+            elif what in remembered:
+                values.append(decode(remembered[what]))
+            else:
+                missing.append(what)
+        if missing:
+            return [], missing
+        for value in values:
+            if not all_finite(value):
+                raise BadMessage("sent NaN or infinity")
+        each = iter(values)
+        return [build(structure, each) for structure in header["trees"]], []
+    except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
+        raise BadMessage(f"sent arguments that do not fit together ({type(error).__name__})") from None

@@ -1,0 +1,123 @@
+"""The door to clients on other machines."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pefll.engines.cohort import DoorCohort, Ledger
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.client import owned
+from pefll.engines.flower.keep import Ticket
+from pefll.engines.flower.request import Request, Visit
+from pefll.engines.flower.terms import Dropped, Report
+from pefll.errors import PefllError
+from pefll.methods.contract import Each, Everyone, Method, Own
+from pefll.tree import Tree, leaves, map_tree
+
+
+class Reach(Protocol):
+    """What a cohort needs of its engine."""
+
+    agreement: Agreement
+    method: Method[Any]
+    report: Report
+
+    def cast(self, value: Tensor) -> Tensor:
+        """Return a value in the engine's precision."""
+
+    def name_of(self, client: int) -> str:
+        """Return what a client is called."""
+
+    def absent(self, clients: Sequence[int]) -> dict[int, str]:
+        """Return those of some clients that are not connected."""
+
+    def form_of_reply(
+        self, task: Callable[..., Tree], arguments: Sequence[Everyone | Each], static: dict[str, int]
+    ) -> Tree:
+        """Return what one client's reply to a task looks like."""
+
+    def gather(self, ask: Request, form: Tree) -> tuple[dict[int, list[Tensor]], dict[int, str]]:
+        """Ask clients; return the tensors of each good reply, and what is wrong with the others."""
+
+
+@dataclass(eq=False, kw_only=True)
+class FlowerCohort(DoorCohort):
+    """Clients on other machines; each `run` is one exchange.
+
+    Attributes:
+        engine: reaches them.
+        round: of training; 0 in an evaluation.
+        trains: whether this is training: then a client that fails is told by `Dropped`. In an evaluation its numbers
+            are 0, and so is its number of samples, which leaves it out of every mean.
+        visit: see `Visit`.
+        missing: clients that failed in this evaluation, and why.
+    """
+
+    engine: Reach
+    round: int
+    trains: bool
+    visit: Visit
+    missing: dict[int, str] = field(default_factory=dict)
+    _exchange: int = 0
+
+    def anew(self) -> FlowerCohort:
+        """Return the same clients with nothing sent or counted yet, for evaluating them again."""
+        return replace(self, ledger=Ledger(), _known=[], visit=Visit(secrets.token_hex(8)), missing={}, _exchange=0)
+
+    def request(self, task: str, arguments: Sequence[Everyone | Each], static: dict[str, int]) -> Request:
+        """Return the next exchange's request to these clients."""
+        return Request(
+            task=task,
+            arguments=arguments,
+            static=static,
+            clients=self.ids.tolist(),
+            failed=set(self.missing),
+            round=self.round,
+            trains=self.trains,
+            exchange=self._exchange,
+            visit=self.visit,
+            agreement=self.engine.agreement.sha256,
+        )
+
+    def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
+        cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
+        name = getattr(task, "__name__", "")
+        if getattr(self.engine.method, name, None) != task:
+            raise PefllError("clients on other machines do what their method says and no other function")
+        if not self.trains and not self._exchange:
+            self.missing |= self.engine.absent(self.ids.tolist())
+        form = self.engine.form_of_reply(task, cast, static)
+        ask = self.request(name, cast, static)
+        self._exchange += 1
+        replies, faults = self.engine.gather(ask, form)
+        if faults and self.trains:
+            raise Dropped(faults)
+        for client, reason in faults.items():
+            self.engine.report(f"evaluation: {self.engine.name_of(client)} {reason}")
+        self.missing |= faults
+        nothing = [torch.zeros_like(leaf) for leaf in leaves(form, but=Own)]
+        rows = [replies.get(client, nothing) for client in ask.clients]
+        stacked = iter([torch.stack(parts) for parts in zip(*rows, strict=True)])
+        kept = iter(range(sum(1 for part in owned(form) for _ in leaves(part))))
+        return self._assemble(form, stacked, kept, ask.ticket)
+
+    def _assemble(self, form: Tree, sent: Iterator[Tensor], kept: Iterator[int], ticket: Ticket) -> Tree:
+        """Return the replies with a leading client axis; for what clients keep there are tickets."""
+        if isinstance(form, Own):
+            return Own(
+                map_tree(
+                    lambda leaf: torch.full(
+                        (self.size, *leaf.shape), ticket._replace(leaf=next(kept)).number, dtype=leaf.dtype
+                    ),
+                    form.value,
+                )
+            )
+        if isinstance(form, tuple):
+            return type(form)(*(self._assemble(part, sent, kept, ticket) for part in form))
+        return next(sent)

@@ -1,0 +1,311 @@
+"""Rounds with real clients, any of which may fail at any time.
+
+A method's round is written for a fixed cohort. When a client fails in one of its exchanges, the round is run again from
+its start without that client, and replies to requests that are the same are not asked for again. What a client sends
+is a function of (seed, round, client) and of the request, so the result is that of a round in which the client that
+failed was never there. Where too few are left, nothing of the round is used, and it is repeated later.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pefll.engines.cohort import EngineSettings, Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.client import SHARED
+from pefll.engines.flower.cohort import FlowerCohort
+from pefll.engines.flower.message import pack
+from pefll.engines.flower.post import Letter, exchange
+from pefll.engines.flower.rehearsal import Rehearsal
+from pefll.engines.flower.reply import Missing, accept, too_large
+from pefll.engines.flower.request import Asked, Request, Visit
+from pefll.engines.flower.roster import Roster
+from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
+from pefll.engines.later import Clock, Later
+from pefll.errors import PefllError
+from pefll.methods.contract import Each, Everyone, Method
+from pefll.tree import Tree, map_tree
+
+DELIVER = "deliver"
+CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
+
+
+class FlowerEngine:
+    """Runs rounds with clients that Flower reaches.
+
+    Args:
+        grid: Flower's way to them.
+        agreement: what both sides have the same of.
+        names: of the clients that take part in training; a client's number is its place here.
+        clients_per_round: c; 0 for an engine that only evaluates.
+        terms: deadlines and quorum.
+        report: is told, in sentences, who failed and why.
+        template: a state of the right shape; where there is one, `start` returns it and asks nobody. For runs that go
+            on from a checkpoint.
+        newcomers: names of clients that never take part in training; their numbers come after the others.
+    """
+
+    name = "flower"
+
+    def __init__(
+        self,
+        grid: Any,
+        agreement: Agreement,
+        names: Sequence[str],
+        clients_per_round: int,
+        terms: Terms | None = None,
+        report: Report | None = None,
+        template: Tree | None = None,
+        newcomers: Sequence[str] = (),
+    ) -> None:
+        self.grid, self.agreement, self.terms = grid, agreement, terms or Terms()
+        self.method: Method[Any] = agreement.build()
+        self.seed, self.dtype, self.device = agreement.seed, agreement.dtype, torch.device("cpu")
+        self.ledger = Ledger()
+        self.clients_per_round = clients_per_round
+        self.dropped: list[tuple[int, str, str]] = []
+        self.report: Report = report or (lambda sentence: None)
+        self._template = template
+        self._roster = Roster(grid, agreement, names, newcomers, self.terms, self.report)
+        self._rehearsal = Rehearsal(agreement)
+        self.federation = self._roster.federation
+        check_cohort_size(self.federation, clients_per_round)
+        EngineSettings.take(self)
+
+    # What every engine does.
+
+    def start(self) -> Tree:
+        """Return the server's state before the first round."""
+        if self._template is not None:
+            return map_tree(self.cast, self._template)
+        sampled = self._sample(0).tolist()
+        began = time.monotonic()
+        while True:
+            self.present()
+            for client in sampled:
+                # The first client that was drawn; where it fails, the next, as if the first had not been drawn.
+                try:
+                    cohort = self._cohort([client], 0, Visit("0", ends=self._deadline()))
+                    return map_tree(self.cast, self.method.init(self.seed, cohort))
+                except Dropped as lost:
+                    self._note(0, lost.faults)
+                except OutOfTime:
+                    self._note(0, {client: "took too long"})
+            self._wait(began, "before the first round no client of it answered")
+
+    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
+        """Do rounds first..first+rounds-1 and return the server's state; there is nothing left to wait for."""
+        clock = Clock(self.device)
+        for t in range(first, first + rounds):
+            server = self._round(server, t)
+        return server, clock.later(torch.empty(0), lambda _: None)
+
+    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
+        """Return the server's state after rounds first..first+rounds-1."""
+        return self.launch(server, first, rounds)[0]
+
+    def snapshot(self, server: Tree) -> Tree:
+        """Return the state itself: rounds make new ones and do not write to it."""
+        return server
+
+    def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
+        """Return `function` itself."""
+        return function
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, FlowerCohort]]:
+        """Yield (clients, cohort) that together hold all `clients`."""
+        for group, is_new in seen_and_new(self.federation, clients):
+            for start in range(0, len(group), CLIENTS_AT_ONCE):
+                chosen = group[start : start + CLIENTS_AT_ONCE]
+                visit = Visit(secrets.token_hex(8))
+                yield chosen, self._cohort(chosen.tolist(), 0, visit, trains=False, is_new=is_new)
+
+    def close(self) -> None:
+        """Give torch its settings back; clients live on."""
+        EngineSettings.give_back(self)
+
+    def cast(self, value: Tensor) -> Tensor:
+        """Return a value in the engine's precision."""
+        return value.to("cpu", self.dtype if value.is_floating_point() else value.dtype)
+
+    # Who is there.
+
+    def name_of(self, client: int) -> str:
+        """Return what a client is called."""
+        return self._roster.names[client]
+
+    def present(self) -> list[int]:
+        """Return the clients that are connected now; those that were not met before are asked who they are."""
+        return self._roster.present()
+
+    def absent(self, clients: Sequence[int]) -> dict[int, str]:
+        """Return those of some clients that are not connected."""
+        return self._roster.absent(clients)
+
+    def wait_for(self, clients: int, seconds: float) -> list[int]:
+        """Wait until so many clients are connected, and return them; PefllError where they do not come in time."""
+        return self._roster.wait_for(clients, seconds)
+
+    @property
+    def nodes(self) -> list[int]:
+        """The nodes of the clients that are connected, as Flower numbers them."""
+        return list(self._roster.nodes.values())
+
+    @property
+    def strangers(self) -> dict[int, str]:
+        """The nodes that are no client of this federation, and what they call themselves."""
+        return self._roster.strangers
+
+    # Rounds.
+
+    def _round(self, server: Tree, t: int) -> Tree:
+        """Do one round with those of its clients that complete all its exchanges."""
+        sampled = self._sample(t).tolist()
+        quorum = max(1, math.ceil(self.terms.quorum * len(sampled)))
+        began = time.monotonic()
+        visit = Visit(f"{t:x}")
+        while True:
+            visit.ends = self._deadline()
+            dropped = self.absent(sampled)
+            self._note(t, dropped)
+            while len(sampled) - len(dropped) >= quorum:
+                ids = [client for client in sampled if client not in dropped]
+                try:
+                    return self.method.round(server, self._cohort(ids, t, visit))
+                except Dropped as lost:
+                    self._note(t, lost.faults)
+                    dropped |= lost.faults
+                except OutOfTime:
+                    self.report(f"round {t}: its {self.terms.round_seconds:.3g} s are over")
+                    break
+            left = len(sampled) - len(dropped)
+            self._wait(began, f"round {t}: {left} of {len(sampled)} clients are left, and {quorum} are needed")
+
+    def _wait(self, began: float, sentence: str) -> None:
+        """Say that a round is repeated and pause; PefllError where that was done for too long."""
+        if time.monotonic() - began > self.terms.patience_seconds:
+            raise PefllError(
+                f"{sentence}; that went on for {self.terms.patience_seconds:.3g} s: start the run again later"
+            )
+        self.report(f"{sentence}; it is repeated")
+        time.sleep(self.terms.pause_seconds)
+
+    def _note(self, t: int, faults: dict[int, str]) -> None:
+        """Write down who was left out of a round and why."""
+        for client, reason in faults.items():
+            self.dropped.append((t, self.name_of(client), reason))
+            self.report(f"round {t}: {self.name_of(client)} is left out: it {reason}")
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.terms.round_seconds
+
+    def _sample(self, t: int) -> Ids:
+        return sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round).numpy()
+
+    def _cohort(self, ids: list[int], t: int, visit: Visit, trains: bool = True, is_new: bool = False) -> FlowerCohort:
+        return FlowerCohort(
+            size=len(ids),
+            ids=torch.tensor(ids, dtype=torch.int64),
+            is_new=is_new,
+            ledger=Ledger(),  # of what one attempt would cost; the engine's own counts what was really sent
+            engine=self,
+            round=t,
+            trains=trains,
+            visit=visit,
+        )
+
+    # Exchanges.
+
+    def deliver(self, cohort: FlowerCohort, theta: Tensor) -> dict[int, str]:
+        """Send every client of a cohort its personal model, to be written to its own disk.
+
+        Args:
+            cohort: whose models.
+            theta: [c, D], as `personalize` returned it for this cohort.
+
+        Returns:
+            The clients that have none now, and why.
+        """
+        _, faults = self.gather(cohort.request(DELIVER, [Each(self.cast(theta))], {}), ())
+        return cohort.missing | faults
+
+    def gather(self, ask: Request, form: Tree) -> tuple[dict[int, list[Tensor]], dict[int, str]]:
+        """Ask every client of a cohort that has not failed yet.
+
+        Returns:
+            The tensors of each reply that is as it should be, and what is wrong with the others.
+        """
+        visit, nodes = ask.visit, self._roster.nodes
+        wanted = [client for client in ask.clients if client not in ask.failed]
+        faults = {client: "is not connected" for client in wanted if client not in nodes}
+        ledger = self.ledger if ask.trains else Ledger()
+        replies: dict[int, list[Tensor]] = {}
+        asked: dict[int, Asked] = {}
+        to_ask = [client for client in wanted if client not in faults]
+        forget: set[int] = set()
+        while to_ask:
+            letters: dict[int, Letter] = {}
+            for client in to_ask:
+                knows = set() if client in forget else visit.told.get(client, set())
+                header, tensors, asked[client] = ask.letter(client, knows)
+                known = visit.reply_to(ask.exchange, client, asked[client])
+                if known is not None:
+                    replies[client] = known
+                    continue
+                letters[client] = Letter(nodes[client], ask.kind, pack(header, tensors))
+                told = {what for kind, what in header["places"] if kind == SHARED}
+                visit.told.setdefault(client, set()).update(told)
+                ledger.down += sum(leaf.nbytes for leaf in tensors.values())
+            if not letters:
+                break
+            ledger.exchanges += 1
+            outcome = exchange(
+                self.grid,
+                letters,
+                self._seconds(visit),
+                ask.name,
+                lambda client, content: accept(content, ask.header(client) | {"name": self.name_of(client)}, form),
+            )
+            if outcome.strays:
+                self.report(f"round {ask.round}: {outcome.strays} replies that nobody asked for were thrown away")
+            faults |= outcome.faults
+            # A node that was restarted in the middle of a round has forgotten what it was sent; once it is sent again.
+            asked_again = [c for c, reply in outcome.replies.items() if isinstance(reply, Missing)]
+            faults |= {c: "forgets what it is sent" for c in asked_again if c in forget}
+            to_ask = [c for c in asked_again if c not in forget]
+            forget |= set(to_ask)
+            for client, reply in outcome.replies.items():
+                if not isinstance(reply, Missing):
+                    replies[client] = reply
+                    visit.note_reply(ask.exchange, client, asked[client], reply)
+                    ledger.up += sum(leaf.nbytes for leaf in reply)
+        if ask.trains:
+            for client, reason in too_large(replies, self.terms.norm_limit).items():
+                faults[client] = reason
+                del replies[client]
+        return replies, faults
+
+    def _seconds(self, visit: Visit) -> float:
+        """Return how long the next exchange may take; OutOfTime where the attempt is over."""
+        left = visit.ends - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        return min(self.terms.exchange_seconds, left)
+
+    def form_of_reply(
+        self, task: Callable[..., Tree], arguments: Sequence[Everyone | Each], static: dict[str, int]
+    ) -> Tree:
+        """Return what one client's reply to a task looks like: the task is rehearsed once, on a made-up client."""
+        return self._rehearsal.form_of_reply(task, arguments, static)

@@ -1,0 +1,102 @@
+"""A Flower grid without a network: the ClientApp is called right here, one message after another.
+
+For tests and for counting bytes. Everything else is what it is with real clients: the same records, the same
+ClientApp, the same exchanges, and whatever goes wrong on the way can be made to go wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from uuid import uuid4
+
+from pefll.errors import PefllError
+
+try:
+    from flwr.app import Context, Error, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+RUN_ID, SERVER_ID, TASK_ID = 1, 1, 1
+# Sees a request and makes the reply, by calling its last argument or otherwise: none at all, one, or several.
+Postman = Callable[[int, Message, Callable[[Message], Message]], list[Message]]
+
+
+class InProcessGrid(Grid):  # type: ignore[misc]
+    """A grid whose nodes live in this process.
+
+    Args:
+        app: what every node runs.
+        nodes: each node's own config, by its id.
+        run_config: of the run.
+        postman: brings requests to nodes; the default one loses nothing.
+
+    Attributes:
+        contexts: what Flower keeps for each node.
+        online: the nodes that are there.
+        postman: as given; may be changed at any time.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: Mapping[int, Mapping[str, Any]],
+        run_config: Mapping[str, Any],
+        postman: Postman | None = None,
+    ) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_ID, TASK_ID
+        self._app = app
+        self.contexts = {
+            node: Context(RUN_ID, node, dict(config), RecordDict(), dict(run_config)) for node, config in nodes.items()
+        }
+        self.online = set(nodes)
+        self.postman: Postman = postman or (lambda node, request, deliver: [deliver(request)])
+        self._replies: dict[str, list[Message]] = {}
+
+    def set_run(self, run: Any) -> None:
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self) -> Any:
+        """There is none to tell about."""
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **more: Any) -> Message:
+        """Return a message."""
+        return Message(*arguments, **more)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are there."""
+        return sorted(self.online)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Bring messages to their nodes and let these answer at once."""
+        names = []
+        for message in messages:
+            name = str(uuid4())
+            message.metadata.__dict__["_message_id"] = name
+            names.append(name)
+            node = message.metadata.dst_node_id
+            if node not in self.online:
+                self._replies[name] = [Message(Error(5, "the node is gone"), reply_to=message)]
+                continue
+            request = copy.deepcopy(message)  # a node must not share memory with the server
+            self._replies[name] = self.postman(node, request, self._deliver)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there, and forget them."""
+        return [reply for name in list(message_ids) for reply in self._replies.pop(name, [])]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Do both, one after the other."""
+        del timeout
+        return self.pull_messages(self.push_messages(messages))
+
+    def _deliver(self, request: Message) -> Message:
+        reply = self._app(request, self.contexts[request.metadata.dst_node_id])
+        return copy.deepcopy(reply)

@@ -1,0 +1,156 @@
+"""One client on its own machine: its name, its data, and where it keeps what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pefll.data.client import Client
+from pefll.data.federation import Federation
+from pefll.data.own import read_member, state_of
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.keep import Store
+from pefll.errors import PefllError
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as its own machine knows it.
+
+    Attributes:
+        name: what it is called in the federation.
+        data: where its samples are.
+        label: a table's column of labels.
+        state: its folder for what it keeps; None for none.
+        tells_counts: whether the server may know how many samples it has.
+        model: where its personal model is written when the server sends one; None for nowhere.
+        agreement: what it was set up for.
+    """
+
+    name: str
+    data: Path
+    label: str
+    state: Path | None
+    tells_counts: bool
+    model: Path | None
+    agreement: Agreement
+
+    @classmethod
+    def of(cls, context: Any) -> Member:
+        """Read it from the `Context` that Flower hands to a ClientApp: the node's own config and the run's."""
+        run = context.run_config
+        facts = _facts(tuple(context.node_config.items()), str(run.get("simulation-data", "")))
+        return cls(**facts, agreement=Agreement.from_config(run))
+
+    def federation(self) -> Federation:
+        """Return this client's own samples, checked to be like everybody's.
+
+        They are read again when their file or folder has changed, and in a process that has not read them yet.
+        """
+        key = (str(self.data), str(state_of(self.data)), self.label, self.agreement.sha256)
+        return _READ.get(key, self._read)
+
+    def _read(self) -> Federation:
+        agreed = self.agreement
+        own = read_member(
+            self.data,
+            classes=agreed.classes,
+            label=self.label,
+            features=agreed.feature_names,
+            class_names=agreed.class_names,
+            normalise=agreed.normalise,
+            tokens=agreed.tokens,
+            seed=agreed.seed,
+        )
+        if own.input_shape != agreed.input_shape:
+            raise PefllError(
+                f"{self.data}: samples have shape {own.input_shape}, but the federation agreed on {agreed.input_shape}"
+            )
+        if own.holds_images and own.normalise is None:
+            raise PefllError(f"{self.data} holds uint8 pixels, but the federation agreed on no channel statistics")
+        if agreed.normalise is not None and own.normalise is None:
+            raise PefllError(f"{self.data}: the federation agreed on uint8 pixels 0..255; convert the samples")
+        return own
+
+    def client(self, number: int, round_: int) -> Client:
+        """Return what a method's functions see of this client in a round."""
+        own = self.federation()
+        train, validation, test = own.count[:, 0].tolist()
+        return Client(
+            federation=own,
+            seed=self.agreement.seed,
+            id=torch.tensor(number),
+            round=torch.tensor(round_),
+            offset=own.offset[:, 0],
+            count=own.count[:, 0],
+            capacity=(train, validation, test),
+            dtype=self.agreement.dtype,
+        )
+
+    def store(self) -> Store:
+        """Return what this client keeps, for the present agreement."""
+        if self.state is None:
+            raise PefllError("this method's clients keep something: give the node a folder, --node-config state=...")
+        return Store(self.state / self.agreement.sha256[:12])
+
+
+@lru_cache(maxsize=1024)
+def _facts(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[str, Any]:
+    """Return what a node's own config says; it comes with every message."""
+    node = dict(config)
+    name = str(node.get("name", ""))
+    if not name and "partition-id" in node:  # Flower's simulation: it numbers nodes and tells them nothing else
+        name = client_name(int(node["partition-id"]))
+    folder = Path(simulation_data or ".")
+    state, model = str(node.get("state", "")), str(node.get("model", ""))
+    return {
+        "name": name,
+        "data": Path(str(node["data"])) if "data" in node else folder / f"{name}.npz",
+        "label": str(node.get("label", "label")),
+        "state": Path(state) if state else folder / "state" / name if "partition-id" in node else None,
+        "tells_counts": bool(node.get("tells-counts", True)),
+        "model": Path(model) if model else None,
+    }
+
+
+class Shelf:
+    """Samples that were read in this process, by where they are from and their state then.
+
+    Those used last stay, and those before them as long as all together have no more than some bytes. Nothing depends
+    on what is here but time: a ClientApp's process may end after any message.
+
+    Args:
+        limit: in bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._held = limit, 0
+        self._read: dict[tuple[str, ...], Federation] = {}
+
+    def get(self, key: tuple[str, ...], read: Callable[[], Federation]) -> Federation:
+        """Return what is here under a key, or read it."""
+        found = self._read.pop(key, None)
+        if found is None:
+            found = read()
+            self._held += _bytes_of(found)
+        self._read[key] = found  # now the last
+        while self._held > self._limit and len(self._read) > 1:
+            self._held -= _bytes_of(self._read.pop(next(iter(self._read))))
+        return found
+
+
+def _bytes_of(own: Federation) -> int:
+    return own.x.nbytes + own.y.nbytes + own.rows.nbytes
+
+
+_READ = Shelf(1 << 28)
+
+
+def client_name(number: int) -> str:
+    """Return the usual name of a client, such that names sort as numbers do."""
+    return f"client-{number:03d}"

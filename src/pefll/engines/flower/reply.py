@@ -1,0 +1,97 @@
+"""Replies: each is checked before any number of it is used."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll.engines.flower.message import (
+    HEADER_BYTES,
+    TENSORS,
+    BadMessage,
+    all_finite,
+    bytes_of,
+    header_of,
+    tensors_of,
+)
+from pefll.methods.contract import Own
+from pefll.tree import Tree, leaves
+
+
+class Missing(NamedTuple):
+    """A client's reply that it does not remember tensors, named by their hashes."""
+
+    digests: list[str]
+
+
+def told(content: Any) -> dict[str, Any]:
+    """Return the header of a reply; BadMessage where it is a refusal."""
+    header = header_of(content)
+    if "refusal" in header:
+        raise BadMessage(str(header["refusal"])[:300])
+    return header
+
+
+def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Missing:
+    """Return the tensors of a reply that has the right header, sizes, types, shapes, and finite numbers only.
+
+    Args:
+        content: of the reply.
+        says: what its header must say.
+        form: a reply of the right shapes.
+    """
+    expected = list(leaves(form, but=Own))
+    size, most = bytes_of(content), sum(leaf.nbytes for leaf in expected) + HEADER_BYTES
+    if size > most:
+        raise BadMessage(f"sent {size:,} bytes where {most:,} are the most")
+    header = told(content)
+    for key, value in says.items():
+        if header.get(key) != value:
+            raise BadMessage(f"answered for {key} {header.get(key)!r} and not {value!r}")
+    if "missing" in header:
+        return Missing(header["missing"])
+    if set(content[TENSORS]) != {str(place) for place in range(len(expected))}:
+        raise BadMessage(f"sent {len(content[TENSORS])} tensors instead of {len(expected)}")
+    tensors = tensors_of(content)
+    reply = [tensors[str(place)] for place in range(len(expected))]
+    for leaf, like in zip(reply, expected, strict=True):
+        if leaf.dtype != like.dtype or leaf.shape != like.shape:
+            raise BadMessage(f"sent {_words(leaf)} instead of {_words(like)}")
+        if not all_finite(leaf):
+            raise BadMessage(f"sent NaN or infinity in {says['task']}")
+    return reply
+
+
+def too_large(replies: dict[int, list[Tensor]], limit: float) -> dict[int, str]:
+    """Return the clients with a vector that is far longer than the median of the cohort's.
+
+    The lower of two medians is taken, so that among two clients the longer one is found.
+
+    Args:
+        replies: of the clients of a cohort.
+        limit: how many times as long is too long; 0 for no limit.
+    """
+    faults: dict[int, str] = {}
+    if not limit or len(replies) < 2:
+        return faults
+    for place, like in enumerate(next(iter(replies.values()))):
+        if not like.is_floating_point() or like.numel() < 2:  # single numbers are counts, and these differ
+            continue
+        norms = {client: _norm(reply[place]) for client, reply in replies.items()}
+        median = sorted(norms.values())[(len(norms) - 1) // 2]
+        for client, norm in norms.items():
+            if norm > limit * median > 0:
+                faults[client] = f"sent a vector {norm / median:.3g} times as long as the median of the round"
+    return faults
+
+
+def _norm(leaf: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(leaf))
+    return norm if isfinite(norm) else float(torch.linalg.vector_norm(leaf.double()))  # its square was too large
+
+
+def _words(leaf: Tensor) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"

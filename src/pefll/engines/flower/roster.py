@@ -1,0 +1,135 @@
+"""Who is there: which of Flower's nodes is which client, and how many samples each has, where it tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pefll.data.federation import Federation
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.client import ECHO, HELLO
+from pefll.engines.flower.message import pack
+from pefll.engines.flower.post import Letter, exchange
+from pefll.engines.flower.reply import told
+from pefll.engines.flower.terms import Report, Terms
+from pefll.errors import PefllError
+
+
+class Roster:
+    """The clients of a federation and the nodes at which they are reached.
+
+    Args:
+        grid: Flower's way to the nodes.
+        agreement: what both sides have the same of.
+        names: of the clients that take part in training; a client's number is its place here.
+        newcomers: names of clients that never take part in training; their numbers come after the others.
+        terms: how long nodes are waited for.
+        report: is told, in sentences, who is left alone and why.
+
+    Attributes:
+        names: of all clients, by their numbers.
+        federation: the clients' counts and not one of their samples.
+    """
+
+    def __init__(
+        self,
+        grid: Any,
+        agreement: Agreement,
+        names: Sequence[str],
+        newcomers: Sequence[str],
+        terms: Terms,
+        report: Report,
+    ) -> None:
+        if len(names) != agreement.num_clients or len({*names, *newcomers}) != len(names) + len(newcomers):
+            raise PefllError(
+                f"the federation agreed on {agreement.num_clients} clients, each with a name of its own, but "
+                f"{len(set(names))} names were given"
+            )
+        self._grid, self._agreement, self._terms, self._report = grid, agreement, terms, report
+        self.names = [*names, *newcomers]
+        self._nodes: dict[int, int] = {}  # the node of each client that is there, by the client's number
+        self._strangers: dict[int, str] = {}  # nodes that are no client of this federation, and their names
+        self._counts = torch.zeros(3, len(self.names), dtype=torch.int64)
+        self._counts[0] = 1  # nobody has nothing; how much they have, those tell who want to
+        self.federation = self._federation(len(names))
+
+    @property
+    def nodes(self) -> dict[int, int]:
+        """The nodes of the clients that are connected, as Flower numbers them, by the clients' numbers."""
+        return dict(self._nodes)
+
+    @property
+    def strangers(self) -> dict[int, str]:
+        """The nodes that are no client of this federation, and what they call themselves."""
+        return dict(self._strangers)
+
+    def present(self) -> list[int]:
+        """Return the clients that are connected now; those that were not met before are asked who they are."""
+        online = set(self._grid.get_node_ids())
+        self._nodes = {client: node for client, node in self._nodes.items() if node in online}
+        met = {*self._nodes.values(), *self._strangers}
+        unmet = [node for node in sorted(online) if node not in met]
+        header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "visit": "", "agreement": self._agreement.sha256}
+        letters = {node: Letter(node, f"query.{HELLO}", pack(header, {})) for node in unmet}
+        outcome = exchange(self._grid, letters, self._terms.exchange_seconds, HELLO, lambda _, content: told(content))
+        for node, answer in outcome.replies.items():
+            self._meet(node, answer)
+        for reason in outcome.faults.values():
+            self._report(f"a node that was asked who it is {reason}")
+        return sorted(self._nodes)
+
+    def absent(self, clients: Sequence[int]) -> dict[int, str]:
+        """Return those of some clients that are not connected."""
+        there = set(self.present())
+        return {client: "is not connected" for client in clients if client not in there}
+
+    def wait_for(self, clients: int, seconds: float) -> list[int]:
+        """Wait until so many clients are connected, and return them; PefllError where they do not come in time."""
+        ends = time.monotonic() + seconds
+        there = self.present()
+        while len(there) < clients:
+            if time.monotonic() > ends:
+                raise PefllError(
+                    f"{len(there)} of {clients} clients were there after {seconds:.0f} s; start the others"
+                )
+            time.sleep(min(1.0, self._terms.pause_seconds))
+            there = self.present()
+        return there
+
+    def _meet(self, node: int, answer: dict[str, Any]) -> None:
+        name, counts = str(answer.get("name", "")), answer.get("counts")
+        if name not in self.names:
+            self._strangers[node] = name
+            self._report(f"a node calls itself {name!r}, which is no client of this federation; it is left alone")
+            return
+        client = self.names.index(name)
+        if client in self._nodes:
+            self._strangers[node] = name
+            self._report(f"a second node calls itself {name}; it is left alone")
+            return
+        self._nodes[client] = node
+        if isinstance(counts, list) and len(counts) == 3 and all(type(c) is int and 0 <= c < 1 << 40 for c in counts):
+            self._counts[:, client] = torch.tensor(counts).clamp(min=0)
+            self._counts[0, client].clamp_(min=1)
+
+    def _federation(self, num_seen: int) -> Federation:
+        agreed = self._agreement
+        nothing = torch.empty(0, dtype=torch.int64)
+        return Federation(
+            x=torch.empty((0, *agreed.input_shape), dtype=torch.uint8 if agreed.normalise else torch.float32),
+            y=nothing,
+            rows=nothing,
+            offset=torch.zeros_like(self._counts),
+            count=self._counts,
+            num_seen=num_seen,
+            classes=agreed.classes,
+            normalise=agreed.normalise,
+            tokens=agreed.tokens,
+            name=agreed.dataset,
+            partition="their own",
+            class_names=agreed.class_names,
+            feature_names=agreed.feature_names,
+        )

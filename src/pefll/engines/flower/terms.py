@@ -1,0 +1,55 @@
+"""How long clients are waited for, how many must stay, and what is raised when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pefll.errors import PefllError
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long clients are waited for, and how many must stay.
+
+    Attributes:
+        exchange_seconds: for the replies of one exchange.
+        round_seconds: for one attempt at a round; then it is given up and repeated.
+        quorum: the share of a round's clients that must complete all its exchanges.
+        pause_seconds: before a round is repeated.
+        patience_seconds: how long one round may be repeated before the run stops, with what is saved.
+        norm_limit: a reply whose norm is so many times that of the cohort's median is refused; 0 for no limit.
+    """
+
+    exchange_seconds: float = 120.0
+    round_seconds: float = 600.0
+    quorum: float = 0.5
+    pause_seconds: float = 5.0
+    patience_seconds: float = 3600.0
+    norm_limit: float = 1000.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quorum <= 1:
+            raise PefllError(
+                f"quorum is {self.quorum}; it must be a share of a round's clients, more than 0 and up to 1"
+            )
+        if min(self.exchange_seconds, self.round_seconds) <= 0:
+            raise PefllError("exchange_seconds and round_seconds must be more than 0")
+
+
+class Dropped(Exception):
+    """Clients failed in an exchange of training.
+
+    Attributes:
+        faults: by client, as the end of a sentence.
+    """
+
+    def __init__(self, faults: dict[int, str]) -> None:
+        super().__init__(str(faults))
+        self.faults = faults
+
+
+class OutOfTime(Exception):
+    """An attempt at a round took too long."""

@@ -1,0 +1,116 @@
+"""A representative part with real processes: a server and three clients, TLS and keys; all that is started is ended.
+
+`make test-faults` does the whole matrix in this way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from pefll.deploy.certificates import make_certificates
+from pefll.deploy.processes import check_server, environment
+from pefll.engines.flower.member import client_name
+from pefll.engines.flower.terms import Terms
+from pefll.errors import PefllError
+from tests.engines.flower.deployment import APPS, deploy, result, start
+from tests.engines.flower.federations import SEED, WithoutSome, setting, sha256
+from tests.engines.flower.matrix import strangers
+
+CLIENTS, BAD = 3, 1
+
+
+def wait_for(process, path, words, seconds=120):
+    ends = time.monotonic() + seconds
+    while words not in path.read_text(errors="replace"):
+        assert process.poll() is None, path.read_text(errors="replace")
+        assert time.monotonic() < ends, path.read_text(errors="replace")
+        time.sleep(0.2)
+
+
+def children_of(pid):
+    """Return the processes that a process has started, each of which leads a group."""
+    words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(word) for word in words]
+
+
+def alive(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_server_and_client_in_the_foreground_end_when_they_are_asked_to(tmp_path):
+    here = setting(tmp_path, clients=1)
+    there = deploy(here, tmp_path / "p", clients_per_round=1)
+    data = str(tmp_path / "client-000.npz")
+    verbs = {
+        "server": (["server", str(there.folder)], "1 clients may come in, 1 of them are new"),
+        "client": (["client", str(there.folder), "--name", "client-000", "--data", data], "SuperNode ID"),
+    }
+    started = []
+    groups_of = {}
+    try:
+        for name, (words, sign) in verbs.items():
+            output = tmp_path / f"{name}.log"
+            with output.open("wb") as file:
+                command = [sys.executable, "-m", "pefll", "flower", *words]
+                process = subprocess.Popen(
+                    command, stdout=file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+                )
+            started.append(process)
+            wait_for(process, output, sign)
+            groups_of[process.pid] = [process.pid, *children_of(process.pid)]
+            assert len(groups_of[process.pid]) > 1
+        for process in reversed(started):
+            process.terminate()
+            assert process.wait(60) == 0
+            ends = time.monotonic() + 30  # what it started ends a moment later than it
+            while any(alive(group) for group in groups_of[process.pid]):
+                assert time.monotonic() < ends, "something that was started outlived it"
+                time.sleep(0.2)
+    finally:
+        for process in started:
+            for group in groups_of.get(process.pid, [process.pid]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_deployment_ends_with_the_same_bits_as_the_serial_engine_without_the_offender(tmp_path):
+    here = setting(tmp_path, clients=CLIENTS)
+    terms = Terms(exchange_seconds=90, round_seconds=600, quorum=0.5, patience_seconds=60)
+    with deploy(here, tmp_path / "p", APPS, rounds=2, clients_per_round=CLIENTS, terms=terms) as there:
+        others = strangers(there, here)
+        start(there, here, {BAD: "nan@1.1"})
+        for name, command in others.items():
+            there.start(name, command)
+        there.run(480)
+        found = result(there)
+        let_in = there.log("server").count("Activated node_id")
+        make_certificates(tmp_path / "other", ["127.0.0.1"])
+        with pytest.raises(PefllError, match="is not this federation's"):
+            check_server(there.address, tmp_path / "other" / "ca.crt")
+        check_server(there.address, there.folder / "server" / "ca.crt")
+        started = list(there.running.values())
+    assert all(process.poll() is not None for process in started), "a process outlived the test"
+    serial = WithoutSome(here.federation, here.agreement.build(), SEED, CLIENTS)
+    serial.absent = {1: {BAD}}
+    expected = serial.advance(serial.start(), 0, 2)
+    serial.close()
+    assert found["sha256"] == sha256(expected)
+    assert found["dropped"] == [[1, client_name(BAD), "sent NaN or infinity in adapt"]]
+    assert let_in == CLIENTS, "a node without a known key, without TLS or with another authority was let in"
+    with pytest.raises(PefllError, match="there is no server"):
+        check_server(there.address, there.folder / "server" / "ca.crt")

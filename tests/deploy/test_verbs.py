@@ -1,0 +1,132 @@
+"""`pefll flower ...` on the command line: what it makes, and one sentence for everything that is wrong."""
+
+from __future__ import annotations
+
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from pefll.cli import main
+from pefll.deploy import verbs
+
+
+def pefll(capsys, *words: str) -> tuple[int, str]:
+    """Run the command line; return the exit code and all that was said."""
+    before = sys.argv
+    sys.argv = ["pefll", *words]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = before
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), " ".join((said.out + said.err).split())
+
+
+def test_without_flower_there_is_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    for words in (["init", str(tmp_path / "f"), "--like", "digits"], ["server", "x"], ["demo"], ["personalize", "x"]):
+        code, said = pefll(capsys, "flower", *words)
+        assert code == 2
+        assert said == "error: real clients need Flower: pip install 'pefll[flower]'"
+
+
+def test_the_verbs_explain_themselves(capsys):
+    code, said = pefll(capsys, "flower", "--help")
+    assert code == 0
+    for verb in ("init", "server", "client", "add", "renew", "personalize", "demo"):
+        assert verb in said
+    assert verbs.app.info.help
+
+
+class TestWithFlower:
+    @pytest.fixture(autouse=True)
+    def _flower(self, tmp_path, monkeypatch):
+        pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+
+    @pytest.fixture
+    def federation(self, tmp_path, capsys):
+        folder = tmp_path / "my-federation"
+        words = ["--like", "digits", "--clients", "alice,bob", "--method", "pefll", "--set", "local_steps=3"]
+        code, said = pefll(capsys, "flower", "init", str(folder), *words, "--address", "127.0.0.1:8765")
+        assert code == 0, said
+        return folder
+
+    def test_init_makes_a_ready_app(self, federation, tmp_path):
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.cli.config_utils import load_and_validate
+        from flwr.cli.flower_config import read_superlink_connection
+
+        from pefll.deploy.plan import read_app
+
+        _, warnings = load_and_validate(federation / "pyproject.toml")
+        assert not warnings
+        plan = read_app(federation)
+        assert plan.names == ("alice", "bob")
+        assert plan.agreement.settings == {"local_steps": 3}
+        assert plan.agreement.normalise is not None
+        assert read_superlink_connection("deployment").address == "127.0.0.1:8765"
+        for secret in ("server/ca.key", "server/server.key", "clients/alice/node.key"):
+            assert stat.S_IMODE((federation / secret).stat().st_mode) == 0o600
+        import io
+        import zipfile
+
+        travels = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(federation))).namelist()
+        assert not any(word in name for name in travels for word in ("key", "crt", "clients", "server", "run"))
+
+    def test_clients_can_be_added_and_certificates_renewed(self, federation, capsys):
+        authority = (federation / "server" / "ca.crt").read_bytes()
+        before = (federation / "server" / "server.crt").read_bytes()
+        code, said = pefll(capsys, "flower", "add", str(federation), "carol")
+        assert code == 0
+        assert "does not run now" in said
+        assert (federation / "clients" / "carol" / "ca.crt").read_bytes() == authority
+        code, said = pefll(capsys, "flower", "renew", str(federation))
+        assert code == 0
+        assert "is good until" in said
+        assert (federation / "server" / "ca.crt").read_bytes() == authority
+        assert (federation / "server" / "server.crt").read_bytes() != before
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (["init", "FED", "--like", "digits"], "exists already"),
+            (["init", "NEW", "--like", "digits", "--address", "nonsense"], "is not an address"),
+            (["init", "NEW", "--like", "digits", "--clients", "a,a"], "the same name"),
+            (["init", "NEW", "--like", "digits", "--clients", "0"], "give a number from 1"),
+            (["init", "NEW", "--like", "digits", "--method", "nope"], "unknown method"),
+            (["init", "NEW", "--like", "digits", "--set", "nope=1"], "unknown hyper-parameter"),
+            (["init", "NEW", "--like", "digits", "--set", "nope"], "takes NAME=VALUE"),
+            (["init", "NEW", "--like", "digits", "--quorum", "2"], "quorum is 2.0"),
+            (["init", "NEW", "--like", "digits", "--clients-per-round", "9"], "but there are 8 clients"),
+            (["init", "NEW", "--like", "nothing.npz"], "there is no file"),
+            (["server", "NEW"], "is not a federation"),
+            (["add", "FED", "alice"], "there is a client alice already"),
+            (["add", "FED", "a b"], "cannot be a name"),
+            (["client", "FED", "--data", "DATA"], "name the client with --name"),
+            (["client", "FED", "--data", "DATA", "--name", "zoe"], "there is no client's folder"),
+            (["client", "FED", "--data", "nothing.npz", "--name", "bob"], "there is no file or folder"),
+            (["client", "FED", "--data", "DATA", "--name", "bob"], "there is no server at 127.0.0.1:8765"),
+            (["demo", "--clients", "1", "--out", "NEW"], "the demo has 2 to 64 clients"),
+            (["demo", "--out", "FED"], "is not from an earlier demo"),
+        ],
+    )
+    def test_bad_input_gets_one_sentence(self, words, sentence, federation, tmp_path, capsys):
+        np.savez(tmp_path / "data.npz", x=np.zeros((4, 1, 8, 8), dtype=np.uint8), y=np.zeros(4, dtype=np.int64))
+        places = {"FED": str(federation), "NEW": str(tmp_path / "new"), "DATA": str(tmp_path / "data.npz")}
+        code, said = pefll(capsys, "flower", *(places.get(word, word) for word in words))
+        assert code == 2
+        assert sentence in said
+        assert said.count("error:") == 1
+
+    def test_a_connection_to_another_server_is_not_overwritten(self, federation, tmp_path, capsys):
+        code, said = pefll(capsys, "flower", "init", str(tmp_path / "second"), "--like", "digits")
+        assert code == 2
+        assert "choose another name with --connection" in said
+        code, said = pefll(
+            capsys, "flower", "init", str(tmp_path / "third"), "--like", "digits", "--connection", "other"
+        )
+        assert code == 0

@@ -1,0 +1,316 @@
+"""Whatever a client does: the round ends, and its result is that of a round in which the client was not there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from flwr.app import Error, Message
+
+from pefll.engines.flower.message import header_of, pack, tensors_of
+from pefll.engines.flower.terms import Terms
+from pefll.errors import PefllError
+from tests.engines.flower.federations import (
+    QUICK,
+    ROUNDS,
+    flower_state,
+    sampled,
+    serial_state,
+    setting,
+    sha256,
+    trouble,
+)
+
+ROUND = 1
+exchanges = pytest.mark.parametrize("exchange", [0, 1, 2], ids=["describe", "adapt", "describe_backward"])
+
+
+def changed(request, deliver, change):
+    """Return a client's reply with other tensors or another header."""
+    reply = deliver(request)
+    header, tensors = change(header_of(reply.content), tensors_of(reply.content))
+    return [Message(pack(header, tensors), reply_to=request)]
+
+
+FAULTS = {
+    "killed": (lambda request, deliver: [Message(Error(8, ""), reply_to=request)], "was killed"),
+    "gone": (lambda request, deliver: [Message(Error(5, ""), reply_to=request)], "is gone"),
+    "silent": (lambda request, deliver: [], "did not answer within"),
+    "another round": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header | {"round": ROUND - 1}, tensors)),
+        "answered for round 0 and not 1",
+    ),
+    "another exchange": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header | {"exchange": 7}, tensors)),
+        "answered for exchange 7",
+    ),
+    "another client": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header | {"client": 99}, tensors)),
+        "answered for client 99",
+    ),
+    "another name": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header | {"name": "somebody"}, tensors)),
+        "answered for name 'somebody'",
+    ),
+    "another shape": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header, {"0": tensors["0"][:-1]})),
+        "instead of float32",
+    ),
+    "another dtype": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header, {"0": tensors["0"].long()})),
+        "sent int64",
+    ),
+    "one tensor too many": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header, tensors | {"1": tensors["0"]})),
+        "sent 2 tensors instead of 1",
+    ),
+    "NaN": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header, {"0": tensors["0"] * torch.nan})),
+        "sent NaN or infinity",
+    ),
+    "a norm too large": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header, {"0": 1e6 * tensors["0"]})),
+        "times as long as the median",
+    ),
+    "100 MB too much": (
+        lambda r, d: changed(r, d, lambda header, tensors: (header, tensors | {"more": torch.zeros(25_000_000)})),
+        "sent 100,",
+    ),
+}
+
+
+def unreadable(request, deliver):
+    from flwr.app import ConfigRecord, RecordDict
+
+    del deliver
+    return [Message(RecordDict({"surprise": ConfigRecord({"a": 1})}), reply_to=request)]
+
+
+FAULTS["another kind of message"] = (unreadable, "no message of pefll")
+
+
+@exchanges
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_result_is_that_of_a_round_without_the_offender(fault, exchange, tmp_path):
+    here = setting(tmp_path)
+    drawn = sampled(here, ROUND)
+    offender = drawn[1]
+    expected = sha256(serial_state(here, {ROUND: {offender}}))
+    act, reason = FAULTS[fault]
+    times = trouble(here, offender, ROUND, exchange, act)
+    said: list[str] = []
+    state, engine = flower_state(here, report=said.append)
+    assert len(times) == 1, "the offender was asked again in the same round"
+    assert sha256(state) == expected
+    assert expected != sha256(serial_state(here))
+    (dropped,) = engine.dropped
+    assert dropped[:2] == (ROUND, f"client-{offender:03d}")
+    assert reason in dropped[2]
+    assert any(f"client-{offender:03d}" in line and reason in line for line in said)
+
+
+@exchanges
+def test_an_answer_that_comes_twice_counts_once(exchange, tmp_path):
+    here = setting(tmp_path)
+    times = trouble(here, sampled(here, ROUND)[1], ROUND, exchange, lambda r, d: [d(r), d(r)])
+    said: list[str] = []
+    state, engine = flower_state(here, report=said.append)
+    assert times
+    assert sha256(state) == sha256(serial_state(here))
+    assert not engine.dropped
+    assert any("nobody asked for" in line for line in said)
+
+
+@exchanges
+def test_an_answer_that_comes_late_is_never_used(exchange, tmp_path):
+    """It comes with the replies to the next exchange."""
+    here = setting(tmp_path)
+    drawn = sampled(here, ROUND)
+    late: list[Message] = []
+
+    def postman(node, request, deliver):
+        header = header_of(request.content)
+        if (header["client"], header["round"], header["exchange"]) == (drawn[1], ROUND, exchange):
+            late.append(deliver(request))
+            return []
+        replies = [deliver(request)]
+        if late and (header["round"], header["exchange"]) != (ROUND, exchange):
+            replies.append(late.pop())
+        return replies
+
+    here.grid.postman = postman
+    state, engine = flower_state(here)
+    assert not late
+    assert sha256(state) == sha256(serial_state(here, {ROUND: {drawn[1]}}))
+    assert "did not answer within" in engine.dropped[0][2]
+
+
+def test_two_clients_that_fail_in_different_exchanges_are_both_left_out(tmp_path):
+    here = setting(tmp_path)
+    drawn = sampled(here, ROUND)
+    bad = {(drawn[0], 2), (drawn[2], 1)}
+
+    def postman(node, request, deliver):
+        header = header_of(request.content)
+        if header["round"] == ROUND and (header["client"], header["exchange"]) in bad:
+            return [Message(Error(8, ""), reply_to=request)]
+        return [deliver(request)]
+
+    here.grid.postman = postman
+    state, engine = flower_state(here)
+    assert sha256(state) == sha256(serial_state(here, {ROUND: {drawn[0], drawn[2]}}))
+    assert {name for _, name, _ in engine.dropped} == {f"client-{drawn[0]:03d}", f"client-{drawn[2]:03d}"}
+
+
+def test_half_of_the_clients_gone(tmp_path):
+    here = setting(tmp_path)
+    gone = set(range(3))
+    here.grid.online -= {1000 + client for client in gone}
+    state, engine = flower_state(here, terms=Terms(exchange_seconds=0.3, quorum=0.2, pause_seconds=0.01))
+    assert sha256(state) == sha256(serial_state(here, dict.fromkeys(range(ROUNDS), gone)))
+    assert {reason for *_, reason in engine.dropped} == {"is not connected"}
+
+
+def test_with_fewer_than_the_quorum_a_round_is_repeated_until_they_are_back(tmp_path):
+    here = setting(tmp_path)
+    expected = sha256(serial_state(here))
+    everybody = set(here.grid.online)
+    said: list[str] = []
+
+    def report(sentence):
+        said.append(sentence)
+        if sum("it is repeated" in line for line in said) == 3:
+            here.grid.online |= everybody
+
+    engine = here.engine(report=report)
+    state = engine.advance(engine.start(), 0, 1)
+    here.grid.online.clear()  # all of them, then all back
+    state = engine.advance(state, 1, ROUNDS - 1)
+    engine.close()
+    assert sha256(state) == expected
+    assert sum("0 of 4 clients are left, and 2 are needed; it is repeated" in line for line in said) == 3
+
+
+def test_a_round_that_cannot_be_done_ends_the_run_and_fakes_nothing(tmp_path):
+    here = setting(tmp_path)
+    engine = here.engine(terms=Terms(exchange_seconds=0.1, pause_seconds=0.01, patience_seconds=0.1))
+    state = engine.start()
+    here.grid.online.clear()
+    with pytest.raises(PefllError, match="start the run again later"):
+        engine.advance(state, 0, 1)
+    engine.close()
+
+
+def test_a_round_is_given_up_at_its_deadline(tmp_path):
+    import time
+
+    here = setting(tmp_path)
+    terms = Terms(exchange_seconds=60, round_seconds=0.2, pause_seconds=0.01, patience_seconds=0.5)
+    said: list[str] = []
+    engine = here.engine(terms=QUICK, report=said.append)
+    state = engine.start()
+    here.grid.postman = lambda node, request, deliver: []
+    engine.terms = terms
+    began = time.monotonic()
+    with pytest.raises(PefllError, match="start the run again later"):
+        engine.advance(state, 0, 1)
+    engine.close()
+    assert time.monotonic() - began < 30, "an exchange waited for its own 60 s and not for the round's end"
+
+
+def test_the_first_client_fails_before_the_first_round(tmp_path):
+    here = setting(tmp_path)
+    first, second = sampled(here, 0)[:2]
+    times = trouble(here, first, 0, 0, lambda r, d: [Message(Error(8, ""), reply_to=r)])
+    engine = here.engine()
+    state = engine.start()
+    engine.close()
+    from tests.engines.flower.federations import PER_ROUND, SEED, WithoutSome
+
+    serial = WithoutSome(here.federation, here.agreement.build(), SEED, PER_ROUND)
+    serial.absent = {0: {first}}
+    expected = serial.start()
+    serial.close()
+    assert times
+    assert sha256(state) == sha256(expected)
+    del second
+
+
+def test_in_an_evaluation_a_client_that_fails_is_left_out_of_the_mean(tmp_path):
+    import numpy as np
+
+    from pefll.data.federation import TEST
+    from pefll.evaluation import client_scores
+
+    here = setting(tmp_path)
+    state, _ = flower_state(here)
+    engine = here.engine()
+    everybody = np.arange(6)
+    whole = client_scores(engine, engine.method, state, everybody, TEST)
+    for act in ("describe_all", "predict"):
+
+        def postman(node, request, deliver, act=act):
+            bad = node == 1002 and request.metadata.message_type.endswith(act)
+            return [Message(Error(8, ""), reply_to=request)] if bad else [deliver(request)]
+
+        here.grid.postman = postman
+        part = client_scores(engine, engine.method, state, everybody, TEST)
+        assert (part[2] == 0).all()
+        assert (np.delete(part, 2, axis=0) == np.delete(whole, 2, axis=0)).all()
+    engine.close()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "pfedme", "pfedhn"])
+def test_other_methods_go_on_without_an_offender_too(method, tmp_path):
+    from pefll.tree import leaves
+
+    here = setting(tmp_path, method)
+    offender = sampled(here, ROUND)[2]
+    expected = serial_state(here, {ROUND: {offender}})
+    trouble(here, offender, ROUND, 0, FAULTS["NaN"][0])
+    state, _ = flower_state(here)
+    for wanted, found in zip(leaves(expected), leaves(state), strict=True):
+        if method in ("fedrep", "pfedme") and wanted.dim() == 2:
+            found = torch.stack([here.kept(client, row) for client, row in enumerate(found)])
+        assert torch.equal(found, wanted)
+
+
+def test_strangers_and_doubles_are_left_alone(tmp_path):
+    here = setting(tmp_path)
+    expected = sha256(serial_state(here))
+    for node, name in ((2000, "nobody-knows-me"), (2001, "client-001")):
+        config = here.grid.contexts[1001].node_config | {"name": name}
+        here.grid.contexts[node] = type(here.grid.contexts[1001])(
+            1, node, config, type(here.grid.contexts[1001].state)(), here.grid.contexts[1001].run_config
+        )
+        here.grid.online.add(node)
+    said: list[str] = []
+    state, _ = flower_state(here, report=said.append)
+    assert sha256(state) == expected
+    assert any("nobody-knows-me" in line for line in said)
+    assert any("a second node calls itself client-001" in line for line in said)
+
+
+def test_a_client_with_other_settings_is_told_apart(tmp_path):
+    here = setting(tmp_path)
+    here.grid.contexts[1001].run_config["seed"] = 77
+    said: list[str] = []
+    engine = here.engine(report=said.append)
+    assert engine.present() == [0, 2, 3, 4, 5]
+    engine.close()
+    assert any("set up for another agreement" in line for line in said)
+
+
+def test_what_is_wrong_with_a_clients_data_stays_on_its_machine(tmp_path, caplog):
+    import numpy as np
+
+    here = setting(tmp_path)
+    np.savez(tmp_path / "client-001.npz", x=np.zeros((2, 6), dtype=np.float32), y=np.array([0, 77]))
+    said: list[str] = []
+    engine = here.engine(report=said.append)
+    assert 1 not in engine.present()
+    engine.close()
+    assert any("its own log says why" in line for line in said)
+    assert not any("77" in line for line in said)

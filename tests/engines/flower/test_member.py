@@ -1,0 +1,86 @@
+"""What a client's process may remember between messages: samples as long as they are those on the disk, and no more."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from flwr.app import Context, RecordDict
+
+from pefll.engines.flower import member as module
+from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.member import Member, Shelf
+from pefll.errors import PefllError
+from tests.engines.flower.federations import setting
+
+
+def member_of(here, client=0):
+    return Member.of(here.grid.contexts[1000 + client])
+
+
+def test_samples_are_read_once_and_again_when_their_file_changes(tmp_path, monkeypatch):
+    here = setting(tmp_path)
+    reads = []
+    real = module.read_member
+    monkeypatch.setattr(module, "_READ", Shelf(1 << 20))
+    monkeypatch.setattr(module, "read_member", lambda path, **more: reads.append(path) or real(path, **more))
+    before = member_of(here).federation()
+    assert member_of(here).federation() is before
+    assert len(reads) == 1
+    with np.load(tmp_path / "client-000.npz") as file:
+        arrays = dict(file)
+    arrays["x"] = arrays["x"] + 1
+    np.savez(tmp_path / "client-000.npz", **arrays)
+    os.utime(tmp_path / "client-000.npz", ns=(1, 1))  # the same size, and clocks are coarse
+    after = member_of(here).federation()
+    assert len(reads) == 2
+    assert torch.equal(after.x, before.x + 1)
+
+
+def test_another_agreement_reads_the_samples_again(tmp_path):
+    here = setting(tmp_path)
+    mine = here.grid.contexts[1000]
+    other = Agreement.from_config({**here.agreement.to_config(), "classes": here.agreement.classes + 1})
+    theirs = Context(1, 1000, dict(mine.node_config), RecordDict(), other.to_config())
+    assert Member.of(mine).federation().classes == here.agreement.classes
+    assert Member.of(theirs).federation().classes == here.agreement.classes + 1
+
+
+def test_a_shelf_keeps_the_last_and_forgets_what_was_used_longest_ago(tmp_path):
+    federation = setting(tmp_path).federation
+    size = federation.x.nbytes + federation.y.nbytes + federation.rows.nbytes
+    reads = []
+
+    def get(shelf, name):
+        return shelf.get((name,), lambda: reads.append(name) or federation)
+
+    two = Shelf(2 * size)
+    for name in "abacab":  # c takes the place of b, which was used before a
+        get(two, name)
+    assert reads == ["a", "b", "c", "b"]
+    reads.clear()
+    none = Shelf(0)
+    for name in "aabb":
+        get(none, name)
+    assert reads == ["a", "b"]
+
+
+def test_data_that_is_not_there_is_one_sentence(tmp_path):
+    here = setting(tmp_path)
+    (tmp_path / "client-000.npz").unlink()
+    with pytest.raises(PefllError, match="there is no file or folder"):
+        member_of(here).federation()
+
+
+def test_an_agreement_is_read_once_and_damaged_ones_are_one_sentence(tmp_path):
+    config = setting(tmp_path).agreement.to_config()
+    assert Agreement.from_config(config) is Agreement.from_config(dict(config))
+    assert Agreement.from_config({**config, "seed": 99}).seed == 99
+    for damaged in ({"settings": "{"}, {"seed": [1]}, {"input-shape": "3"}):
+        with pytest.raises(PefllError, match="damaged"):
+            Agreement.from_config({**config, **damaged})
