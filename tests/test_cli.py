@@ -826,3 +826,28 @@ def test_a_full_gpu_is_a_sentence(refused, monkeypatch, tmp_path):
 
     monkeypatch.setattr(cli.run, "fit_together", full)
     assert "the GPU's memory is full" in refused("train", *DIGITS, "--out", tmp_path / "r")
+
+
+def test_ctrl_c_before_there_is_anything_to_save(pefll, monkeypatch, tmp_path):
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "load", interrupted)
+    said = pefll("evaluate", tmp_path)
+    assert (said.code, said.err) == (130, "stopped before there was anything to save\n")
+
+
+def test_ctrl_c_while_libraries_are_loaded():
+    stop = """
+import builtins
+import pefll_command
+real = builtins.__import__
+def load(name, *rest):
+    if name == "pefll.cli":
+        raise KeyboardInterrupt
+    return real(name, *rest)
+builtins.__import__ = load
+pefll_command.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", stop], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "stopped before anything was begun\n")

@@ -33,6 +33,8 @@ from pefll.version import __version__
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
+INTERRUPTED = 130  # what typer makes of a Ctrl-C that no verb has answered
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -268,7 +270,7 @@ def train(
     except Stopped as stopped:
         least = "" if len(orders) == 1 else " or later, for each seed"
         say(err, f"Saved after round {stopped.round}{least}. Go on with: pefll train --resume {target}")
-        raise typer.Exit(128 + stopped.signal) from None
+        sys.exit(128 + stopped.signal)
     except run.RunsFailed as failed:
         if failed.runs:
             out.print(_seeds_table(failed.runs))
@@ -366,7 +368,7 @@ def tune(
         trials = search.tune(wanted, folder, target, at_once, err)
     except Stopped as stopped:
         say(err, f"Saved in {folder} and {target}. The same command goes on.")
-        raise typer.Exit(128 + stopped.signal) from None
+        sys.exit(128 + stopped.signal)
     out.print(search.trials_table(trials, wanted.seeds))
     for sentence in search.advice(trials, wanted):
         say(out, sentence)
@@ -436,7 +438,7 @@ def reproduce(
             )
         except Stopped as stopped:
             say(err, f"Saved in {folder} and {results}. The same command goes on.")
-            raise typer.Exit(128 + stopped.signal) from None
+            sys.exit(128 + stopped.signal)
         plan = table.make_plan(results, _seeds(seeds), rounds, only)
     for path in comparison.write_tables(plan.comparison(), results):
         say(out, f"wrote {path}")
@@ -813,7 +815,10 @@ def _seeds_table(runs: list[run.Run]) -> Table:
 def main() -> None:
     """Run the command line: one sentence and exit code 2 for anything the user can mend."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # verbs that save something say so, and end on their own
+            say(err, "stopped before there was anything to save")
+        sys.exit(code)
     except PefllError as error:
         sentence = str(error)
     except UsageError as error:
