@@ -52,7 +52,7 @@ from pefll.engines.flower.terms import Terms
 from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.methods.contract import Cohort, Problem, Score, each
-from pefll.run import commit
+from pefll.summary import commit
 
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)
 RESULT = "result.json"

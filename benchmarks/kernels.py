@@ -31,7 +31,7 @@ from pefll.hardware import device_name, pick_device
 from pefll.methods.local_sgd import SGD, sgd_step
 from pefll.ops import client_axis
 from pefll.ops.blocks import conv_block, cross_entropy, linear_block
-from pefll.run import commit
+from pefll.summary import commit
 
 BATCH, PARAMETERS, IN_A_GRAPH = 32, 121_182, 10
 TIMES = {"ours_us": "ours, us", "ours_three_us": "three at once, us", "torch_us": "torch, us"}

@@ -30,7 +30,8 @@ from pefll.evaluation import Exam, evaluate
 from pefll.files import write_json
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import build_method
-from pefll.run import commit, describe_problem
+from pefll.preparing import describe_problem
+from pefll.summary import commit
 
 EVAL_EVERY = 30  # as in the paper's code
 

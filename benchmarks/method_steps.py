@@ -33,7 +33,8 @@ from pefll.data import TRAIN, Federation, make_federation
 from pefll.files import write_json
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import METHODS, build_method
-from pefll.run import commit, describe_problem
+from pefll.preparing import describe_problem
+from pefll.summary import commit
 from pefll.training import local_steps
 
 LIMIT = 1.5

@@ -36,7 +36,8 @@ from pefll.errors import PefllError
 from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.methods import build_method
-from pefll.run import commit, describe_problem
+from pefll.preparing import describe_problem
+from pefll.summary import commit
 
 CLASSES = 10
 CLASSES_PER_CLIENT = 2

@@ -33,7 +33,9 @@ from pefll.data.partition import by_class
 from pefll.evaluation import client_scores
 from pefll.files import read_json, write_json
 from pefll.hardware import device_name, make_engine
-from pefll.run import commit, federation_of, load
+from pefll.preparing import federation_of
+from pefll.run import load
+from pefll.summary import commit
 from pefll.tree import map_tree
 
 CLASSES = {"cifar10": 10, "cifar100": 100}

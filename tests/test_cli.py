@@ -824,7 +824,7 @@ def test_a_full_gpu_is_a_sentence(refused, monkeypatch, tmp_path):
     def full(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 lines\nof\ntext")
 
-    monkeypatch.setattr(cli.run, "fit_together", full)
+    monkeypatch.setattr(cli.fitting, "fit_together", full)
     assert "the GPU's memory is full" in refused("train", *DIGITS, "--out", tmp_path / "r")
 
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import pefll
-from pefll import run as run_module
-from pefll import training
+from pefll import fitting, preparing, summary, training
 from pefll.config import Config
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
+from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import TIME_IS_UP, Job, Stopped, stop_signals, take_turns
+from pefll.preparing import federations_of
 from pefll.record import RunFolder, run_folders
-from pefll.run import federations_of, fit, fit_seeds
 from tests.federations import ragged
 
 QUICK = {"rounds": 12, "clients_per_round": 2, "local_steps": 2, "eval_every": 3, "checkpoint_every": 5, "processes": 1}
@@ -216,14 +216,14 @@ def test_stopping_saves_all_and_resuming_goes_on_with_all(tmp_path, monkeypatch,
 @pytest.mark.parametrize("method", ["pefll", "local"])
 def test_stopping_while_a_run_is_tested_keeps_its_rounds(tmp_path, monkeypatch, method):
     settings = QUICK if method == "pefll" else {"epochs": 1, "processes": 1}
-    evaluated = run_module.client_scores
+    evaluated = summary.client_scores
 
     def interrupted(*given):
         os.kill(os.getpid(), signal.SIGINT)
         return evaluated(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "client_scores", interrupted)
+        patch.setattr(summary, "client_scores", interrupted)
         with pytest.raises(Stopped) as stopped:
             fit(ragged(), method, out=tmp_path, **settings)
     assert stopped.value.round == settings.get("rounds", 0)
@@ -301,9 +301,9 @@ def test_somebody_is_told_of_each_run_as_it_ends(tmp_path):
     data, told = ragged(), []
     config = Config(data="arrays", model="mlp", rounds=4, clients_per_round=2, settings={"local_steps": 2})
     orders = [
-        run_module.Order(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS
+        preparing.Order(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS
     ]
-    runs = run_module.outcomes_of(orders, ended=lambda order, run: told.append((order.config.seed, run)))
+    runs = fitting.outcomes_of(orders, ended=lambda order, run: told.append((order.config.seed, run)))
     assert [seed for seed, _ in told] == list(SEEDS)
     assert [run for _, run in told] == runs
     assert all(RunFolder(order.out).summary() for order in orders)

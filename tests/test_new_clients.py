@@ -15,10 +15,10 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Exam, cost_of_new_client, evaluate
+from pefll.fitting import fit
 from pefll.methods import METHODS, build_method
 from pefll.methods.contract import Own, each, everyone, own
 from pefll.ops import client_axis
-from pefll.run import fit
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 

@@ -26,10 +26,11 @@ from pefll.engines.cohort import Ledger
 from pefll.engines.later import Clock, Later
 from pefll.errors import PefllError
 from pefll.evaluation import Accuracy, Evaluation
+from pefll.fitting import fit
 from pefll.lockstep import Job, stop_signals, take_turns
 from pefll.progress import Silent
 from pefll.record import RunFolder
-from pefll.run import fit, load
+from pefll.run import load
 from tests.federations import flat, ragged
 
 ROUNDS, EVERY = 80, 20
@@ -518,7 +519,7 @@ def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
 
 
 def test_the_commit_is_recorded(monkeypatch, tmp_path):
-    from pefll.run import commit
+    from pefll.summary import commit
 
     head = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent

@@ -19,7 +19,7 @@ from benchmarks.speed.race import ROOT, Row
 from pefll.errors import PefllError
 from pefll.files import read_json, write_json
 from pefll.hardware import cores, processor
-from pefll.run import commit
+from pefll.summary import commit
 
 PEERS = ("pfl", "flwr", "ray")
 

@@ -25,10 +25,11 @@ from pefll.data import (
 )
 from pefll.errors import PefllError
 from pefll.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
+from pefll.fitting import RunsFailed, fit, fit_seeds
 from pefll.lockstep import Stopped
 from pefll.methods import METHODS, FedAvg, FedRep, KNNPer, Local, PeFLL, PeFLLPrior, PerFedAvg, PFedHN, PFedMe
 from pefll.personal import PersonalModel
-from pefll.run import Run, RunsFailed, fit, fit_seeds, load
+from pefll.run import Run, load
 from pefll.version import __version__
 
 __all__ = [

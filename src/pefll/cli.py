@@ -20,7 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from pefll import data as sources
-from pefll import files, run
+from pefll import files, fitting, preparing, run
 from pefll.config import Config
 from pefll.deploy.verbs import app as flower_app
 from pefll.errors import PefllError, unknown
@@ -258,20 +258,20 @@ def train(
             )
         finished = False
     orders = [
-        run.Order(
+        preparing.Order(
             dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients),
             federation,
             each.path,
         )
-        for config, federation, each in zip(configs, run.federations_of(configs, err), folders, strict=True)
+        for config, federation, each in zip(configs, preparing.federations_of(configs, err), folders, strict=True)
     ]
     try:
-        trained = run.fit_together(orders, console=err)
+        trained = fitting.fit_together(orders, console=err)
     except Stopped as stopped:
         least = "" if len(orders) == 1 else " or later, for each seed"
         say(err, f"Saved after round {stopped.round}{least}. Go on with: pefll train --resume {target}")
         sys.exit(128 + stopped.signal)
-    except run.RunsFailed as failed:
+    except fitting.RunsFailed as failed:
         if failed.runs:
             out.print(_seeds_table(failed.runs))
         raise
@@ -529,7 +529,7 @@ def evaluate(
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
-    federation = run.federation_of(config, err)
+    federation = preparing.federation_of(config, err)
     clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
@@ -710,7 +710,7 @@ def data_summary(
     """
     from pefll.report import federation_picture, print_federation
 
-    federation = run.federation_of(
+    federation = preparing.federation_of(
         Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed), err
     )
     print_federation(sources.summarise(federation), out)

@@ -15,8 +15,8 @@ from pefll.data.federation import TEST, VALIDATION, Federation
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import scores_of
+from pefll.fitting import fit
 from pefll.methods import METHODS, build_method, hyperparameters
-from pefll.run import fit
 from pefll.tree import leaves
 from tests.engines.test_engines import SETTINGS
 from tests.federations import problem_of, ragged

@@ -11,9 +11,11 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Exam, evaluate
+from pefll.fitting import RunsFailed, fit, fit_seeds, fit_together
 from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
-from pefll.run import Order, RunsFailed, fit, fit_seeds, fit_together, load
+from pefll.preparing import Order
+from pefll.run import load
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 

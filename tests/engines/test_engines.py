@@ -19,11 +19,11 @@ from pefll.engines.vector import VectorEngine
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.evaluation import client_scores
+from pefll.fitting import fit
 from pefll.methods import FedAvg, Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
 from pefll.ops.precision import PRODUCTS, products
-from pefll.run import fit
 from pefll.tree import leaves
 from tests.federations import flat, problem_of, ragged
 

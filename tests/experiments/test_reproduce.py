@@ -10,7 +10,7 @@ import json
 import pytest
 from rich.console import Console
 
-from pefll import run
+from pefll import fitting
 from pefll.errors import PefllError
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import compare, latex, markdown, rows, write_tables
@@ -61,7 +61,7 @@ def test_everything_is_run_once(results, monkeypatch):
     done = make_plan(results, (0, 1), 2)
     assert done.missing == []
     assert all(len(found) == 2 for found in done.found.values())
-    monkeypatch.setattr(run, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "outcomes_of", None)
     assert train(results)[1] == []
     # Other seeds, rounds or hyper-parameters are other runs; Local has no rounds.
     assert len(make_plan(results, (0, 1, 2), 2).missing) == 6
@@ -75,7 +75,7 @@ def test_everything_is_run_once(results, monkeypatch):
 
 def test_tables_come_from_result_files_alone(results, monkeypatch):
     train(results)
-    monkeypatch.setattr(run, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "outcomes_of", None)
     plan = make_plan(results, (0, 1), 2)
     paths = write_tables(plan.comparison(), results)
     first = [path.read_text() for path in paths]
@@ -357,7 +357,7 @@ def test_when_the_time_is_up_everything_is_saved_and_goes_on_later(results, monk
     rounds = [newest(RunFolder(folder)) for folder in folders]
     assert all(0 < done < 20_000 for done in rounds)
     # The same command goes on. Here it is told that there is little left, so that the test is short.
-    monkeypatch.setattr(reproduce.run, "train", ended_soon(reproduce.run.train))
+    monkeypatch.setattr(reproduce.fitting, "train", ended_soon(reproduce.fitting.train))
     train(results, only="fedavg,digits-10", rounds=20_000, eval_every=5000)
     assert [RunFolder(folder).summary()["rounds"] for folder in folders] == [done + 3 for done in rounds]
 

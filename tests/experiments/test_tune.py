@@ -10,7 +10,7 @@ import signal
 import pytest
 from rich.console import Console
 
-from pefll import run
+from pefll import fitting, preparing
 from pefll.config import Config
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
@@ -30,7 +30,7 @@ RATES = {"client_lr": (1e-4, 0.1)}
 
 @pytest.fixture(autouse=True)
 def federation(monkeypatch):
-    monkeypatch.setattr(run, "federation_of", lambda config, console: ragged(seed=config.seed))
+    monkeypatch.setattr(preparing, "federation_of", lambda config, console: ragged(seed=config.seed))
 
 
 def search(tmp_path, grid=RATES, seeds=(0, 1), at_once=3, to="results", **changes):
@@ -64,7 +64,7 @@ def test_the_best_mean_over_seeds_is_chosen(tmp_path):
 
 def test_scores_are_those_of_the_best_round_on_seen_clients_validation(tmp_path):
     row = search(tmp_path, seeds=(0,)).rows[1]
-    alone = run.fit(
+    alone = fitting.fit(
         ragged(seed=0), "fedavg", rounds=4, eval_every=2, clients_per_round=3, engine="vector",
         local_steps=2, client_lr=0.1,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):
                     y[data.indices(client, split)] = 0
         return dataclasses.replace(data, y=y)
 
-    monkeypatch.setattr(run, "federation_of", poisoned)
+    monkeypatch.setattr(preparing, "federation_of", poisoned)
     other = tune(Search(CONFIG, RATES, (0, 1)), tmp_path / "other", tmp_path / "poisoned", 3, Console(quiet=True))
     assert [row["seen_validation"] for row in other.rows] == [row["seen_validation"] for row in honest.rows]
 
@@ -98,9 +98,9 @@ def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
     first = search(tmp_path)
     assert not list((tmp_path / "runs").rglob("*.safetensors"))  # nobody needs their weights
     ordered = []
-    outcomes_of = run.outcomes_of
+    outcomes_of = fitting.outcomes_of
     monkeypatch.setattr(
-        run, "outcomes_of", lambda orders, **more: ordered.extend(orders) or outcomes_of(orders, **more)
+        fitting, "outcomes_of", lambda orders, **more: ordered.extend(orders) or outcomes_of(orders, **more)
     )
     again = search(tmp_path)
     assert (again.rows, ordered) == (first.rows, [])
@@ -114,7 +114,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
 
 def test_a_search_that_fails_half_way_leaves_the_earlier_choice(tmp_path, monkeypatch):
     first = search(tmp_path)
-    monkeypatch.setattr(run, "outcomes_of", lambda orders, **more: [PefllError("the disk is full") for _ in orders])
+    monkeypatch.setattr(fitting, "outcomes_of", lambda orders, **more: [PefllError("the disk is full") for _ in orders])
     with pytest.raises(PefllError, match="the disk is full"):
         search(tmp_path, {"client_lr": (0.2,)})
     kept = json.loads(first.path.read_text())
@@ -150,11 +150,11 @@ def test_settings_that_diverge_are_noted_and_not_chosen(tmp_path, monkeypatch):
     trials = search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,))
     assert "diverged" in trials.rows[0]["error"]
     assert [(point["client_lr"], len(values)) for point, values in trials.ranking((0,))] == [(0.1, 1), (1e30, 0)]
-    monkeypatch.setattr(run, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "outcomes_of", None)
     assert search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,)).rows == trials.rows
     nothing = Search(CONFIG, {"client_lr": (1e30,)}, (0,))
     monkeypatch.undo()
-    monkeypatch.setattr(run, "federation_of", lambda config, console: ragged(seed=config.seed))
+    monkeypatch.setattr(preparing, "federation_of", lambda config, console: ragged(seed=config.seed))
     lost = tune(nothing, tmp_path / "lost", tmp_path / "to", 1, Console(quiet=True))
     assert json.loads(lost.path.read_text())["best"] is None
     assert advice(lost, nothing) == []

@@ -13,9 +13,9 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import client_scores, evaluate
+from pefll.fitting import fit
 from pefll.methods import Problem, build_method, typed_settings
 from pefll.models import Network, build_model
-from pefll.run import fit
 from pefll.tree import leaves
 from tests.federations import flat, problem_of, ragged
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from pefll.errors import PefllError
+from pefll.fitting import fit
 from pefll.models import Network, build_model, check_model
 from pefll.personal import PersonalModel
-from pefll.run import fit
 from tests.federations import ragged
 from tests.models import zoo
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from pefll import run
+from pefll import fitting, run
 from pefll.config import Config
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.engine import FlowerEngine
@@ -58,7 +58,7 @@ def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
     engine = _engine(grid, plan, _reporter(console), template)
     try:
         engine.wait_for(plan.wait_clients or len(plan.names), plan.wait_seconds)
-        return run.fit_on(engine, config, folder.path if folder else None, console)
+        return fitting.fit_on(engine, config, folder.path if folder else None, console)
     finally:
         engine.close()
 

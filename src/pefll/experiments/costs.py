@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from pefll import run
+from pefll import preparing
 from pefll.config import Config
 from pefll.cost import NewClientCost, cost_of_new_client
 from pefll.errors import PefllError
@@ -145,8 +145,8 @@ def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Conso
 
 
 def _cost(config: Config) -> NewClientCost:
-    federation = run.federation_of(config, None)
-    problem, _ = run.describe_problem(federation, config.model)
+    federation = preparing.federation_of(config, None)
+    problem, _ = preparing.describe_problem(federation, config.model)
     return cost_of_new_client(build_method(config.method, problem, config.settings), federation, config.seed)
 
 

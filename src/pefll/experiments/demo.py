@@ -16,10 +16,11 @@ from rich.table import Table
 
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
 from pefll.errors import PefllError
+from pefll.fitting import fit
 from pefll.progress import monitor, say
 from pefll.record import RunFolder
 from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
-from pefll.run import Run, fit
+from pefll.run import Run
 
 TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
 # Learning rates: the best on the validation samples of seen clients (benchmarks/demo_grid.py).

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from pefll import run
+from pefll import fitting, preparing, run
 from pefll.config import Config
 from pefll.data import Federation
 from pefll.errors import Diverged, unknown
@@ -258,7 +258,7 @@ def run_missing(
     federations: Federations = {}
     made: list[Result] = []
 
-    def keep(order: run.Order, ended: run.Run) -> None:
+    def keep(order: preparing.Order, ended: run.Run) -> None:
         assert order.out is not None
         path = collect(RunFolder(Path(order.out)), results)
         made.append(ended.summary)
@@ -273,7 +273,7 @@ def run_missing(
             break
         orders = list(_orders(jobs, plan.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
-        outcomes = run.outcomes_of(orders, console=console, ended=keep, seconds=seconds)
+        outcomes = fitting.outcomes_of(orders, console=console, ended=keep, seconds=seconds)
         for order, outcome in zip(orders, outcomes, strict=True):
             if isinstance(outcome, Diverged):
                 failures.append(f"{order.title}: {outcome}")
@@ -295,7 +295,7 @@ def _orders(
     console: Console,
     federations: Federations,
     changes: dict[str, Any],
-) -> Iterator[run.Order]:
+) -> Iterator[preparing.Order]:
     """Yield what to train; `federations` are those of earlier orders, and get what is new here."""
     configs = [
         Config(
@@ -319,10 +319,10 @@ def _orders(
         for job, config in zip(jobs, configs, strict=True)
         if (job.cell.name, job.seed) not in federations
     }
-    federations.update(zip(lacking, run.federations_of(list(lacking.values()), console), strict=True))
+    federations.update(zip(lacking, preparing.federations_of(list(lacking.values()), console), strict=True))
     for job, config in zip(jobs, configs, strict=True):
         label = f"{job.cell.name} {job.method} seed {job.seed}"
-        yield run.Order(config, federations[job.cell.name, job.seed], _folder(out, job), label)
+        yield preparing.Order(config, federations[job.cell.name, job.seed], _folder(out, job), label)
 
 
 def _folder(out: Path, job: Job) -> Path:

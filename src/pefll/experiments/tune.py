@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from pefll import run
+from pefll import fitting, preparing, run
 from pefll.config import Config
 from pefll.data import Federation
 from pefll.errors import Diverged, PefllError
@@ -177,7 +177,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
 
     def data(seed: int) -> Federation:
         if seed not in federations:
-            federations[seed] = run.federation_of(dataclasses.replace(search.config, seed=seed), console)
+            federations[seed] = preparing.federation_of(dataclasses.replace(search.config, seed=seed), console)
         return federations[seed]
 
     first = data(search.seeds[0])
@@ -191,7 +191,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     )
     for batch in parts:
         orders = [_order(search.config, point, data(seed), seed, out / name) for point, seed in batch]
-        outcomes = run.outcomes_of(orders, console=console)
+        outcomes = fitting.outcomes_of(orders, console=console)
         for (point, seed), order, outcome in zip(batch, orders, outcomes, strict=True):
             if isinstance(outcome, run.Run | Diverged):
                 row = trials.add(point, seed, outcome)
@@ -210,10 +210,11 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     return trials
 
 
-def _order(config: Config, point: Settings, data: Federation, seed: int, out: Path) -> run.Order:
+def _order(config: Config, point: Settings, data: Federation, seed: int, out: Path) -> preparing.Order:
     config = dataclasses.replace(config, settings=point, seed=seed, partition=data.partition, clients=data.num_clients)
     folder = "-".join(f"{name}_{value}" for name, value in point.items()).replace("/", "_")
-    return run.Order(config, data, seed_folder(out / folder, seed), label=f"{in_words(point)} seed {seed}", tunes=True)
+    label = f"{in_words(point)} seed {seed}"
+    return preparing.Order(config, data, seed_folder(out / folder, seed), label=label, tunes=True)
 
 
 def _protocol(config: Config, data: Federation) -> dict[str, Any]:
@@ -227,11 +228,11 @@ def _protocol(config: Config, data: Federation) -> dict[str, Any]:
         "num_seen": data.num_seen,
         "model": resolve_model(config.model, data.input_shape, data.tokens),
         "rounds": config.rounds,
-        "clients_per_round": run.clients_per_round(config, data),
+        "clients_per_round": preparing.clients_per_round(config, data),
     }
 
 
-def _forget_weights(orders: Sequence[run.Order], outcomes: Sequence[object]) -> None:
+def _forget_weights(orders: Sequence[preparing.Order], outcomes: Sequence[object]) -> None:
     """Remove the checkpoints of runs that ended: their scores are kept, and nobody needs their models."""
     for order, outcome in zip(orders, outcomes, strict=True):
         if order.out is not None and isinstance(outcome, run.Run | Diverged):

@@ -31,7 +31,7 @@ from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
 from pefll.files import write_json
 from pefll.record import RunFolder
-from pefll.run import commit
+from pefll.summary import commit
 from pefll.tree import named_leaves
 from tests.engines.flower.deployment import APPS, deploy, result, start, start_client
 from tests.engines.flower.federations import Setting, WithoutSome, setting, sha256

@@ -1,0 +1,289 @@
+"""From a federation to trained runs, one or several at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor, nn
+
+from pefll.config import Config
+from pefll.data.federation import Federation
+from pefll.engines.cohort import Engine
+from pefll.errors import PefllError
+from pefll.hardware import place_data
+from pefll.lockstep import Job, Stopped, Turns, stop_signals, take_turns
+from pefll.methods import build_method, typed_settings
+from pefll.methods.contract import Method
+from pefll.preparing import Order, describe_problem, headline, opened
+from pefll.progress import Display, display, say
+from pefll.record import RunFolder, seed_folder
+from pefll.run import Run
+from pefll.summary import summary_of, write_descriptors
+from pefll.training import train
+
+
+def fit(
+    federation: Federation,
+    method: str = "pefll",
+    *,
+    model: str | nn.Module = "auto",
+    rounds: int = 1000,
+    seed: int = 0,
+    out: str | Path | None = None,
+    console: Console | None = None,
+    config: Config | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a method on a federation.
+
+    Args:
+        federation: who has what.
+        method: a key of `pefll.METHODS`, or package.module:Class, one of your own.
+        model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
+            samples to one score per class.
+        rounds: of training.
+        seed: of everything random.
+        out: a folder for the run; where it holds an unfinished run with the same settings, that one is resumed.
+        console: shows progress; None for silence.
+        config: all settings at once, instead of the arguments above.
+        settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
+
+    Returns:
+        The run, with the state of the round that was best on seen clients' validation samples.
+    """
+    if config is None:
+        config = _config(federation, method, model, rounds, seed, settings)
+    return fit_together([Order(config, federation, out)], model, console)[0]
+
+
+def fit_seeds(
+    federation: Federation | Callable[[int], Federation],
+    method: str = "pefll",
+    *,
+    seeds: Sequence[int],
+    model: str | nn.Module = "auto",
+    rounds: int = 1000,
+    out: str | Path | None = None,
+    console: Console | None = None,
+    **settings: Any,
+) -> list[Run]:
+    """Train a method with several seeds at once; each run is what `fit` makes of its seed alone.
+
+    On a GPU this takes less time than one run after another, because a run of few clients does not fill the device.
+
+    Args:
+        federation: who has what: the same for all, or a function that makes it for a seed.
+        method: see `fit`.
+        seeds: one per run, all different.
+        model: see `fit`.
+        rounds: see `fit`.
+        out: a folder for the runs, each in a folder seed-N of its own; unfinished ones there are resumed.
+        console: see `fit`.
+        settings: see `fit`.
+
+    Returns:
+        The runs, in the order of the seeds.
+
+    Raises:
+        RunsFailed: when a run diverged, after the others have finished; it has their runs.
+        Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise PefllError("seeds must be different from each other, and there must be at least one")
+    orders = []
+    for seed in seeds:
+        data = federation if isinstance(federation, Federation) else federation(seed)
+        config = _config(data, method, model, rounds, seed, settings)
+        orders.append(Order(config, data, None if out is None else seed_folder(Path(out), seed)))
+    return fit_together(orders, model, console)
+
+
+class RunsFailed(PefllError):
+    """Some of the runs that were trained together failed.
+
+    Attributes:
+        runs: those that did not.
+        errors: the others' errors, by seed.
+    """
+
+    def __init__(self, runs: list[Run], errors: dict[int, PefllError]) -> None:
+        reasons = "; ".join(f"seed {seed}: {error}" for seed, error in errors.items())
+        super().__init__(f"{len(errors)} of {len(runs) + len(errors)} runs failed: {reasons}")
+        self.runs, self.errors = runs, errors
+
+
+def fit_together(
+    orders: Sequence[Order], model: str | nn.Module | None = None, console: Console | None = None
+) -> list[Run]:
+    """Train several runs at once; see `fit_seeds`."""
+    outcomes = outcomes_of(orders, model, console)
+    stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
+    if stopped:
+        raise min(stopped, key=lambda one: one.round)
+    runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
+    seeds = [order.config.seed for order in orders]
+    errors = {seed: bad for seed, bad in zip(seeds, outcomes, strict=True) if isinstance(bad, PefllError)}
+    if errors and len(orders) == 1:
+        raise errors[seeds[0]]
+    if errors:
+        raise RunsFailed(runs, errors)
+    return runs
+
+
+def outcomes_of(
+    orders: Sequence[Order],
+    model: str | nn.Module | None = None,
+    console: Console | None = None,
+    ended: Callable[[Order, Run], None] | None = None,
+    seconds: float | None = None,
+) -> list[Run | PefllError | Stopped]:
+    """Train several runs at once and return, for each, the run or why there is none.
+
+    An engine is opened for each order, then the runs take turns.
+
+    Args:
+        orders: what to train.
+        model: see `fit`.
+        console: see `fit`.
+        ended: told of each run as it ends, while others may still go on.
+        seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
+    """
+    jobs: list[Job] = []
+    copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
+    with ExitStack() as stack:
+        # Engines are closed all at the end, the last one first: each gives back torch's settings as it found them.
+        prepared = []
+        for order in orders:
+            federation = order.federation
+            config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
+            problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+            learner = build_method(config.method, problem, config.settings)
+            if not learner.trains_in_rounds:
+                config = dataclasses.replace(config, rounds=0)
+            data = place_data(config, federation, problem, copies)
+            engine = stack.enter_context(opened(config, data, learner))
+            prepared.append((order._replace(config=config), engine, learner, facts))
+        # Only now, so that settings that cannot be run leave no folder behind.
+        for order, *_ in prepared:
+            if order.out is not None:
+                _check_claim(order.out, order.config)
+        screen = stack.enter_context(display(console))
+        asked_to_stop = stack.enter_context(stop_signals(seconds))
+        for order, engine, learner, facts in prepared:
+            folder = _claim(order.out, order.config) if order.out is not None else None
+            if console:
+                say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
+            turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(orders))
+            jobs.append(Job(_told(turns, order, ended), engine.turn))
+        return take_turns(jobs)
+
+
+def fit_on(engine: Engine, config: Config, out: str | Path | None = None, console: Console | None = None) -> Run:
+    """Train on an engine that is open already, such as one whose clients are on other machines.
+
+    Args:
+        engine: reaches the clients.
+        config: all settings.
+        out: a folder for the run; where it holds an unfinished run with the same settings, that one is resumed.
+        console: shows progress; None for silence.
+    """
+    federation = engine.federation
+    _, facts = describe_problem(federation, config.model)
+    if not engine.method.trains_in_rounds:
+        config = dataclasses.replace(config, rounds=0)
+    order = Order(config, federation, out)
+    if out is not None:
+        _check_claim(out, config)
+    folder = _claim(out, config) if out is not None else None
+    if console:
+        say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
+    with display(console) as screen, stop_signals() as asked_to_stop:
+        turns = _fitting(order, engine, engine.method, facts, folder, screen, asked_to_stop, 1)
+        (outcome,) = take_turns([Job(turns, engine.turn)])
+    if isinstance(outcome, BaseException):
+        raise outcome
+    made: Run = outcome
+    return made
+
+
+def _told(turns: Turns[Run], order: Order, ended: Callable[[Order, Run], None] | None) -> Turns[Run]:
+    """Do as `turns` does, and tell somebody of the run at its end."""
+    made = yield from turns
+    if ended is not None:
+        ended(order, made)
+    return made
+
+
+def _fitting(
+    order: Order,
+    engine: Engine,
+    learner: Method[Any],
+    facts: dict[str, Any],
+    folder: RunFolder | None,
+    screen: Display,
+    asked_to_stop: Sequence[int],
+    together: int,
+) -> Turns[Run]:
+    """Train and test one run, in turns with others."""
+    config, federation = order.config, order.federation
+    if folder:
+        folder.summary_file.unlink(missing_ok=True)  # of a run that is being extended
+    with screen.line(order.title, config.rounds) as watch:
+        try:
+            progress = yield from train(engine, learner, config, folder, watch, facts, asked_to_stop, together)
+        except PefllError as error:
+            if together > 1:  # said now, because the others may go on for long
+                watch.say(f"{order.label or f'seed {config.seed}'} failed: {error}")
+            raise
+    summary = summary_of(engine, learner, order, progress, screen, asked_to_stop)
+    if folder:
+        if not order.tunes:
+            write_descriptors(engine, learner, progress.best, federation, folder)
+        folder.write_summary(summary)
+    return Run(config, learner, progress.best, progress.server, facts, summary, federation)
+
+
+def _config(
+    federation: Federation, method: str, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
+) -> Config:
+    names = {each.name for each in dataclasses.fields(Config)}
+    for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
+        if name in settings:
+            raise PefllError(f"{name} belongs to the federation, which is made before it is given to fit")
+    return Config(
+        method=method,
+        data=federation.name,
+        partition=federation.partition,
+        clients=federation.num_clients,
+        unseen=federation.num_unseen / federation.num_clients,
+        model=model if isinstance(model, str) else type(model).__qualname__,
+        rounds=rounds,
+        seed=seed,
+        settings=typed_settings(method, {key: value for key, value in settings.items() if key not in names}),
+        **{key: value for key, value in settings.items() if key in names},
+    )
+
+
+def _check_claim(out: str | Path, config: Config) -> None:
+    """Raise PefllError where the folder that is there is not the same run's."""
+    folder = RunFolder(Path(out))
+    if folder.config_file.is_file():
+        Config.load(folder.config_file).check_same(config)
+    elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
+
+
+def _claim(out: str | Path, config: Config) -> RunFolder:
+    """Make the run's folder, or take the one that is there, with what was asked for now."""
+    folder = RunFolder(Path(out))
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PefllError(f"cannot make the folder {folder.path}: {error.strerror}") from error
+    config.save(folder.config_file)
+    return folder

@@ -1,0 +1,149 @@
+"""What a run is asked to do: the problem, the clients that its data is dealt to, the engine that they meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from torch import nn
+
+from pefll.config import Config
+from pefll.data import DATASETS, load_samples, make_federation
+from pefll.data.federation import Federation, Samples
+from pefll.engines.cohort import Engine
+from pefll.errors import PefllError
+from pefll.hardware import device_name, make_engine, pick_device, pick_precision
+from pefll.methods.contract import Method, Problem
+from pefll.models import Network, build_model, check_model, resolve_model
+from pefll.progress import say
+
+
+class Order(NamedTuple):
+    """A run to be trained.
+
+    Attributes:
+        config: all its settings.
+        federation: who has what.
+        out: its folder; None for none.
+        label: what it is called while it is trained beside others; "" for its method and seed.
+        tunes: whether it is there to choose hyper-parameters: then it ends with a score on the validation samples of
+            seen clients, in place of the test.
+    """
+
+    config: Config
+    federation: Federation
+    out: str | Path | None
+    label: str = ""
+    tunes: bool = False
+
+    @property
+    def title(self) -> str:
+        """What it is called while it is trained."""
+        return self.label or f"{self.config.method} seed {self.config.seed}"
+
+
+def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
+    """Return what there is to learn, and the facts a personal model carries with it."""
+    name = resolve_model(model, federation.input_shape, federation.tokens) if isinstance(model, str) else ""
+    module = model if isinstance(model, nn.Module) else build_model(name, federation.input_shape, federation.classes)
+    network = Network(module)
+    check_model(network, federation.input_shape, federation.classes, federation.tokens)
+    problem = Problem(network, federation.input_shape, federation.classes, federation.num_clients, federation.tokens)
+    facts = {
+        "model": name,
+        "input_shape": list(federation.input_shape),
+        "classes": federation.classes,
+        "normalise": [list(part) for part in federation.normalise] if federation.normalise else None,
+        "tokens": federation.tokens,
+        "class_names": list(federation.class_names),
+        "feature_names": list(federation.feature_names),
+        "num_clients": federation.num_clients,
+        "dataset": federation.name,
+    }
+    return problem, facts
+
+
+def headline(config: Config, federation: Federation) -> str:
+    """Return what a run is about to do, in one line, with what `auto` stands for."""
+    device = pick_device(config.device)
+    model = resolve_model(config.model, federation.input_shape, federation.tokens)
+    rounds = f"{config.rounds} rounds of {clients_per_round(config, federation)} clients"
+    precision = pick_precision(config.precision, device)
+    if config.precision not in ("auto", precision):
+        precision += f" (only a GPU has {config.precision})"
+    return (
+        f"{config.method} on {federation.name}, {federation.partition}: {federation.num_seen} seen and "
+        f"{federation.num_unseen} unseen clients, model {model}, {rounds}, {device_name(device)}, {precision}"
+    )
+
+
+def clients_per_round(config: Config, federation: Federation) -> int:
+    """Return c: as asked for, or 5% of all clients as in the paper."""
+    return config.clients_per_round or math.ceil(federation.num_clients / 20)
+
+
+def federation_of(config: Config, console: Console | None) -> Federation:
+    """Read the data that a config names and deal it to clients.
+
+    Raises:
+        PefllError: where it cannot be read, or is not what the config was saved with.
+    """
+    return federations_of([config], console)[0]
+
+
+def federations_of(configs: Sequence[Config], console: Console | None) -> list[Federation]:
+    """Do as `federation_of` for several configs, whose federations share the samples that they have in common."""
+    known: dict[tuple[str, ...], Samples] = {}
+    federations = []
+    for config in configs:
+        source = (config.data, config.data_dir, config.label, config.client_column)
+        if source not in known:
+            known[source] = _samples_of(config, console)
+        federations.append(_deal(known[source], config))
+    return federations
+
+
+def _samples_of(config: Config, console: Console | None) -> Samples:
+    if config.data not in DATASETS and config.data_sha256 and not Path(config.data).exists():
+        if Path(config.data).suffix or len(Path(config.data).parts) > 1:
+            raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
+        raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
+    return load_samples(
+        config.data,
+        config.data_dir,
+        lambda sentence: say(console, sentence) if console else None,
+        label=config.label,
+        client=config.client_column,
+    )
+
+
+def _deal(samples: Samples, config: Config) -> Federation:
+    source = DATASETS.get(config.data)
+    partition = config.partition or (source.partition if source else "")
+    if not partition:
+        if samples.client is None:
+            raise PefllError(
+                f"{config.data} does not say whose each sample is; add --partition 'by-class 2' --clients 50"
+            )
+        partition = "natural"
+    natural_number = partition == "natural" and not config.clients
+    clients = None if natural_number else config.clients or (source.clients if source else None)
+    federation = make_federation(samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen)
+    if config.data_sha256 and federation.fingerprint() != config.data_sha256:
+        where = f"the data in {config.data_dir}" if source else f"what is in {config.data}"
+        raise PefllError(f"{where} is not what the run was trained on")
+    return federation
+
+
+@contextmanager
+def opened(config: Config, federation: Federation, method: Method[Any], trains: bool = True) -> Iterator[Engine]:
+    """Open the engine that a config asks for, and close it after the block."""
+    engine = make_engine(config, federation, method, clients_per_round(config, federation) if trains else 0)
+    try:
+        yield engine
+    finally:
+        engine.close()

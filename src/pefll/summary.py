@@ -1,0 +1,162 @@
+"""What is known about a run when it ends: accuracies, costs, and how it was made."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pefll.data import DATASETS
+from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
+from pefll.engines.cohort import Engine
+from pefll.evaluation import client_scores, counts_of, descriptors, evaluation_of
+from pefll.files import write_whole
+from pefll.hardware import device_name, peak_memory_bytes, pick_precision
+from pefll.lockstep import Stopped
+from pefll.methods.contract import Method
+from pefll.models import resolve_model
+from pefll.preparing import Order, clients_per_round
+from pefll.progress import Display, Monitor
+from pefll.record import RunFolder
+from pefll.training import Progress, local_steps
+from pefll.tree import Tree
+from pefll.version import __version__
+
+MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
+COUNTED_CLIENTS = 10_000  # a summary with the counts of more clients is no longer small
+
+
+def counting(watch: Monitor) -> Callable[[int], None]:
+    """Return what moves a monitor on by the number of clients done since it was last called."""
+    finished = 0
+
+    def report(clients: int) -> None:
+        nonlocal finished
+        finished += clients
+        watch.at(finished)
+
+    return report
+
+
+def summary_of(
+    engine: Engine,
+    method: Method[Any],
+    order: Order,
+    progress: Progress,
+    screen: Display,
+    asked_to_stop: Sequence[int],
+) -> dict[str, Any]:
+    """Score the best and the last state on the test split and gather everything about the run."""
+    config, federation = order.config, order.federation
+    split, clients = (VALIDATION, federation.num_seen) if order.tunes else (TEST, federation.num_clients)
+    moments = ("best",) if order.tunes else ("best", "final")
+    different = "final" in moments and progress.best_round != progress.round
+    started = time.perf_counter()
+    with screen.line(f"testing {order.label or f'seed {config.seed}'}", clients * (1 + different)) as watch:
+        count = counting(watch)
+
+        def report(clients: int) -> None:
+            if asked_to_stop:  # all rounds are saved, and testing is done again when the run is resumed
+                raise Stopped(progress.round, asked_to_stop[0])
+            count(clients)
+
+        sums = {"best": client_scores(engine, method, progress.best, np.arange(clients), split, report)}
+        if different:
+            sums["final"] = client_scores(engine, method, progress.server, np.arange(clients), split, report)
+    accuracy = {}
+    for moment in moments:
+        result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
+        accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
+    c = clients_per_round(config, federation)
+    steps = local_steps(method, federation)
+    seconds = progress.train_seconds
+    return {
+        "command": config.command() if config.data in DATASETS or Path(config.data).exists() else "",
+        "method": config.method,
+        "settings": {
+            field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != "problem"
+        },
+        "dataset": federation.name,
+        "partition": federation.partition,
+        "model": resolve_model(config.model, federation.input_shape, federation.tokens),
+        "num_clients": federation.num_clients,
+        "num_seen": federation.num_seen,
+        "num_unseen": federation.num_unseen,
+        "rounds": progress.round,
+        "clients_per_round": c,
+        "local_steps": steps,
+        "seed": config.seed,
+        "engine": engine.name,
+        "device": device_name(engine.device),
+        "precision": pick_precision(config.precision, engine.device),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "lockstep": progress.lockstep,
+        "timing": _timing(progress.lockstep, engine.device),
+        "train_seconds": round(seconds, 3),
+        "eval_seconds": round(progress.eval_seconds, 3),
+        "seconds_per_round": round(seconds / progress.round, 5) if progress.round else None,
+        "client_steps_per_second": round(progress.round * c * steps / seconds, 1) if seconds and steps else None,
+        "bytes_down": engine.ledger.down,
+        "bytes_up": engine.ledger.up,
+        "peak_memory_bytes": peak_memory_bytes(engine.device),
+        "best_round": progress.best_round,
+        "test_seconds": round(time.perf_counter() - started, 3),
+        "data_sha256": config.data_sha256,
+        "split": SPLITS[split],
+        "accuracy": accuracy,
+        "client_counts": counts_of(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else None,
+    }
+
+
+def _timing(lockstep: int, device: torch.device) -> str:
+    """Return how the seconds of a run are to be read, in words."""
+    if lockstep == 1:
+        return "alone"
+    if device.type == "cpu":
+        return f"took turns with {lockstep - 1} other runs; seconds are of this run's own turns"
+    return (
+        f"shared the device with {lockstep - 1} other runs: seconds are of this run while they slowed it down, steps "
+        "per second are its share of the device's, and peak memory is that of all together"
+    )
+
+
+def write_descriptors(
+    engine: Engine, method: Method[Any], server: Tree, federation: Federation, folder: RunFolder
+) -> None:
+    """Keep what all clients look like to the server, for the descriptor map."""
+    if federation.num_clients > MAP_CLIENTS or not len(federation.rows):  # or where only clients know their labels
+        return
+    v = descriptors(engine, method, server)
+    if v is not None:
+        seen = np.arange(federation.num_clients) < federation.num_seen
+        content = io.BytesIO()
+        np.savez_compressed(content, descriptors=v, histograms=federation.histograms(), seen=seen)
+        write_whole(folder.descriptors_file, content.getvalue())
+
+
+def commit() -> str:
+    """Return the git commit the package runs from, "+changes" where files differ from it, or "" outside a checkout."""
+    if "PEFLL_COMMIT" in os.environ:  # for copies of the code that are not a checkout
+        return os.environ["PEFLL_COMMIT"]
+    here = Path(__file__).parent
+    try:
+        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True)
+        state = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
+    except OSError:
+        return ""
+    tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
+    if name.returncode or tracked.returncode:  # no checkout, or one that the package is merely installed in
+        return ""
+    return name.stdout.strip() + ("+changes" if state.stdout.strip() else "")
