@@ -1,0 +1,5 @@
+"""`python -m pefll.cli`."""
+
+from pefll.cli import main
+
+main()

@@ -1,0 +1,81 @@
+"""The command `pefll`: its verbs, in the order of its help, and what is said when one ends badly."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+
+from pefll.cli import data, experiments, methods, personal, runs, training
+from pefll.cli.console import err
+from pefll.deploy import verbs as flower
+from pefll.errors import PefllError
+from pefll.progress import say
+from pefll.version import __version__
+
+INTERRUPTED = 130  # what typer makes of a Ctrl-C that no verb has answered
+
+# The error for a misspelt option: typer's own copy of click has it, and older typers took it from click.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Personalized federated learning by learning to learn: a model for every client, also for new ones.\n\n"
+    "Start with `pefll demo`, or train on data that needs no download: `pefll train --data digits --out runs/first`.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pefll {__version__} (torch {torch.__version__})")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+app.command(rich_help_panel="Start here")(experiments.demo)
+app.command(rich_help_panel="Start here")(methods.methods)
+app.command(name="check-method", rich_help_panel="Start here")(methods.check_method)
+app.command(rich_help_panel="Runs")(training.train)
+app.command(rich_help_panel="Experiments")(experiments.tune)
+app.command(rich_help_panel="Experiments")(experiments.reproduce)
+app.command(rich_help_panel="Experiments")(experiments.cost)
+app.command(rich_help_panel="Runs")(personal.evaluate)
+app.command(rich_help_panel="Personal models")(personal.personalize)
+app.command(rich_help_panel="Personal models")(personal.predict)
+app.command(rich_help_panel="Runs")(runs.show)
+
+app.add_typer(data.app, name="data")
+app.add_typer(flower.app, name="flower")
+app.add_typer(runs.app, name="results")
+
+
+def main() -> None:
+    """Run the command line: one sentence and exit code 2 for anything the user can mend."""
+    try:
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # verbs that save something say so, and end on their own
+            say(err, "stopped before there was anything to save")
+        sys.exit(code)
+    except PefllError as error:
+        sentence = str(error)
+    except UsageError as error:
+        sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    except torch.cuda.OutOfMemoryError:
+        sentence = "the GPU's memory is full; use fewer clients per round, or another device"
+    if sentence:  # without a verb, the help was shown instead
+        err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
+    sys.exit(2)

@@ -1,0 +1,106 @@
+"""`pefll data ...`: data sets and federations before training."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from pefll import data as sources
+from pefll import preparing
+from pefll.cli.console import err, out
+from pefll.cli.options import DataDir
+from pefll.config import Config
+from pefll.errors import PefllError
+from pefll.progress import say
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: which there are, get them, check them, look at them.")
+
+
+@app.command("list")
+def data_list(data_dir: DataDir = Path("data")) -> None:
+    """List the data sets, and which of them are here."""
+    table = Table(box=None, padding=(0, 2, 1, 0))
+    for heading in ("name", "what it is", "files in the data folder", "here", "from"):
+        table.add_column(heading, overflow="fold")
+    for source in sources.DATASETS.values():
+        here = "built in" if source.embedded else "yes" if source.found(data_dir) else "no"
+        table.add_row(source.name, source.about, source.files or "none needed", here, escape(source.origin))
+    out.print(table)
+    say(
+        out,
+        "Get one: pefll data get cifar10. Your own: a path to .npz, .csv, .parquet, or a folder client/class/*.png.",
+    )
+
+
+@app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set of `pefll data list`.")], data_dir: DataDir = Path("data")
+) -> None:
+    """Download a data set from its makers, with a check of its md5; a transfer that broke off goes on."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with ExitStack() as stack:
+        progress = Progress(*columns, console=err)
+        bar = progress.add_task(name, total=None)
+
+        def report(done: int, total: int | None) -> None:
+            if not progress.live.is_started:  # not before, so that a wrong name is answered by a sentence alone
+                stack.enter_context(progress)
+            progress.update(bar, completed=done, total=total)
+
+        path = sources.get(name, data_dir, report)
+    say(out, f"{path} is here" if path else f"{name} comes with the package")
+
+
+@app.command("check")
+def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")] = Path("data")) -> None:
+    """Check every data set in a folder: complete, readable, right md5."""
+    if data_dir.is_file():
+        raise PefllError(f"{data_dir} is a file; say which folder has the data sets, or use `pefll data summary`")
+    if not data_dir.is_dir():
+        raise PefllError(f"there is no folder {data_dir}; `pefll data get cifar10 --data-dir {data_dir}` makes it")
+    findings = sources.check(data_dir, lambda sentence: say(err, sentence))
+    table = Table("data set", "state", "")
+    for finding in findings:
+        table.add_row(finding.name, finding.state, escape(finding.sentence))
+    out.print(table)
+    if any(finding.state == "damaged" for finding in findings):
+        raise typer.Exit(2)
+
+
+@app.command("summary")
+def data_summary(
+    data: Annotated[str, typer.Argument(help="A data set or a path.")],
+    data_dir: DataDir = Path("data"),
+    partition: Annotated[str, typer.Option(help="As in `pefll train`.")] = "",
+    clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture of who has what.")] = None,
+) -> None:
+    """Show a federation before training on it: clients, samples, classes, and a picture.
+
+    For example: `pefll data summary digits --partition 'dirichlet 0.3' --clients 100 --picture who.png`
+    """
+    from pefll.report import federation_picture, print_federation
+
+    federation = preparing.federation_of(
+        Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed), err
+    )
+    print_federation(sources.summarise(federation), out)
+    if picture is not None:
+        federation_picture(
+            federation.histograms(), federation.num_seen, picture, federation.class_names, federation.name
+        )
+        say(out, f"wrote {picture}")

@@ -1,0 +1,202 @@
+"""`pefll demo`, `tune`, `reproduce` and `cost`: many runs, and what they show together."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pefll import data as sources
+from pefll.cli.console import err, out
+from pefll.cli.options import DataDir, parse_seeds, parse_settings
+from pefll.config import Config
+from pefll.errors import PefllError, unknown
+from pefll.lockstep import Stopped
+from pefll.methods import typed_settings
+from pefll.progress import say
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
+) -> None:
+    """Compare Local, FedAvg and PeFLL on embedded real data, and make one personal model, in about a minute."""
+    from pefll.experiments.demo import demo as run_demo
+
+    run_demo(folder, seeds, out)
+
+
+def tune(
+    grid: Annotated[
+        list[str], typer.Option("--grid", help="Values to try, NAME=VALUE,VALUE; may be repeated for a product of all.")
+    ],
+    data: Annotated[str, typer.Option(help="As in `pefll train`.")],
+    method: Annotated[str, typer.Option(help="As in `pefll train`.")] = "pefll",
+    data_dir: DataDir = Path("data"),
+    partition: Annotated[str, typer.Option(help="As in `pefll train`.")] = "",
+    clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
+    model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Of each run.")] = 1000,
+    clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`; 0 for 5% of all.")] = 0,
+    seeds: Annotated[str, typer.Option(help="Every setting is tried with each of these.")] = "0",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE.")
+    ] = None,
+    eval_every: Annotated[int, typer.Option(help="As in `pefll train`.")] = 30,
+    engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    processes: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 4,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+        "runs/tune"
+    ),
+    target: Annotated[Path, typer.Option("--to", help="Where the results of all trials go.")] = Path("results/tune"),
+) -> None:
+    """Choose hyper-parameters by grid search, by validation accuracy on seen clients.
+
+    Test samples and unseen clients take no part in the choice. What was tried before is not tried again: after Ctrl-C,
+    or with more values, give the command again. All trials of a method on a federation are kept in one file,
+    `results/tune/DATA-METHOD-nCLIENTS.json`, from which `pefll reproduce` takes the best.
+
+    For example:
+
+    - `pefll tune --data digits --method fedavg --grid client_lr=1e-3,1e-2,1e-1 --rounds 100`
+
+    - `pefll tune --data cifar10 --clients 100 --grid client_lr=2e-3,5e-3 --grid server_lr=2e-4,5e-4 --seeds 0,1`
+
+    - `pefll tune --data cifar100 --clients 100 --set embedding=linear --grid server_lr=2e-4,5e-4,1e-3`
+    """
+    from pefll.experiments import tune as search
+
+    config = Config(
+        method=method,
+        settings=typed_settings(method, parse_settings(settings or [])),
+        data=str(Path(data).resolve()) if data not in sources.DATASETS and Path(data).exists() else data,
+        data_dir=str(data_dir),
+        partition=partition,
+        clients=clients,
+        unseen=unseen,
+        model=model,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        eval_every=eval_every,
+        engine=engine,
+        device=device,
+        precision=precision,
+        processes=processes,
+    )
+    wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)))
+    try:
+        trials = search.tune(wanted, folder, target, at_once, err)
+    except Stopped as stopped:
+        say(err, f"Saved in {folder} and {target}. The same command goes on.")
+        sys.exit(128 + stopped.signal)
+    out.print(search.trials_table(trials, wanted.seeds))
+    for sentence in search.advice(trials, wanted):
+        say(out, sentence)
+    say(out, f"wrote {trials.path}")
+
+
+def reproduce(
+    what: Annotated[str, typer.Argument(help="table1", metavar="WHAT")],
+    only: Annotated[
+        str, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds that every cell should have.")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(help="Rounds that every run should have.")] = 5000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is missing and what it will take.")] = False,
+    tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables; train nothing.")] = False,
+    data_dir: DataDir = Path("data"),
+    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+        "runs/table1"
+    ),
+    results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
+    at_once: Annotated[int, typer.Option(help="How many seeds of a method in a cell share the device.")] = 3,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Minutes that there are: what would not fit is left out, and what is not done by then is saved.",
+            metavar="MINUTES",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+) -> None:
+    """Reproduce the paper's Table 1: run what is missing, then write results/table1.md, .tex and .csv.
+
+    A run is missing while `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
+    These are what `pefll tune` found best for the cell, or else for 100 clients of the same data, or else the method's
+    defaults. The cheapest runs come first. A result is written as its run ends; after Ctrl-C or a crash, give the
+    command again: runs that were under way go on from their last checkpoint.
+
+    For example:
+
+    - `pefll reproduce table1 --dry-run`
+
+    - `pefll reproduce table1 --only pefll,fedavg,cifar10-100 --seeds 0`
+
+    - `pefll reproduce table1 --budget 25`
+
+    - `pefll reproduce table1 --tables-only`
+    """
+    from pefll.experiments import comparison
+    from pefll.experiments import reproduce as table
+
+    if what != "table1":
+        raise unknown("experiment", what, ["table1"])
+    if budget is not None and not 0 < budget < math.inf:
+        raise PefllError(f"--budget is {budget}; it must be more than 0 minutes")
+    seconds = None if budget is None else 60 * budget
+    plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
+    if dry_run:
+        out.print(table.missing_table(plan, table.cheapest_first(plan, at_once, folder), seconds))
+        return
+    failures: list[str] = []
+    if not tables_only:
+        try:
+            failures = table.run_missing(
+                plan, results, folder, data_dir, at_once, err, seconds, device=device, precision=precision
+            )
+        except Stopped as stopped:
+            say(err, f"Saved in {folder} and {results}. The same command goes on.")
+            sys.exit(128 + stopped.signal)
+        plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
+    for path in comparison.write_tables(plan.comparison(), results):
+        say(out, f"wrote {path}")
+    if failures:
+        raise PefllError(f"{len(failures)} runs failed: {'; '.join(failures)}")
+
+
+def cost(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Finished run folders, result files, or a folder of results.", metavar="RUN...")
+    ],
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
+    target: Annotated[Path | None, typer.Option("--out", help="Also write OUT.md and OUT.csv.", metavar="OUT")] = None,
+) -> None:
+    """Show what a client that was never seen pays for its model: exchanges, bytes, FLOPs, seconds, method by method.
+
+    It is counted now, on one core, for the unseen client with the median number of samples. Nothing is trained but
+    what the method lets a new client train.
+
+    For example:
+
+    - `pefll cost runs/c10 runs/c10-fedavg`
+
+    - `pefll cost results --out results/cost`
+    """
+    from pefll.experiments import costs
+
+    found = costs.read_any(paths)
+    if not found:
+        raise PefllError(f"there are no results in {paths[0]}; `pefll results add RUN` puts some there")
+    bills = costs.bills(found, data_dir, err)
+    for table in costs.costs_tables(bills):
+        out.print(table)
+    for path in costs.write_costs(bills, target) if target is not None else []:
+        say(out, f"wrote {path}")

@@ -1,0 +1,32 @@
+"""Options and arguments that several verbs have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pefll.errors import PefllError
+
+RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """Return the hyper-parameters of `--set NAME=VALUE`, still as text."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise PefllError(f"--set takes NAME=VALUE, not {pair!r}")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the numbers of `--seeds 0,1,2`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise PefllError(f"--seeds takes different whole numbers with commas between them, such as 0,1,2, not {text!r}")
+    return [int(part) for part in parts]

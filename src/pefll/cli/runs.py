@@ -1,0 +1,54 @@
+"""`pefll show` and `pefll results ...`: what finished runs came to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pefll.cli.console import out
+from pefll.errors import PefllError
+from pefll.record import run_folders
+
+app = typer.Typer(no_args_is_help=True, help="Results: finished runs as small files, and tables made of them.")
+
+
+def show(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of several seeds.", metavar="RUN...")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where to write pictures. [default: the first run]")
+    ] = None,
+) -> None:
+    """Show runs side by side: tables, curves, the map of client descriptors.
+
+    For example: `pefll show runs/c10 runs/c10-fedavg --out pictures`
+    """
+    from pefll.report import show as show_runs
+
+    show_runs([each.path for path in paths for each in run_folders(path)], folder or paths[0], out)
+
+
+@app.command("add")
+def results_add(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Finished run folders, or folders of several seeds.", metavar="RUN...")
+    ],
+    target: Annotated[Path, typer.Option("--to", help="The folder of results.")] = Path("results"),
+) -> None:
+    """Keep finished runs as small JSON files: command, commit, device, seed, accuracies, curves."""
+    from pefll.experiments.results import collect
+
+    for folder in [folder for path in paths for folder in run_folders(path)]:
+        out.print(f"wrote {collect(folder, target)}", highlight=False)
+
+
+@app.command("table")
+def results_table(source: Annotated[Path, typer.Argument(help="The folder of results.")] = Path("results")) -> None:
+    """Print all results as a Markdown table, beside the paper's numbers."""
+    from pefll.experiments.results import markdown_table, read_results
+
+    results = read_results(source)
+    if not results:
+        raise PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there")
+    typer.echo(markdown_table(results))

@@ -1,0 +1,226 @@
+"""`pefll train`: new runs, several seeds at once, and going on with what was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pefll import data as sources
+from pefll import fitting, preparing
+from pefll.cli.console import err, out
+from pefll.cli.options import parse_seeds, parse_settings
+from pefll.cli.tables import accuracy_table, seeds_table
+from pefll.config import Config
+from pefll.errors import PefllError
+from pefll.lockstep import Stopped
+from pefll.methods import typed_settings
+from pefll.progress import say
+from pefll.record import RunFolder, run_folders, seed_folder
+
+
+def train(
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="`pefll methods` lists and explains them; or package.module:Class, one of your own. [default: pefll]"
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A data set (`pefll data list`) or a path: .npz, .csv, .parquet, or a folder client/class/*.png."
+        ),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie. [default: data]")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="Who gets what: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients), 'natural'. "
+            "[default: the data's]"
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="How many clients, seen and unseen together. [default: the data's]")
+    ] = None,
+    unseen: Annotated[
+        float | None, typer.Option(help="Share of clients kept away from training. [default: 0.1]")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="auto, lenet, cnn, resnet20, mlp, tiny, lstm, or your.module:function. [default: auto]"),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
+    clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random. [default: 0]")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Several seeds, such as 0,1,2: trained at once, each as it would be alone, into OUT/seed-0, "
+            "OUT/seed-1 and so on. On a GPU this is faster than one after another."
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="serial (processes) or vector (clients as one axis). [default: auto]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. [default: auto]")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto (tf32 on a GPU), float32, tf32, bf16 or float64. [default: auto]")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Of the serial engine. [default: one per core]")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
+    eval_clients: Annotated[
+        int | None, typer.Option(help="Clients per evaluation while training. [default: as many as cost little]")
+    ] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints. [default: 1000]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A hyper-parameter of the method, NAME=VALUE; may be repeated. See `pefll methods`."
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The label's column in a table. [default: label]")] = None,
+    client_column: Annotated[str | None, typer.Option(help="The client's column in a table. [default: client]")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder, or with all its seeds.", metavar="RUN")
+    ] = None,
+) -> None:
+    """Train a method on a federation; Ctrl-C saves and stops, `--resume` goes on.
+
+    For example:
+
+    - `pefll train --data digits --rounds 300 --out runs/first`
+
+    - `pefll train --data cifar10 --clients 100 --rounds 5000 --seed 0 --out runs/c10`
+
+    - `pefll train --data cifar10 --clients 100 --rounds 5000 --seeds 0,1,2 --out runs/c10`
+
+    - `pefll train --data cifar100 --clients 100 --rounds 5000 --set embedding=linear --out runs/c100`
+
+    - `pefll train --data my.csv --label y --client-column writer --method local`
+
+    - `pefll train --resume runs/c10`
+    """
+    given: dict[str, Any] = {
+        "method": method,
+        "data": data,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "partition": partition,
+        "clients": clients,
+        "unseen": unseen,
+        "model": model,
+        "rounds": rounds,
+        "clients_per_round": clients_per_round,
+        "seed": seed,
+        "engine": engine,
+        "device": device,
+        "precision": precision,
+        "processes": processes,
+        "eval_every": eval_every,
+        "eval_clients": eval_clients,
+        "checkpoint_every": checkpoint_every,
+        "label": label,
+        "client_column": client_column,
+        "settings": parse_settings(settings) if settings else None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if seeds is not None and (seed is not None or resume is not None):
+        raise PefllError("--seeds is for new runs, and in place of --seed; --resume RUN goes on with all seeds in RUN")
+    if resume is not None:
+        if folder is not None:
+            raise PefllError("--resume goes on in its own folder; leave --out away")
+        target, folders = resume, run_folders(resume)
+        started = [_started(each) for each in folders]
+        configs = [_resumed(config, given) for config in started]
+        longer = any(new.rounds > old.rounds for new, old in zip(configs, started, strict=True))
+        finished = not longer and all(each.summary() is not None for each in folders)
+    else:
+        if "data" not in given:
+            raise PefllError("say what to train on: --data digits needs no file, `pefll data list` shows the others")
+        if given["data"] not in sources.DATASETS and Path(given["data"]).exists():
+            given["data"] = str(Path(given["data"]).resolve())  # so that the run finds it again from another folder
+        config = Config(**given)
+        config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
+        name = f"{Path(config.data).stem}-{config.method}".replace(":", "-")
+        if seeds is None:
+            target = folder or _free(Path("runs") / f"{name}-{config.seed}")
+            configs, folders = [config], [RunFolder(target)]
+        else:
+            target = folder or _free(Path("runs") / name)
+            configs = [dataclasses.replace(config, seed=number) for number in parse_seeds(seeds)]
+            folders = [RunFolder(seed_folder(target, each.seed)) for each in configs]
+        if any(each.config_file.exists() for each in (RunFolder(target), *folders, *run_folders(target))):
+            raise PefllError(
+                f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out"
+            )
+        finished = False
+    orders = [
+        preparing.Order(
+            dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients),
+            federation,
+            each.path,
+        )
+        for config, federation, each in zip(configs, preparing.federations_of(configs, err), folders, strict=True)
+    ]
+    try:
+        trained = fitting.fit_together(orders, console=err)
+    except Stopped as stopped:
+        least = "" if len(orders) == 1 else " or later, for each seed"
+        say(err, f"Saved after round {stopped.round}{least}. Go on with: pefll train --resume {target}")
+        sys.exit(128 + stopped.signal)
+    except fitting.RunsFailed as failed:
+        if failed.runs:
+            out.print(seeds_table(failed.runs))
+        raise
+    if finished:
+        say(err, f"The run was finished already; --rounds {2 * configs[0].rounds} would go on.")
+    if len(trained) > 1:
+        out.print(seeds_table(trained))
+    else:
+        summary = trained[0].summary
+        if summary["rounds"]:
+            say(out, f"{folders[0].path}: best round {summary['best_round']} of {summary['rounds']}")
+        out.print(accuracy_table(summary["accuracy"]["best"], "Test accuracy at the best round"))
+    for sentence in _nothing_to_measure(orders[0].federation):
+        say(out, sentence)
+    say(out, f"Next: pefll show {target}")
+
+
+def _started(folder: RunFolder) -> Config:
+    folder.check_is_run()
+    return Config.load(folder.config_file)
+
+
+def _resumed(started: Config, given: dict[str, Any]) -> Config:
+    """Return what a run was started with, changed as was asked for, where that is possible."""
+    if "settings" in given:
+        given = given | {"settings": started.settings | typed_settings(started.method, given["settings"])}
+    config = dataclasses.replace(started, **given)
+    started.check_same(config)
+    return config
+
+
+def _free(folder: Path) -> Path:
+    """Return the folder, with a number behind its name where it exists already."""
+    if not folder.exists():
+        return folder
+    return next(path for number in itertools.count(2) if not (path := Path(f"{folder}-{number}")).exists())
+
+
+def _nothing_to_measure(federation: sources.Federation) -> list[str]:
+    """Return a sentence for what an accuracy is not there for."""
+    sentences = []
+    if not int(federation.count[sources.TEST].sum()):
+        sentences.append(
+            "No client has a test sample, so there is no accuracy: clients need more than one sample each."
+        )
+    elif not federation.num_unseen:
+        sentences.append("No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
+    return sentences

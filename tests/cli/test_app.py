@@ -1,0 +1,85 @@
+"""The command as a whole: its help, real processes, names that are wrong, Ctrl-C."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from pefll import fitting, run
+from tests.cli.conftest import DIGITS, Said
+
+
+def test_methods(pefll):
+    said = pefll("methods")
+    assert said.code == 0
+    for name in ("pefll", "fedavg", "local", "lambda_theta", "client_lr", "epochs"):
+        assert name in said.out
+    assert "lambda_theta" not in pefll("methods", "fedavg").out
+
+
+def test_version_and_help(pefll):
+    assert pefll("--version").out.startswith("pefll 0.")
+    assert "personalize" in pefll("--help").out
+    said = pefll()
+    assert said.code == 2
+    assert "personalize" in said.out
+    assert said.err == ""
+
+
+def test_in_real_processes(tmp_path, client):
+    def call(*arguments: object) -> Said:
+        command = [sys.executable, "-m", "pefll", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    said = call("train", *DIGITS, "--engine", "serial", "--processes", 2, "--out", "r")
+    assert said.code == 0, said.err
+    assert call("personalize", "r", "--data", client, "--out", "m.safetensors").code == 0
+    said = call("train", "--resume", "nowhere")
+    assert said == Said(2, "", "error: nowhere is not a run folder: it has no config.toml\n")
+
+
+def test_verbs_and_names_that_are_wrong(refused, labelled, tmp_path):
+    assert "'train'" in refused("trian")
+    assert "did you mean 'fedavg'" in refused("methods", "fedavgg")
+    assert "did you mean 'test'" in refused("evaluate", labelled, "--split", "tset")
+    assert "unknown data set 'mnist'" in refused("data", "get", "mnist", "--data-dir", tmp_path)
+    assert "there is no folder" in refused("data", "check", tmp_path / "none")
+    assert "not a run folder" in refused("show", tmp_path)
+    assert "not a run folder" in refused("evaluate", tmp_path)
+    assert "not a run folder" in refused("personalize", tmp_path, "--data", tmp_path, "--out", tmp_path / "m")
+
+
+def test_a_full_gpu_is_a_sentence(refused, monkeypatch, tmp_path):
+    def full(*_, **__):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 lines\nof\ntext")
+
+    monkeypatch.setattr(fitting, "fit_together", full)
+    assert "the GPU's memory is full" in refused("train", *DIGITS, "--out", tmp_path / "r")
+
+
+def test_ctrl_c_before_there_is_anything_to_save(pefll, monkeypatch, tmp_path):
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "load", interrupted)
+    said = pefll("evaluate", tmp_path)
+    assert (said.code, said.err) == (130, "stopped before there was anything to save\n")
+
+
+def test_ctrl_c_while_libraries_are_loaded():
+    stop = """
+import builtins
+import pefll_command
+real = builtins.__import__
+def load(name, *rest):
+    if name == "pefll.cli":
+        raise KeyboardInterrupt
+    return real(name, *rest)
+builtins.__import__ = load
+pefll_command.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", stop], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "stopped before anything was begun\n")

@@ -1,0 +1,112 @@
+"""`pefll data ...`, and data that is missing, damaged, wrong or has changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pefll import data as sources
+from tests.cli.conftest import SMALL, features, npz
+from tests.data import layouts
+
+
+def test_data_verbs(pefll, tmp_path):
+    listed = pefll("data", "list", "--data-dir", tmp_path).out
+    assert "built in" in listed
+    assert "cifar100" in listed
+    assert "comes with the package" in pefll("data", "get", "digits", "--data-dir", tmp_path).out
+    said = pefll("data", "check", tmp_path)
+    assert said.code == 0
+    assert "missing" in said.out
+    said = pefll("data", "summary", "digits", "--clients", 6, "--picture", tmp_path / "p.png")
+    assert said.code == 0
+    assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_a_download_has_a_bar(pefll, tmp_path, monkeypatch):
+    def get(name, data_dir, report):
+        for done in (0, 50, 100):
+            report(done, 100)
+        return data_dir / name
+
+    monkeypatch.setattr(sources, "get", get)
+    said = pefll("data", "get", "cifar10", "--data-dir", tmp_path)
+    assert said.code == 0
+    assert "100/100 bytes" in said.err
+    assert f"{tmp_path / 'cifar10'} is here" in said.out
+
+
+@pytest.mark.parametrize("state", ["missing", "empty", "half", "wrong md5", "archive cut"])
+def test_data_folders_that_are_wrong(refused, pefll, tmp_path, state):
+    folder = tmp_path / "data"
+    part = "there is neither"
+    if state != "missing":
+        folder.mkdir()
+    if state in ("half", "wrong md5"):
+        layouts.cifar10(folder, each=3)
+        part = "is not the official file (wrong md5)"
+    if state == "half":
+        (folder / "cifar-10-batches-py" / "data_batch_4").unlink()
+        part = "lacks data_batch_4; run `pefll data get cifar10`"
+    if state == "archive cut":
+        (folder / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b\x08\x00half of an archive")
+        part = "is damaged"
+    arguments = ("train", "--data", "cifar10", "--data-dir", folder, *SMALL, "--out", tmp_path / "r")
+    said = pefll(*arguments)
+    assert said.code == 2
+    *notes, error = said.err.splitlines()
+    assert error.startswith("error: ")
+    assert part in error
+    assert all("reading" in note or "cifar10" in note for note in notes)
+    assert not (tmp_path / "r").exists()
+    if state in ("half", "wrong md5", "archive cut"):
+        said = pefll("data", "check", folder)
+        assert said.code == 2
+        assert "damaged" in said.out
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"y": np.zeros(95, dtype=np.int64)}, "x has 96 samples but y has 95; they must be equal"),
+        ({"client": np.zeros(90, dtype=np.int64)}, "client has 90"),
+        ({"y": np.full(96, -1)}, "there is a label -1"),
+        ({"y": np.full(96, 0.5)}, "label 0.5 of sample 0 is not a whole number"),
+        ({"y": np.full(96, np.nan)}, "is not a whole number"),
+        ({"y": np.r_[np.zeros(95, dtype=np.int64), 10**6]}, "there is a label 1,000,000 among 96 samples"),
+        ({"y": np.zeros((96, 2), dtype=np.int64)}, "must have one entry per sample"),
+        ({"x": np.where(np.arange(96 * 6).reshape(96, 6) == 77, np.nan, 1.0)}, "sample 12 of x has a NaN"),
+        ({"x": np.full((96, 6), np.inf)}, "sample 0 of x has a NaN or infinite value"),
+        ({"x": np.array([["a"] * 6] * 96)}, "it must hold numbers"),
+        ({"x": np.zeros(96)}, "must have one row per sample"),
+        ({"x": np.zeros((0, 6)), "y": np.zeros(0, dtype=int), "client": np.zeros(0, dtype=int)}, "no samples"),
+        ({"split": np.repeat([0, 0, 0, 2, 0, 0, 0, 0], 12)}, "no training samples"),
+        ({"split": np.full(96, 7)}, "splits must be 0 (train), 1 (validation) or 2 (test)"),
+    ],
+)
+def test_ones_own_data_that_is_wrong(refused, tmp_path, changed, part):
+    path = features(tmp_path / "mine.npz", **changed)
+    assert part in refused("train", "--data", path, *SMALL[2:], "--out", tmp_path / "r")
+
+
+def test_files_that_are_wrong(refused, tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 cut off")
+    (tmp_path / "a.txt").write_text("1 2 3")
+    npz(tmp_path / "b.npz", x=np.zeros((3, 2)))
+    npz(tmp_path / "c.npz", x=np.zeros((9, 2)), y=np.zeros(9, dtype=int))
+    for name, part in (
+        ("a.npz", "cannot be read as an .npz file"),
+        ("a.txt", "is of no known kind"),
+        ("b.npz", "has no array y"),
+        ("c.npz", "does not say whose each sample is; add --partition"),
+    ):
+        assert part in refused("train", "--data", tmp_path / name, *SMALL[2:], "--out", tmp_path / "r")
+
+
+def test_data_that_is_gone_or_has_changed(pefll, refused, tmp_path):
+    path = features(tmp_path / "mine.npz")
+    assert pefll("train", "--data", path, *SMALL[2:], "--out", tmp_path / "run").code == 0
+    features(path, y=np.arange(96) % 3)
+    assert f"what is in {path} is not what the run was trained on" in refused("evaluate", tmp_path / "run")
+    path.unlink()
+    assert f"{path}, which is not there any more" in refused("evaluate", tmp_path / "run")

@@ -1,0 +1,130 @@
+"""`pefll demo`, `tune`, `reproduce` and `cost`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+from pefll import run
+from pefll.cli.console import out
+from tests.cli.conftest import DIGITS
+
+
+def test_demo_passes_its_options_on(pefll, monkeypatch, tmp_path):
+    import types
+
+    calls = []
+    stub = types.ModuleType("pefll.experiments.demo")
+    stub.demo = lambda *arguments: calls.append(arguments)
+    monkeypatch.setitem(sys.modules, "pefll.experiments.demo", stub)
+    assert pefll("demo", "--out", tmp_path / "d", "--seeds", 1).code == 0
+    assert calls == [(tmp_path / "d", 1, out)]
+
+
+TUNE = ["tune", "--data", "digits", "--model", "mlp", "--clients", 8, "--clients-per-round", 2, "--rounds", 2,
+        "--method", "fedavg", "--set", "local_steps=2", "--eval-every", 1]  # fmt: skip
+
+
+def test_tuning(pefll, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1", "--at-once", 2)
+    assert said.code == 0, said.err
+    assert "client_lr=0.001 seed 1: " in said.err.replace("local_steps=2 ", "")
+    assert "is the largest that was tried" in said.out
+    assert "wrote results/tune/digits-fedavg-n8.json" in said.out
+    said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1")
+    assert "0 runs are to be done" in said.err
+    assert "--grid" in refused(*TUNE)
+    assert "did you mean 'client_lr'" in refused(*TUNE, "--grid", "client_rl=1")
+    assert "--at-once is 0; it must be at least 1" in refused(*TUNE, "--grid", "client_lr=7", "--at-once", 0)
+    assert "unknown method 'fedav'" in refused(*TUNE, "--method", "fedav", "--grid", "client_lr=7")
+    assert "was made with rounds = 2, not 3" in refused(*TUNE, "--grid", "client_lr=7", "--rounds", 3)
+
+
+def test_stopping_a_search(pefll, tmp_path, monkeypatch):
+    from pefll.experiments import tune
+    from pefll.lockstep import Stopped
+
+    def stopped(*given):
+        raise Stopped(3, 15)
+
+    monkeypatch.setattr(tune, "tune", stopped)
+    said = pefll(*TUNE, "--grid", "client_lr=1", "--out", tmp_path)
+    assert said.code == 128 + 15
+    assert "The same command goes on." in said.err
+
+
+def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
+    from pefll.experiments import reproduce, table1
+
+    cell = table1.Cell("digits", 10, "by-class 2", "Digits", 1100, model="mlp")
+    monkeypatch.setattr(table1, "CELLS", (cell,))
+    monkeypatch.setattr(table1, "recipe", lambda method, cell: {"local_steps": 2} if method == "fedavg" else {})
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "table1", "--only", "fedavg", "--rounds", 2, "--seeds", "0,1"]
+    assert "2 runs are missing" in pefll(*words, "--dry-run").out
+    assert "in this time" in pefll(*words, "--dry-run", "--budget", 5).out
+    assert "--budget is 0.0; it must be more than 0 minutes" in refused(*words, "--budget", 0)
+    assert not (tmp_path / "results").exists()
+    said = pefll(*words)
+    assert said.code == 0, said.err
+    assert "2 of 2 runs done" in said.err
+    assert (tmp_path / "runs/table1/digits-10-fedavg-local_steps_2/seed-1/summary.json").is_file()
+    table = (tmp_path / "results/table1.md").read_text()
+    assert re.search(r"\| FedAvg \| \d", table)  # not bold: there is nobody to be better than
+    (tmp_path / "results/table1.md").unlink()
+    assert "wrote results/table1.md" in pefll(*words, "--tables-only").out
+    assert (tmp_path / "results/table1.md").read_text() == table
+    assert "0 runs are missing" in pefll(*words, "--dry-run").out
+    assert refused("reproduce", "table2") == "unknown experiment 'table2': did you mean 'table1'? known are table1"
+    assert "unknown method or cell 'digits-11'" in refused("reproduce", "table1", "--only", "digits-11")
+    assert "--seeds takes" in refused("reproduce", "table1", "--seeds", "a")
+
+    def failing(*given, **more):
+        return ["digits-10 fedavg seed 0: it diverged"]
+
+    monkeypatch.setattr(reproduce, "run_missing", failing)
+    said = pefll(*words)
+    assert said.code == 2
+    assert said.err == "error: 1 runs failed: digits-10 fedavg seed 0: it diverged\n"
+    assert "wrote results/table1.md" in said.out
+
+
+def test_what_a_new_client_pays(pefll, refused, labelled, tmp_path):
+    fedavg = trained_beside(pefll, tmp_path)
+    said = pefll("cost", labelled, fedavg, "--out", tmp_path / "c")
+    assert said.code == 0, said.err
+    assert "digits, 8 clients: a new client with" in said.out
+    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "c.csv").open())}
+    theta = 4 * run.load(fedavg).method.problem.model.size
+    assert rows["fedavg"]["bytes_down"] == str(theta)
+    assert int(rows["pefll"]["bytes_down"]) > theta
+    assert "| FedAvg |" in (tmp_path / "c.md").read_text()
+    # A result file is as good as the run's folder.
+    assert pefll("results", "add", fedavg, "--to", tmp_path / "results").code == 0
+    (path,) = (tmp_path / "results").iterdir()
+    for source in (path, tmp_path / "results"):
+        assert pefll("cost", source, "--out", tmp_path / "d").code == 0
+        (row,) = csv.DictReader((tmp_path / "d.csv").open())
+        assert row | {"seconds": ""} == rows["fedavg"] | {"seconds": ""}
+    # What differs by more than the seed is not one row, and says how it differs.
+    other = json.loads(path.read_text())
+    other["settings"]["client_lr"], other["precision"] = 0.125, "bf16"
+    (tmp_path / "results" / "other.json").write_text(json.dumps(other))
+    assert pefll("cost", tmp_path / "results", "--out", tmp_path / "e").code == 0
+    table = (tmp_path / "e.md").read_text()
+    assert "| FedAvg, client_lr 0.125, bf16 |" in table
+    assert "| FedAvg, client_lr 0.01, float32 |" in table
+    assert "not a run folder" in refused("cost", tmp_path)
+    (tmp_path / "no.json").write_text("[]")
+    assert "is not a result" in refused("cost", tmp_path / "no.json")
+    (fedavg / "summary.json").unlink()
+    assert "is not finished" in refused("cost", fedavg)
+
+
+def trained_beside(pefll, tmp_path) -> Path:
+    assert pefll("train", *DIGITS, "--method", "fedavg", "--out", tmp_path / "fedavg").code == 0
+    return tmp_path / "fedavg"

@@ -1,0 +1,58 @@
+"""Runs that are finished: evaluated, shown, damaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pefll import checkpoint
+from pefll.record import RunFolder
+
+
+def test_train_evaluate_show(pefll, labelled, tmp_path):
+    said = pefll("evaluate", labelled, "--json")
+    result = json.loads(said.out)
+    summary = RunFolder(labelled).summary()
+    for group in ("seen", "unseen"):
+        assert result[group] == pytest.approx(summary["accuracy"]["best"][group])
+    said = pefll("evaluate", labelled, "--split", "validation")
+    assert "validation accuracy" in said.out
+    assert "worst tenth" in said.out
+    said = pefll("evaluate", labelled, "--mask-labels")
+    assert "masked" in said.out
+    assert "worst tenth" not in said.out
+    said = pefll("show", labelled, "--out", tmp_path)
+    assert said.code == 0
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(labelled, folder)
+    good = pefll("evaluate", folder, "--json").out
+    newest, older = sorted((folder / "checkpoints").iterdir(), reverse=True)
+    state = newest / checkpoint.TENSORS
+    state.write_bytes(state.read_bytes()[:1000])
+    said = pefll("evaluate", folder, "--json")
+    assert said.code == 0
+    assert "is damaged: state.safetensors has 1,000 bytes" in said.err
+    assert json.loads(said.out).keys() == json.loads(good).keys()
+    (older / checkpoint.MANIFEST).write_text("{")
+    for arguments in (
+        ("evaluate", folder),
+        ("train", "--resume", folder),
+        ("personalize", folder, "--data", client, "--out", tmp_path / "m"),
+    ):
+        said = pefll(*arguments)
+        assert said.code == 2
+        *notes, error = said.err.splitlines()
+        assert error.startswith("error: no checkpoint in ")
+        assert error.endswith("is whole; start the run anew")
+        assert all("damaged" in note for note in notes)
+    shutil.rmtree(folder / "checkpoints")
+    assert "has no checkpoint yet" in refused("evaluate", folder)
+    (folder / "config.toml").write_text("rouns = 3")
+    assert "unknown setting" in refused("evaluate", folder)

@@ -1,0 +1,119 @@
+"""`pefll train`: what it trains, keeps, says and goes on with."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pefll.record import RunFolder
+from tests.cli.conftest import DIGITS, SMALL, features
+
+
+def test_train_says_what_came_out(pefll, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pefll.progress.QUIET_SECONDS", 0.0)
+    said = pefll("train", "--method", "fedavg", *DIGITS, "--seed", 5)
+    assert said.code == 0
+    assert "runs/digits-fedavg-5: best round" in said.out
+    assert "Next: pefll show runs/digits-fedavg-5" in said.out
+    assert "4/4" in said.err
+    assert RunFolder(tmp_path / "runs/digits-fedavg-5").summary()["seed"] == 5
+
+
+def test_local_trains_nothing_together(pefll, tmp_path):
+    said = pefll("train", "--method", "local", *DIGITS[:-2], "--set", "epochs=1", "--out", tmp_path / "l")
+    assert said.code == 0
+    assert RunFolder(tmp_path / "l").summary()["rounds"] == 0
+    assert pefll("train", "--resume", tmp_path / "l").code == 0
+
+
+@pytest.mark.parametrize("partition", ["by-class 2", "dirichlet 0.5", "dirichlet 0.3/2"])
+def test_partitions_are_kept_in_the_config_and_resumed(pefll, tmp_path, partition):
+    assert pefll("train", *DIGITS, "--partition", partition, "--out", tmp_path / "r").code == 0
+    assert RunFolder(tmp_path / "r").summary()["partition"] == partition
+    assert pefll("train", "--resume", tmp_path / "r", "--rounds", 6).code == 0
+    assert RunFolder(tmp_path / "r").summary()["rounds"] == 6
+
+
+def test_ones_own_data_is_trained_resumed_evaluated_and_used(pefll, tmp_path):
+    path = features(tmp_path / "my data.npz", client=np.repeat([f"user {i}" for i in range(8)], 12))
+    out = tmp_path / "r"
+    assert pefll("train", "--data", path, *SMALL[2:], "--unseen", 0.25, "--out", out).code == 0
+    assert RunFolder(out).summary()["num_unseen"] == 2
+    assert pefll("train", "--resume", out, "--rounds", 6).code == 0
+    first = pefll("evaluate", out, "--json")
+    assert json.loads(first.out)["unseen"] == pytest.approx(RunFolder(out).summary()["accuracy"]["best"]["unseen"])
+    features(path, client=np.repeat(np.arange(8), 12), y=np.zeros(96, dtype=np.int64))
+    said = pefll("evaluate", out)
+    assert said.code == 2
+    assert "is not what" in said.err
+
+
+def test_a_model_by_import_path(pefll, tmp_path, client):
+    out = tmp_path / "r"
+    assert pefll("train", *DIGITS, "--model", "tests.models.zoo:tied", "--out", out).code == 0
+    assert pefll("personalize", out, "--data", client, "--out", tmp_path / "m.safetensors").code == 0
+    said = pefll("predict", tmp_path / "m.safetensors", "--data", client)
+    assert said.code == 2  # a file does not choose which code is run
+    assert "--model module:function" in said.err
+    own = ("--model", "tests.models.zoo:tied")
+    assert pefll("predict", tmp_path / "m.safetensors", "--data", client, *own).code == 0
+
+
+def test_several_seeds_at_once(pefll, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = pefll("train", *DIGITS, "--seeds", "0, 2")
+    assert said.code == 0, said.err
+    assert "Next: pefll show runs/digits-pefll" in said.out
+    assert "mean" in said.out
+    together = tmp_path / "runs" / "digits-pefll"
+    for seed in (0, 2):
+        assert pefll("train", *DIGITS, "--seed", seed, "--out", tmp_path / f"alone-{seed}").code == 0
+        files = [next(folder.glob("checkpoints/*/state.safetensors")) for folder in
+                 (together / f"seed-{seed}", tmp_path / f"alone-{seed}")]  # fmt: skip
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert "finished already" in pefll("train", "--resume", together).err
+    assert pefll("train", "--resume", together, "--rounds", 6).code == 0
+    assert [RunFolder(together / f"seed-{seed}").summary()["rounds"] for seed in (0, 2)] == [6, 6]
+    said = pefll("results", "add", together, "--to", tmp_path / "results")
+    assert said.out.count("wrote ") == 2
+    said = pefll("results", "table", tmp_path / "results")
+    assert said.out.count("| digits, 8 | pefll | 2 |") == 1
+    said = pefll("show", together)
+    assert said.code == 0
+    assert "seed-2" in said.out
+    assert (together / "curves.png").is_file()
+    assert pefll("train", *DIGITS, "--seeds", "7").code == 0
+    assert RunFolder(tmp_path / "runs" / "digits-pefll-2" / "seed-7").summary()["lockstep"] == 1
+
+
+def test_one_seed_that_fails_among_several(pefll, tmp_path, monkeypatch):
+    from pefll.engines.vector import VectorEngine
+    from pefll.errors import PefllError
+
+    launch = VectorEngine.launch
+
+    def instead(self, server, first, rounds):
+        if self.seed == 1 and first == 2:
+            raise PefllError("it diverged")
+        return launch(self, server, first, rounds)
+
+    monkeypatch.setattr(VectorEngine, "launch", instead)
+    said = pefll("train", *DIGITS, "--engine", "vector", "--seeds", "0,1", "--out", tmp_path / "r")
+    assert said.code == 2
+    assert "seed 1 failed: it diverged" in said.err
+    assert said.err.endswith("error: 1 of 2 runs failed: seed 1: it diverged\n")
+    assert "Test accuracy" in said.out
+    assert RunFolder(tmp_path / "r" / "seed-0").summary() is not None
+
+
+def test_accuracies_that_nobody_can_measure(pefll, tmp_path):
+    alone = features(tmp_path / "alone.npz", client=np.arange(96))
+    said = pefll("train", "--data", alone, *SMALL[2:], "--out", tmp_path / "alone")
+    assert "No client has a test sample" in said.out
+    few = features(tmp_path / "few.npz", clients=3)
+    said = pefll("train", "--data", few, *SMALL[2:], "--out", tmp_path / "few", "--precision", "bf16")
+    assert "--unseen" in said.out
+    assert "float32 (only a GPU has bf16)" in said.err
