@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from pefll.engines.cohort import (
     sample_cohort,
     seen_and_new,
 )
-from pefll.engines.later import Clock, Later
+from pefll.engines.prompt import PromptEngine
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method
@@ -56,7 +55,7 @@ class SerialCohort(DoorCohort):
         return replies
 
 
-class SerialEngine:
+class SerialEngine(PromptEngine):
     """Runs rounds with one client after another.
 
     Args:
@@ -92,28 +91,8 @@ class SerialEngine:
         cohort = self._cohort(self._sample(0)[:1], 0, self.ledger)
         return map_tree(self.cast, self.method.init(self.seed, cohort))
 
-    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
-        """Do rounds first..first+rounds-1 and return the server's state; there is nothing left to wait for."""
-        clock = Clock(self.device)
-        for t in range(first, first + rounds):
-            server = self.method.round(server, self._cohort(self._sample(t), t, self.ledger))
-        return server, clock.later(torch.empty(0), lambda _: None)
-
-    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
-        """Return the server's state after rounds first..first+rounds-1."""
-        return self.launch(server, first, rounds)[0]
-
-    def snapshot(self, server: Tree) -> Tree:
-        """Return the state itself: rounds make new ones and do not write to it."""
-        return server
-
-    def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
-        """Return `function` itself."""
-        return function
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
+    def _round(self, server: Tree, t: int) -> Tree:
+        return self.method.round(server, self._cohort(self._sample(t), t, self.ledger))
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, SerialCohort]]:
         """Yield (clients, cohort) that together hold all `clients`."""

@@ -12,7 +12,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from pefll.engines.flower.reply import Missing, accept, too_large
 from pefll.engines.flower.request import Asked, Request, Visit
 from pefll.engines.flower.roster import Roster
 from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
-from pefll.engines.later import Clock, Later
+from pefll.engines.prompt import PromptEngine
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, map_tree
@@ -38,7 +37,7 @@ DELIVER = "deliver"
 CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
 
 
-class FlowerEngine:
+class FlowerEngine(PromptEngine):
     """Runs rounds with clients that Flower reaches.
 
     Args:
@@ -100,29 +99,6 @@ class FlowerEngine:
                 except OutOfTime:
                     self._note(0, {client: "took too long"})
             self._wait(began, "before the first round no client of it answered")
-
-    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
-        """Do rounds first..first+rounds-1 and return the server's state; there is nothing left to wait for."""
-        clock = Clock(self.device)
-        for t in range(first, first + rounds):
-            server = self._round(server, t)
-        return server, clock.later(torch.empty(0), lambda _: None)
-
-    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
-        """Return the server's state after rounds first..first+rounds-1."""
-        return self.launch(server, first, rounds)[0]
-
-    def snapshot(self, server: Tree) -> Tree:
-        """Return the state itself: rounds make new ones and do not write to it."""
-        return server
-
-    def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
-        """Return `function` itself."""
-        return function
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
 
     def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, FlowerCohort]]:
         """Yield (clients, cohort) that together hold all `clients`."""
