@@ -500,17 +500,9 @@ def sgd(
     return result
 
 
-def adam(
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    *numbers: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and moments [D] after one step of Adam; see `pefll.methods.adam`."""
-    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, gradient, first, second, step, scale, *numbers)
+def adam(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order."""
+    result: tuple[Tensor, Tensor, Tensor] = _adam(*arguments)
     return result
 
 
