@@ -32,7 +32,7 @@ class Entry(NamedTuple):
         std: the sample standard deviation; None for fewer than two seeds.
         seeds: how many.
         paper: mean and standard deviation in the paper, for the same federation; None where it has none.
-        best: whether no other method's mean is higher.
+        best: whether there are other methods, and none has a higher mean.
     """
 
     group: str
