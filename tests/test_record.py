@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 
 import pytest
 
+import pefll
 from pefll.errors import PefllError
 from pefll.record import RunFolder, run_folders, seed_folder
+from tests.federations import ragged
 
 
 def test_history_is_appended_and_cut(tmp_path):
@@ -82,3 +86,32 @@ def test_a_folder_of_several_seeds_stands_for_its_runs(tmp_path):
     assert run_folders(tmp_path / "none") == [RunFolder(tmp_path / "none")]
     with pytest.raises(PefllError, match=r"holds runs of several seeds; name one of them, such as .*seed-0"):
         RunFolder(tmp_path / "c10").check_is_run()
+
+
+def test_a_folder_is_held_by_one_process_and_let_go_with_it(tmp_path):
+    folder = RunFolder(tmp_path)
+    script = (
+        "import pathlib, sys, time\nfrom pefll.record import RunFolder\n"
+        "with RunFolder(pathlib.Path(sys.argv[1])).held():\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with (
+            pytest.raises(PefllError, match="is being trained by another process; wait for it, or stop it"),
+            folder.held(),
+        ):
+            pass
+        other.kill()
+    with folder.held():
+        pass
+    with folder.held():
+        pass
+
+
+def test_nobody_trains_into_a_folder_that_is_held(tmp_path):
+    federation = ragged()
+    with RunFolder(tmp_path).held(), pytest.raises(PefllError, match="is being trained by another process"):
+        pefll.fit(federation, "fedavg", rounds=1, out=tmp_path, device="cpu", clients_per_round=3)
+    assert not (tmp_path / "config.toml").exists()
+    run = pefll.fit(federation, "fedavg", rounds=1, out=tmp_path, device="cpu", clients_per_round=3)
+    assert run.summary["rounds"] == 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ def outcomes_of(
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds))
         for order, engine, learner, facts in prepared:
-            folder = _claim(order.out, order.config) if order.out is not None else None
+            folder = stack.enter_context(_claimed(order.out, order.config))
             if console:
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
             turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(orders))
@@ -199,12 +199,12 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
     order = Order(config, federation, out)
     if out is not None:
         _check_claim(out, config)
-    folder = _claim(out, config) if out is not None else None
-    if console:
-        say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
-    with display(console) as screen, stop_signals() as asked_to_stop:
-        turns = _fitting(order, engine, engine.method, facts, folder, screen, asked_to_stop, 1)
-        (outcome,) = take_turns([Job(turns, engine.turn)])
+    with _claimed(out, config) as folder:
+        if console:
+            say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
+        with display(console) as screen, stop_signals() as asked_to_stop:
+            turns = _fitting(order, engine, engine.method, facts, folder, screen, asked_to_stop, 1)
+            (outcome,) = take_turns([Job(turns, engine.turn)])
     if isinstance(outcome, BaseException):
         raise outcome
     made: Run = outcome
@@ -278,12 +278,17 @@ def _check_claim(out: str | Path, config: Config) -> None:
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
 
 
-def _claim(out: str | Path, config: Config) -> RunFolder:
-    """Make the run's folder, or take the one that is there, with what was asked for now."""
+@contextmanager
+def _claimed(out: str | Path | None, config: Config) -> Iterator[RunFolder | None]:
+    """Make the run's folder, or take the one that is there, with what was asked for now, and keep it to ourselves."""
+    if out is None:
+        yield None
+        return
     folder = RunFolder(Path(out))
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PefllError(f"cannot make the folder {folder.path}: {error.strerror}") from error
-    config.save(folder.config_file)
-    return folder
+    with folder.held():
+        config.save(folder.config_file)
+        yield folder

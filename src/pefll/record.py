@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,29 @@ class RunFolder:
         if seeds:
             raise PefllError(f"{self.path} holds runs of several seeds; name one of them, such as {seeds[0].path}")
         raise PefllError(f"{self.path} is not a run folder: it has no config.toml")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep everybody else from training into the folder; raise PefllError where somebody does so already."""
+        try:
+            import fcntl  # not on Windows, where nobody is kept from anything
+        except ImportError:
+            yield
+            return
+        with sentences_for_disk_errors(str(self.path)):
+            handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
+            except BlockingIOError as error:
+                raise PefllError(
+                    f"{self.path} is being trained by another process; wait for it, or stop it with Ctrl-C first"
+                ) from error
+            except OSError:
+                pass  # a file system without locks
+            yield
+        finally:
+            os.close(handle)
 
     def history(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, oldest first; a line cut off by a crash is left out."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -45,6 +47,26 @@ def test_a_graph_does_what_the_serial_engine_does(name, model):
     assert scores[0].seen.per_sample == pytest.approx(scores[1].seen.per_sample, abs=1e-12)
     assert scores[0].unseen.loss == pytest.approx(scores[1].unseen.loss, abs=1e-6)
     assert costs[0] == costs[1]
+
+
+def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_capture():
+    federation = ragged()
+    method = build_method("pefll", problem_of(federation), {"local_steps": 3})
+
+    def trained() -> VectorEngine:
+        engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda")
+        engine.advance(engine.start(), 0, 1)
+        return engine
+
+    often = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(3):
+            engine = trained()
+            engine.itself = engine  # a cycle: freed by the collector and nobody else
+            del engine
+    finally:
+        gc.set_threshold(*often)
 
 
 def test_capturing_changes_nothing():

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from pefll.data.federation import TEST, Samples, assemble
+from pefll.engines import vector
 from pefll.engines.cohort import Ledger, keep_freed_memory
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
@@ -492,3 +496,19 @@ def test_ledgers_add_up():
     assert total == Ledger(31, 62, 6)
     assert total.since(before) == Ledger(30, 60, 3)
     assert before == Ledger(1, 2, 3)
+
+
+def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch):
+    """A graph that is freed during a recording breaks it; here without a GPU, on one in test_cuda.py."""
+    seen = []
+
+    @contextmanager
+    def graph(*_, **__):
+        seen.append(gc.isenabled())
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(ZeroDivisionError), vector._recording(None, SimpleNamespace(pool=None, stream=None)):
+        seen.append(1 / 0)
+    assert seen == [False]
+    assert gc.isenabled()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -225,8 +226,7 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        # A stream of this device, which need not be the current one.
-        with torch.cuda.graph(self.graph, pool=engine.pool, stream=side):
+        with _recording(self.graph, engine):
             after, healthy = engine._round(self.server, self.t)
             map_tree(lambda old, new: old.copy_(new), self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
@@ -274,8 +274,26 @@ class _Recorded:
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=self.engine.pool, stream=side):
+        with _recording(self.graph, self.engine):
             self.result = self.function(self.state)
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, engine: VectorEngine) -> Iterator[None]:
+    """Record what the block launches, in the engine's stream, which need not be the current one.
+
+    Python collects no garbage meanwhile: it may hold the graph of an engine that nobody uses any more, and freeing that
+    in the middle of a recording would break it.
+    """
+    collected = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=engine.pool, stream=engine.stream):
+            yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 def _raise_if_bad(round_: Tensor) -> None:
