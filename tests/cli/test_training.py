@@ -81,6 +81,10 @@ def test_several_seeds_at_once(pefll, tmp_path, monkeypatch):
     assert said.out.count("wrote ") == 2
     said = pefll("results", "table", tmp_path / "results")
     assert said.out.count("| digits, 8 | pefll | 2 |") == 1
+    assert pefll("results", "table", tmp_path / "results", "--method", "pefll").out == said.out
+    said = pefll("results", "table", tmp_path / "results", "--method", "fedavg")
+    assert said.code == 2
+    assert "there are no results of fedavg in" in said.err
     said = pefll("show", together)
     assert said.code == 0
     assert "seed-2" in said.out

@@ -44,11 +44,18 @@ def results_add(
 
 
 @app.command("table")
-def results_table(source: Annotated[Path, typer.Argument(help="The folder of results.")] = Path("results")) -> None:
+def results_table(
+    source: Annotated[Path, typer.Argument(help="The folder of results.")] = Path("results"),
+    method: Annotated[str | None, typer.Option(help="Only results of this method.")] = None,
+) -> None:
     """Print all results as a Markdown table, beside the paper's numbers."""
     from pefll.experiments.results import markdown_table, read_results
 
     results = read_results(source)
     if not results:
         raise PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there")
+    have = sorted({str(result["method"]) for result in results})
+    if method is not None and method not in have:
+        raise PefllError(f"there are no results of {method} in {source}, but of {', '.join(have)}")
+    results = [result for result in results if method in (None, result["method"])]
     typer.echo(markdown_table(results))
