@@ -31,6 +31,9 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+_CONSTANTS = tuple(_signed(value) for value in (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2))
+
+
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Shift int64 right and fill with zeros (torch's own shift copies the sign)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
@@ -61,6 +64,8 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
     Returns:
         int64 [...] of the coordinates' shape.
     """
+    if client_axis.hashes(coordinates):
+        return client_axis.key(coordinates, _root(seed, purpose), *_CONSTANTS)  # type: ignore[arg-type]
     for coordinate in coordinates:
         if isinstance(coordinate, Tensor):
             device = coordinate.device
@@ -81,6 +86,8 @@ def spread(state: Tensor, count: int) -> Tensor:
     Returns:
         int64 [..., count].
     """
+    if client_axis.available(state, torch.int64):
+        return client_axis.spread(state, count, *_CONSTANTS)
     steps = torch.arange(1, count + 1, device=state.device) * _signed(_GOLDEN)
     return _scramble(state.unsqueeze(-1) + steps)
 
@@ -103,8 +110,7 @@ def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     if isinstance(total, int):
         total = torch.full((), total, dtype=torch.int64, device=state.device)
     if client_axis.available(state, torch.int64):
-        constants = (_SHUFFLES, *(_signed(value) for value in (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2)))
-        return client_axis.choose(state, total, count, *constants)
+        return client_axis.choose(state, total, count, _SHUFFLES, *_CONSTANTS)
     total = total.unsqueeze(-1)
     keys = spread(state, 3 * _SHUFFLES)
     mirrors = torch.remainder(keys[..., :_SHUFFLES], total)

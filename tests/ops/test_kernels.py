@@ -291,6 +291,22 @@ def test_pixels_that_lie_otherwise_are_taken_plainly():
     close(turned.take(rows, torch.float32), turned.take(rows, torch.float64))
 
 
+def test_keys(monkeypatch):
+    round_, clients = torch.full((), 7, device=DEVICE), torch.arange(5, device=DEVICE) ** 9 - 1000
+
+    def keys(client):
+        one = randomness.key(3, "adapt", round_, client)
+        return one, randomness.spread(one, 300), randomness.key(3, "cohort", round_)
+
+    def all_of_them():
+        return *torch.vmap(keys)(clients), randomness.spread(clients.reshape(5, 1), 4)
+
+    kernels = all_of_them()
+    monkeypatch.setattr(client_axis, "available", lambda *_: False)
+    for got, wanted in zip(kernels, all_of_them(), strict=True):
+        assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("count", [1, 9, 300])
 def test_random_choices_are_the_same_bits(count, monkeypatch):
     draws = torch.stack([randomness.key(3, "test", torch.full((), number, device=DEVICE)) for number in range(5)])

@@ -264,6 +264,29 @@ def _adam(
     return pointwise.adam(p, g, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
 
 
+@custom_op("pefll::key", mutates_args=())
+def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return a key [c] of coordinates [c]."""
+    from pefll.ops.kernels import pointwise
+
+    return pointwise.key(root, coordinates, golden, (multiply_1, multiply_2))
+
+
+@_key.register_vmap
+def _key_mapped(info: Any, in_dims: tuple[Any, ...], coordinates: list[Tensor], *numbers: int) -> tuple[Tensor, int]:
+    merged = [_merged(one, dim, info.batch_size) for one, dim in zip(coordinates, in_dims[0], strict=True)]
+    return _parted(_key(merged, *numbers), info.batch_size), 0
+
+
+@custom_op("pefll::spread", mutates_args=())
+def _spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return keys [c, keys, count] from keys [c, keys]."""
+    from pefll.ops.kernels import pointwise
+
+    spread = pointwise.spread(state.reshape(-1).contiguous(), count, golden, (multiply_1, multiply_2))
+    return spread.view(*state.shape, count)
+
+
 @custom_op("pefll::choose", mutates_args=())
 def _choose(
     state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
@@ -313,7 +336,7 @@ def _parted(value: Tensor, mapped: int) -> Tensor:
     return parted
 
 
-for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd, _choose):
+for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd, _spread, _choose):
     _merge_mapped_axis(_operation)
 _merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
 
@@ -504,6 +527,25 @@ def adam(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order."""
     result: tuple[Tensor, Tensor, Tensor] = _adam(*arguments)
     return result
+
+
+def hashes(values: tuple[Tensor | int, ...]) -> bool:
+    """Return whether `key` takes these: numbers that lie on a GPU, one for each client."""
+    return bool(values) and all(
+        isinstance(value, Tensor) and value.dim() == 0 and available(value, torch.int64) for value in values
+    )
+
+
+def key(coordinates: tuple[Tensor, ...], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return the key [] of coordinates []; see `pefll.randomness.key`."""
+    made: Tensor = _key([one.unsqueeze(0) for one in coordinates], root, golden, multiply_1, multiply_2)
+    return made.squeeze(0)
+
+
+def spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return `count` keys for each of some, [..., count]; see `pefll.randomness.spread`."""
+    made: Tensor = _spread(state.reshape(1, -1), count, golden, multiply_1, multiply_2)
+    return made.reshape(*state.shape, count)
 
 
 def choose(

@@ -142,6 +142,33 @@ def _scramble(x, MULTIPLY_1: tl.constexpr, MULTIPLY_2: tl.constexpr):
 
 
 @triton.jit
+def _key(
+    root, coordinates, strides, out, CLIENTS, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
+    MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Mix coordinates of each client into a key, one after another; see `pefll.randomness.key`."""
+    client = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = client < CLIENTS
+    state = root + tl.zeros([BLOCK], tl.int64)
+    for i in tl.static_range(len(coordinates)):
+        coordinate = tl.load(coordinates[i] + client * strides[i], mask=there, other=0)
+        state = _scramble((state ^ coordinate) + GOLDEN, MULTIPLY_1, MULTIPLY_2)
+    tl.store(out + client, state, mask=there)
+
+
+@triton.jit
+def _spread(
+    state, out, TOTAL, COUNT: tl.constexpr, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
+    MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Make COUNT keys of each; see `pefll.randomness.spread`."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < TOTAL
+    key = tl.load(state + at // COUNT, mask=there, other=0)
+    tl.store(out + at, _scramble(key + (at % COUNT + 1) * GOLDEN, MULTIPLY_1, MULTIPLY_2), mask=there)
+
+
+@triton.jit
 def _below(x, total):
     """Return x modulo total, not negative."""
     rest = x % total
@@ -288,6 +315,25 @@ def adam(
         second_decay, epsilon, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return new
+
+
+def key(root: int, coordinates: list[Tensor], golden: int, multiply: tuple[int, int]) -> Tensor:
+    """Return a key for each client, int64 [c], of coordinates int64 [c]; see `pefll.randomness.key`."""
+    clients = len(coordinates[0])
+    out = torch.empty(clients, dtype=torch.int64, device=coordinates[0].device)
+    strides = tuple(coordinate.stride(0) for coordinate in coordinates)
+    _key[(triton.cdiv(clients, 128),)](
+        root, tuple(coordinates), strides, out, clients, golden, *multiply, BLOCK=128, num_warps=4
+    )
+    return out
+
+
+def spread(state: Tensor, count: int, golden: int, multiply: tuple[int, int]) -> Tensor:
+    """Return `count` keys, int64 [keys, count], for each in `state`, int64 [keys], contiguous."""
+    out = torch.empty((len(state), count), dtype=torch.int64, device=state.device)
+    total = out.numel()
+    _spread[(triton.cdiv(total, 256),)](state, out, total, count, golden, *multiply, BLOCK=256, num_warps=4)
+    return out
 
 
 def choose(state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply: tuple[int, int]) -> Tensor:
