@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pefll.ops import client_axis
+from pefll.ops import client_axis, keys
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
@@ -64,8 +64,8 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
     Returns:
         int64 [...] of the coordinates' shape.
     """
-    if client_axis.hashes(coordinates):
-        return client_axis.key(coordinates, _root(seed, purpose), *_CONSTANTS)  # type: ignore[arg-type]
+    if keys.hashes(coordinates):
+        return keys.key(coordinates, _root(seed, purpose), *_CONSTANTS)  # type: ignore[arg-type]
     for coordinate in coordinates:
         if isinstance(coordinate, Tensor):
             device = coordinate.device
@@ -87,7 +87,7 @@ def spread(state: Tensor, count: int) -> Tensor:
         int64 [..., count].
     """
     if client_axis.available(state, torch.int64):
-        return client_axis.spread(state, count, *_CONSTANTS)
+        return keys.spread(state, count, *_CONSTANTS)
     steps = torch.arange(1, count + 1, device=state.device) * _signed(_GOLDEN)
     return _scramble(state.unsqueeze(-1) + steps)
 
@@ -110,12 +110,12 @@ def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     if isinstance(total, int):
         total = torch.full((), total, dtype=torch.int64, device=state.device)
     if client_axis.available(state, torch.int64):
-        return client_axis.choose(state, total, count, _SHUFFLES, *_CONSTANTS)
+        return keys.choose(state, total, count, _SHUFFLES, *_CONSTANTS)
     total = total.unsqueeze(-1)
-    keys = spread(state, 3 * _SHUFFLES)
-    mirrors = torch.remainder(keys[..., :_SHUFFLES], total)
-    factors = keys[..., _SHUFFLES : 2 * _SHUFFLES]
-    terms = keys[..., 2 * _SHUFFLES :]
+    drawn = spread(state, 3 * _SHUFFLES)
+    mirrors = torch.remainder(drawn[..., :_SHUFFLES], total)
+    factors = drawn[..., _SHUFFLES : 2 * _SHUFFLES]
+    terms = drawn[..., 2 * _SHUFFLES :]
     card = torch.remainder(torch.arange(count, device=state.device), total) + torch.zeros_like(state).unsqueeze(-1)
     for shuffle in range(_SHUFFLES):
         partner = torch.remainder(mirrors[..., shuffle, None] - card, total)

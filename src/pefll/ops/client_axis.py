@@ -20,6 +20,7 @@ from torch.library import custom_op
 
 from pefll.errors import PefllError
 from pefll.ops.geometry import Geometry, Pair
+from pefll.ops.mapped import merge_mapped_axis, merged, parted
 from pefll.ops.precision import products
 
 # A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
@@ -212,8 +213,8 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 @_join.register_vmap
 def _join_mapped(info: Any, in_dims: tuple[list[int | None]], parts: list[Tensor]) -> tuple[Tensor, int]:
-    merged = [_merged(part, dim, info.batch_size) for part, dim in zip(parts, in_dims[0], strict=True)]
-    return _parted(_join(merged), info.batch_size), 0
+    merged = [merged(part, dim, info.batch_size) for part, dim in zip(parts, in_dims[0], strict=True)]
+    return parted(_join(merged), info.batch_size), 0
 
 
 @custom_op("pefll::sgd", mutates_args=())
@@ -264,81 +265,9 @@ def _adam(
     return pointwise.adam(p, g, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
 
 
-@custom_op("pefll::key", mutates_args=())
-def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return a key [c] of coordinates [c]."""
-    from pefll.ops.kernels import pointwise
-
-    return pointwise.key(root, coordinates, golden, (multiply_1, multiply_2))
-
-
-@_key.register_vmap
-def _key_mapped(info: Any, in_dims: tuple[Any, ...], coordinates: list[Tensor], *numbers: int) -> tuple[Tensor, int]:
-    merged = [_merged(one, dim, info.batch_size) for one, dim in zip(coordinates, in_dims[0], strict=True)]
-    return _parted(_key(merged, *numbers), info.batch_size), 0
-
-
-@custom_op("pefll::spread", mutates_args=())
-def _spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return keys [c, keys, count] from keys [c, keys]."""
-    from pefll.ops.kernels import pointwise
-
-    spread = pointwise.spread(state.reshape(-1).contiguous(), count, golden, (multiply_1, multiply_2))
-    return spread.view(*state.shape, count)
-
-
-@custom_op("pefll::choose", mutates_args=())
-def _choose(
-    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
-) -> Tensor:
-    """Return random choices [c, draws, count] from keys and totals [c, draws]."""
-    from pefll.ops.kernels import pointwise
-
-    keys, totals = (part.reshape(-1).contiguous() for part in (state, total))
-    chosen = pointwise.choose(keys, totals, count, shuffles, golden, (multiply_1, multiply_2))
-    return chosen.view(*state.shape, count)
-
-
-# How they are mapped.
-
-
-def _merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> None:
-    """Register the vmap rule of an operation whose tensors (all but the `shared`) have the client axis first."""
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        def merge(place: int, value: Any, dim: int | None) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if place in shared:
-                if dim is not None:
-                    raise PefllError("samples are shared by all clients of a federation, so they cannot be mapped")
-                return value
-            return _merged(value, dim, info.batch_size)
-
-        merged = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
-        result = operation(*merged)
-        if isinstance(result, Tensor):
-            return _parted(result, info.batch_size), 0
-        return tuple(_parted(part, info.batch_size) for part in result), (0,) * len(result)
-
-    operation.register_vmap(rule)
-
-
-def _merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
-    """Return a value [c, ...] that is mapped over `dim`, or is the same for all, as [mapped * c, ...]."""
-    every = value.unsqueeze(0).expand(mapped, *value.shape) if dim is None else value.movedim(dim, 0)
-    return every.flatten(0, 1)
-
-
-def _parted(value: Tensor, mapped: int) -> Tensor:
-    """Return a value [mapped * c, ...] as [mapped, c, ...]."""
-    parted: Tensor = value.unflatten(0, (mapped, -1))  # type: ignore[no-untyped-call]
-    return parted
-
-
-for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd, _spread, _choose):
-    _merge_mapped_axis(_operation)
-_merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
+for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd):
+    merge_mapped_axis(_operation)
+merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
 
 
 # For one client, with gradients.
@@ -527,34 +456,6 @@ def adam(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order."""
     result: tuple[Tensor, Tensor, Tensor] = _adam(*arguments)
     return result
-
-
-def hashes(values: tuple[Tensor | int, ...]) -> bool:
-    """Return whether `key` takes these: numbers that lie on a GPU, one for each client."""
-    return bool(values) and all(
-        isinstance(value, Tensor) and value.dim() == 0 and available(value, torch.int64) for value in values
-    )
-
-
-def key(coordinates: tuple[Tensor, ...], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return the key [] of coordinates []; see `pefll.randomness.key`."""
-    made: Tensor = _key([one.unsqueeze(0) for one in coordinates], root, golden, multiply_1, multiply_2)
-    return made.squeeze(0)
-
-
-def spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return `count` keys for each of some, [..., count]; see `pefll.randomness.spread`."""
-    made: Tensor = _spread(state.reshape(1, -1), count, golden, multiply_1, multiply_2)
-    return made.reshape(*state.shape, count)
-
-
-def choose(
-    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
-) -> Tensor:
-    """Return random choices [..., count] from keys and totals [...]; see `pefll.randomness.choose`."""
-    keys, totals = state.reshape(1, -1), total.expand(state.shape).reshape(1, -1)
-    chosen: Tensor = _choose(keys, totals, count, shuffles, golden, multiply_1, multiply_2)
-    return chosen.reshape(*state.shape, count)
 
 
 def pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""Random numbers with a client axis: keys and choices, one kernel each; `pefll.randomness` says what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from pefll.ops import client_axis
+from pefll.ops.mapped import merge_mapped_axis, merged, parted
+
+
+@custom_op("pefll::key", mutates_args=())
+def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return a key [c] of coordinates [c]."""
+    from pefll.ops.kernels import pointwise
+
+    return pointwise.key(root, coordinates, golden, (multiply_1, multiply_2))
+
+
+@_key.register_vmap
+def _key_mapped(info: Any, in_dims: tuple[Any, ...], coordinates: list[Tensor], *numbers: int) -> tuple[Tensor, int]:
+    merged = [merged(one, dim, info.batch_size) for one, dim in zip(coordinates, in_dims[0], strict=True)]
+    return parted(_key(merged, *numbers), info.batch_size), 0
+
+
+@custom_op("pefll::spread", mutates_args=())
+def _spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return keys [c, keys, count] from keys [c, keys]."""
+    from pefll.ops.kernels import pointwise
+
+    spread = pointwise.spread(state.reshape(-1).contiguous(), count, golden, (multiply_1, multiply_2))
+    return spread.view(*state.shape, count)
+
+
+@custom_op("pefll::choose", mutates_args=())
+def _choose(
+    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
+) -> Tensor:
+    """Return random choices [c, draws, count] from keys and totals [c, draws]."""
+    from pefll.ops.kernels import pointwise
+
+    keys, totals = (part.reshape(-1).contiguous() for part in (state, total))
+    chosen = pointwise.choose(keys, totals, count, shuffles, golden, (multiply_1, multiply_2))
+    return chosen.view(*state.shape, count)
+
+
+# How they are mapped.
+
+
+for _operation in (_spread, _choose):
+    merge_mapped_axis(_operation)
+
+
+def hashes(values: tuple[Tensor | int, ...]) -> bool:
+    """Return whether `key` takes these: numbers that lie on a GPU, one for each client."""
+    return bool(values) and all(
+        isinstance(value, Tensor) and value.dim() == 0 and client_axis.available(value, torch.int64) for value in values
+    )
+
+
+def key(coordinates: tuple[Tensor, ...], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return the key [] of coordinates []; see `pefll.randomness.key`."""
+    made: Tensor = _key([one.unsqueeze(0) for one in coordinates], root, golden, multiply_1, multiply_2)
+    return made.squeeze(0)
+
+
+def spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
+    """Return `count` keys for each of some, [..., count]; see `pefll.randomness.spread`."""
+    made: Tensor = _spread(state.reshape(1, -1), count, golden, multiply_1, multiply_2)
+    return made.reshape(*state.shape, count)
+
+
+def choose(
+    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
+) -> Tensor:
+    """Return random choices [..., count] from keys and totals [...]; see `pefll.randomness.choose`."""
+    keys, totals = state.reshape(1, -1), total.expand(state.shape).reshape(1, -1)
+    chosen: Tensor = _choose(keys, totals, count, shuffles, golden, multiply_1, multiply_2)
+    return chosen.reshape(*state.shape, count)
