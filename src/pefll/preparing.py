@@ -20,6 +20,7 @@ from pefll.hardware import device_name, make_engine, pick_device, pick_precision
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
 from pefll.progress import say
+from pefll.wording import counted
 
 
 class Order(NamedTuple):
@@ -71,7 +72,7 @@ def headline(config: Config, federation: Federation) -> str:
     """Return what a run is about to do, in one line, with what `auto` stands for."""
     device = pick_device(config.device)
     model = resolve_model(config.model, federation.input_shape, federation.tokens)
-    rounds = f"{config.rounds} rounds of {clients_per_round(config, federation)} clients"
+    rounds = f"{counted(config.rounds, 'round')} of {counted(clients_per_round(config, federation), 'client')}"
     precision = pick_precision(config.precision, device)
     if config.precision not in ("auto", precision):
         precision += f" (only a GPU has {config.precision})"

@@ -19,6 +19,7 @@ from pefll.errors import PefllError
 from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import MEASURES
+from pefll.wording import counted
 
 
 def evaluate(
@@ -85,7 +86,7 @@ def personalize(
     with files.sentences_for_disk_errors(str(model)):
         model.parent.mkdir(parents=True, exist_ok=True)
     personal.save(model)
-    say(out, f"{model}: a personal {trained.facts['model']} from {len(x)} samples")
+    say(out, f"{model}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
     if y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
         say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
@@ -136,7 +137,8 @@ def predict(
         if len(classes) > 20:
             say(out, f"... and {len(classes) - 20} more; --out predictions.csv writes all")
     if y is not None:
-        say(out, f"{100 * float((classes == y).mean()):.1f}% of {len(y)} samples are right")
+        right = 100 * float((classes == y).mean())
+        say(out, f"{right:.1f}% of {counted(len(y), 'sample')} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
         say(out, f"Nobody knows how many are right: there is no column {label!r}; --label names another.")
 

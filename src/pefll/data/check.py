@@ -9,6 +9,7 @@ from pefll.data import cache
 from pefll.data.download import ARCHIVES, part_of
 from pefll.data.sources import DATASETS, Source
 from pefll.errors import PefllError
+from pefll.wording import counted
 
 
 class Finding(NamedTuple):
@@ -57,9 +58,9 @@ def _check_one(source: Source, data_dir: Path) -> Finding:
         samples = source.load(data_dir)
     except PefllError as error:
         return Finding(source.name, "damaged", f"{error}; {half}" if unfinished else str(error))
-    sentence = f"{len(samples.x):,} samples, {samples.classes} classes"
+    sentence = f"{counted(len(samples.x), 'sample')}, {counted(samples.classes, 'class')}"
     if samples.client is not None:
-        sentence += f", {int(samples.client.max()) + 1:,} clients"
+        sentence += f", {counted(int(samples.client.max()) + 1, 'client')}"
     if cache.intact(source.name, data_dir) is False:
         cache.discard(source.name, data_dir)
         sentence += "; its cache was damaged or out of date and is removed"

@@ -20,6 +20,7 @@ from pefll.files import sentences_for_disk_errors, write_whole
 from pefll.record import GROUPS, RunFolder
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
 from pefll.report.runs import Group, Run, group_runs, read_runs
+from pefll.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +108,7 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
     d_v, d_pi = distances(found)
     with drawing(out, (10.5, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        left.set_title(f"Descriptors of {len(plane):,} clients")
+        left.set_title(f"Descriptors of {counted(len(plane), 'client')}")
         _draw_plane(figure, left, plane, found.histograms, found.seen)
         for axis, share, name in zip((left.xaxis, left.yaxis), shares, ("first", "second"), strict=True):
             axis.set_label_text(f"{name} principal direction ({100 * share:.0f}% of variance)")
@@ -138,7 +139,7 @@ def federation_picture(
     shown = _sample_clients(n, num_seen)
     with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(3, 1))
-        few = f"{len(shown)} of {n:,} clients" if len(shown) < n else f"{n} clients"
+        few = f"{len(shown)} of {n:,} clients" if len(shown) < n else counted(n, "client")
         left.set_title(f"{title}: {few}" if title else few, pad=22)
         (_draw_bubbles if classes <= 26 else _draw_heat)(figure, left, histograms[shown], shown < num_seen)
         _name_classes(left, classes, class_names)
