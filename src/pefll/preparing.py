@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from pefll.config import Config
-from pefll.data import DATASETS, load_samples, make_federation
+from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
 from pefll.data.federation import Federation, Samples
 from pefll.engines.cohort import Engine
 from pefll.errors import PefllError
@@ -113,13 +113,23 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         if Path(config.data).suffix or len(Path(config.data).parts) > 1:
             raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
         raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
-    return load_samples(
+    samples = load_samples(
         config.data,
         config.data_dir,
         lambda sentence: say(console, sentence) if console else None,
         label=config.label,
         client=config.client_column,
     )
+    # Not where a run goes on or is evaluated: it was said when the run began.
+    if (
+        console
+        and config.data not in DATASETS
+        and not config.data_sha256
+        and (gaps := classes_without_samples(samples))
+    ):
+        largest, classes = samples.classes - 1, samples.classes
+        say(console, f"{samples.name}: the largest label is {largest}, so that there are {classes} classes, but {gaps}")
+    return samples
 
 
 def _deal(samples: Samples, config: Config) -> Federation:

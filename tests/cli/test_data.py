@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -110,3 +112,34 @@ def test_data_that_is_gone_or_has_changed(pefll, refused, tmp_path):
     assert f"what is in {path} is not what the run was trained on" in refused("evaluate", tmp_path / "run")
     path.unlink()
     assert f"{path}, which is not there any more" in refused("evaluate", tmp_path / "run")
+
+
+def table(arrays: Path, path: Path, **named: str) -> Path:
+    """The same samples as a table; columns can be given other names."""
+    with np.load(arrays) as content:
+        names = [*"abcdef", named.get("label", "label"), named.get("client", "client")]
+        columns = [*content["x"].T, content["y"], content["client"]]
+    rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+    path.write_text("\n".join([",".join(names), *rows]))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_labels_with_gaps_are_taken_with_a_note(pefll, tmp_path, kind):
+    path = features(tmp_path / "mine.npz", y=np.array([0, 3, 7] * 32))
+    if kind == "csv":
+        pytest.importorskip("pandas")
+        path = table(path, tmp_path / "mine.csv")
+    note = "mine: the largest label is 7, so that there are 8 classes, but 1, 2, 4, 5 and 6 have no sample\n"
+    said = pefll("data", "summary", path, "--data-dir", tmp_path)
+    assert said.code == 0
+    assert said.err.count(note) == 1
+    assert "no sample" not in said.out
+    run = tmp_path / "run"
+    said = pefll("train", "--data", path, "--data-dir", tmp_path, *SMALL[2:], "--out", run)
+    assert said.code == 0
+    assert said.err.count(note) == 1
+    assert "no sample" not in pefll("evaluate", run).err, "once is enough"
+    said = pefll("train", "--data", features(tmp_path / "full.npz"), *SMALL[2:], "--out", tmp_path / "other")
+    assert said.code == 0
+    assert "no sample" not in said.err

@@ -28,4 +28,5 @@ from pefll.data.sources import Source as Source
 from pefll.data.sources import load_samples as load_samples
 from pefll.data.sources import make_federation as make_federation
 from pefll.data.summary import Summary as Summary
+from pefll.data.summary import classes_without_samples as classes_without_samples
 from pefll.data.summary import summarise as summarise

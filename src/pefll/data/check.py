@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from pefll.data import cache
 from pefll.data.download import ARCHIVES, part_of
 from pefll.data.sources import DATASETS, Source
+from pefll.data.summary import classes_without_samples
 from pefll.errors import PefllError
 from pefll.wording import counted
 
@@ -59,6 +60,9 @@ def _check_one(source: Source, data_dir: Path) -> Finding:
     except PefllError as error:
         return Finding(source.name, "damaged", f"{error}; {half}" if unfinished else str(error))
     sentence = f"{counted(len(samples.x), 'sample')}, {counted(samples.classes, 'class')}"
+    absent = classes_without_samples(samples)
+    if absent:
+        sentence += f" ({absent})"
     if samples.client is not None:
         sentence += f", {counted(int(samples.client.max()) + 1, 'client')}"
     if cache.intact(source.name, data_dir) is False:
