@@ -17,12 +17,25 @@ def test_data_verbs(pefll, tmp_path):
     assert "built in" in listed
     assert "cifar100" in listed
     assert "comes with the package" in pefll("data", "get", "digits", "--data-dir", tmp_path).out
+    layouts.femnist(tmp_path)
     said = pefll("data", "check", tmp_path)
     assert said.code == 0
     assert "missing" in said.out
     said = pefll("data", "summary", "digits", "--clients", 6, "--picture", tmp_path / "p.png")
     assert said.code == 0
     assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_folders_without_any_known_data_set(refused, pefll, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert refused("data", "check", tmp_path) == (
+        f"{tmp_path} holds none of the known data sets: `pefll data get cifar10 --data-dir {tmp_path}` downloads one, "
+        "`pefll data list` tells the files of each, and `pefll data summary PATH` looks at data of your own"
+    )
+    (tmp_path / "cifar-10-python.tar.gz.part").write_bytes(b"half")
+    said = pefll("data", "check", tmp_path)
+    assert said.code == 2
+    assert "is not complete" in " ".join(said.out.replace("│", "").split()), "half a download is something"
 
 
 def test_a_download_has_a_bar(pefll, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from pefll.data.arrays import samples_from_arrays as samples_from_arrays
 from pefll.data.check import Finding as Finding
 from pefll.data.check import check as check
+from pefll.data.check import holds_any as holds_any
 from pefll.data.client import Batch as Batch
 from pefll.data.client import Client as Client
 from pefll.data.download import get as get
