@@ -50,7 +50,7 @@ class Config:
             The final test always uses all.
         checkpoint_every: rounds between checkpoints (one is also made every five minutes).
         label: the label's column, for data in a table.
-        client_column: the client's column, for data in a table.
+        client_column: the client's column, for data in a table, or array, in an .npz.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """
 

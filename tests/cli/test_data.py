@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pefll import data as sources
+from pefll.record import RunFolder
 from tests.cli.conftest import SMALL, features, npz
 from tests.data import layouts
 
@@ -156,3 +157,30 @@ def test_labels_with_gaps_are_taken_with_a_note(pefll, tmp_path, kind):
     said = pefll("train", "--data", features(tmp_path / "full.npz"), *SMALL[2:], "--out", tmp_path / "other")
     assert said.code == 0
     assert "no sample" not in said.err
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_client_columns_of_other_names(pefll, tmp_path, kind):
+    path = features(tmp_path / "mine.npz")
+    if kind == "csv":
+        pytest.importorskip("pandas")
+        path = table(path, tmp_path / "mine.csv", client="writer")
+    else:
+        with np.load(path) as arrays:
+            npz(path, x=arrays["x"], y=arrays["y"], writer=arrays["client"])
+    # With a partition the clients would not be missed, and in a table they would be taken for a feature.
+    asked = ("train", "--data", path, "--data-dir", tmp_path, *SMALL, "--partition", "dirichlet 5")
+    said = pefll(*asked, "--client-column", "writr", "--out", tmp_path / "r")
+    assert said.code == 2
+    sentence = said.err.splitlines()[-1]
+    if kind == "csv":
+        assert sentence == (
+            "error: mine.csv: there is no column 'writr' with clients; there are a, b, c, d, e, f, label, writer: say "
+            "which one it is with --client-column"
+        )
+    else:
+        assert sentence == f"error: {path} has no array writr; it has writer, x, y"
+    assert not (tmp_path / "r").exists()
+    asked = ("train", "--data", path, "--data-dir", tmp_path, *SMALL[2:], "--client-column", "writer")
+    assert pefll(*asked, "--out", tmp_path / "r").code == 0
+    assert RunFolder(tmp_path / "r").summary()["num_clients"] == 8
