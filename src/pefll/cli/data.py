@@ -14,7 +14,7 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import preparing
 from pefll.cli.console import err, out
-from pefll.cli.options import DataDir
+from pefll.cli.options import DataDir, Force, check_free
 from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.progress import say
@@ -93,6 +93,7 @@ def data_summary(
     unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of who has what.")] = None,
+    force: Force = False,
 ) -> None:
     """Show a federation before training on it: clients, samples, classes, and a picture.
 
@@ -100,6 +101,7 @@ def data_summary(
     """
     from pefll.report import federation_picture, print_federation
 
+    check_free(picture, "--picture", force)
     federation = preparing.federation_of(
         Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed), err
     )

@@ -13,7 +13,7 @@ import typer
 from pefll import data as sources
 from pefll import files, preparing, run
 from pefll.cli.console import err, out
-from pefll.cli.options import RunPath
+from pefll.cli.options import Force, RunPath, check_free
 from pefll.cli.tables import accuracy_table
 from pefll.errors import PefllError
 from pefll.personal import PersonalModel
@@ -39,6 +39,7 @@ def evaluate(
             metavar="FILE.csv",
         ),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Score the personal models of all clients of a run, seen and unseen, at its best round.
 
@@ -48,6 +49,7 @@ def evaluate(
 
     - `pefll evaluate runs/c10 --per-client clients.csv`
     """
+    check_free(per_client, "--per-client", force)
     trained = run.load(path, err)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
@@ -71,6 +73,7 @@ def personalize(
     ],
     model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
     label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    force: Force = False,
 ) -> None:
     """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
 
@@ -78,6 +81,7 @@ def personalize(
     """
     if model.suffix not in ("", ".safetensors"):
         raise PefllError(f"personal models are .safetensors files; write to {model.with_suffix('.safetensors')}")
+    check_free(model, "--out", force)
     trained = run.load(path, err)
     x, y = _read_client(data, label, trained.facts, alone=True)
     if y is None and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
@@ -110,11 +114,13 @@ def predict(
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, for a model that is not the package's own.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Classify samples with a personal model; says how many are right where the file has labels.
 
     For example: `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
     """
+    check_free(target, "--out", force)
     personal = PersonalModel.load(model, architecture=architecture)
     x, y = _read_client(data, label, personal.facts)
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.facts["classes"]:
