@@ -1,25 +1,18 @@
-"""A run that is stopped, killed, resumed or extended ends as one that was not."""
+"""What the training loop does, with an engine that only counts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from pefll import checkpoint, cli, training
+from pefll import checkpoint, training
 from pefll.config import Config
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
@@ -30,181 +23,7 @@ from pefll.fitting import fit
 from pefll.lockstep import Job, stop_signals, take_turns
 from pefll.progress import Silent
 from pefll.record import RunFolder
-from pefll.run import load
-from tests.federations import flat, ragged
-
-ROUNDS, EVERY = 80, 20
-TRAIN = (
-    f"--data digits --clients 8 --model mlp --rounds {ROUNDS} --clients-per-round 2 --eval-every {EVERY} "
-    "--checkpoint-every 10 --engine serial --set hypernetwork=S --set local_steps=2 --set embedding=linear --seed 3"
-).split()
-
-
-def main(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["pefll", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code or 0
-
-
-def fingerprint(run: Path) -> tuple[int, str]:
-    """The round and a SHA-256 over all tensors of the newest checkpoint."""
-    saved = checkpoint.latest(run / "checkpoints", pytest.fail)
-    digest = hashlib.sha256()
-    assert {name.partition(".")[0] for name in saved.tensors} == {"server", "best"}
-    for name in sorted(saved.tensors):
-        digest.update(name.encode() + saved.tensors[name].numpy().tobytes())
-    return saved.round, digest.hexdigest()
-
-
-def without_seconds(run: Path) -> list[dict]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in RunFolder(run).history()]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    with pytest.MonkeyPatch.context() as patch:
-        assert main(patch, "train", *TRAIN, "--processes", 1, "--out", folder) == 0
-    return folder
-
-
-def start(folder: Path, processes: int) -> subprocess.Popen[str]:
-    # One process alone is the one that is killed, and would leave half a file of coverage behind.
-    measured = {name: value for name, value in os.environ.items() if processes > 1 or not name.startswith("COVERAGE")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "pefll", "train", *TRAIN, "--processes", str(processes), "--out", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=measured,
-    )
-
-
-def wait_for_round(process: subprocess.Popen[str], folder: Path, round_: int) -> None:
-    """Wait until a checkpoint of at least this round is there, and the run is still going on."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"it ended before it was stopped: {process.communicate()}")
-        if any(int(path.name[6:]) >= round_ for path in (folder / "checkpoints").glob("round-*")):
-            return
-        time.sleep(0.005)
-    process.kill()
-    pytest.fail("it took too long")
-
-
-def same_in_the_end(folder: Path, whole: Path) -> None:
-    assert fingerprint(folder) == fingerprint(whole)
-    assert fingerprint(whole)[0] == ROUNDS
-    assert without_seconds(folder) == without_seconds(whole)
-    assert [row["round"] for row in without_seconds(folder)] == list(range(EVERY, ROUNDS + 1, EVERY))
-    mine, wanted = RunFolder(folder).summary(), RunFolder(whole).summary()
-    for key in ("accuracy", "best_round", "rounds", "bytes_down", "bytes_up", "settings"):
-        assert mine[key] == wanted[key]
-
-
-def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path, monkeypatch, uninterrupted):
-    folder = tmp_path / "killed"
-    process = start(folder, processes=1)
-    wait_for_round(process, folder, 20)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGKILL
-    assert RunFolder(folder).summary() is None
-    assert main(monkeypatch, "train", "--resume", folder, "--processes", 1) == 0
-    same_in_the_end(folder, uninterrupted)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, uninterrupted, number, code):
-    folder = tmp_path / "stopped"
-    process = start(folder, processes=2)
-    wait_for_round(process, folder, 20)
-    os.killpg(process.pid, number)  # as a terminal and a batch system do: the whole group, with the workers
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code, said
-    assert f"Go on with: pefll train --resume {folder}" in said
-    assert "Traceback" not in said
-    stopped_at = fingerprint(folder)[0]
-    assert 20 <= stopped_at < ROUNDS
-    assert f"Saved after round {stopped_at}." in said
-    assert main(monkeypatch, "train", "--resume", folder) == 0
-    same_in_the_end(folder, uninterrupted)
-
-
-def test_a_damaged_checkpoint_costs_time_and_nothing_else(tmp_path, monkeypatch, capsys, uninterrupted):
-    import shutil
-
-    folder = tmp_path / "copy"
-    shutil.copytree(uninterrupted, folder)
-    newest = max((folder / "checkpoints").iterdir())
-    content = bytearray((newest / checkpoint.TENSORS).read_bytes())
-    content[-100] ^= 1
-    (newest / checkpoint.TENSORS).write_bytes(bytes(content))
-    assert main(monkeypatch, "train", "--resume", folder, "--processes", 1) == 0
-    assert "is damaged" in capsys.readouterr().err
-    same_in_the_end(folder, uninterrupted)
-
-
-QUICK = {"clients_per_round": 2, "local_steps": 1, "eval_every": 2, "processes": 1}
-
-
-def test_an_extended_run_is_one_long_run(tmp_path):
-    federation = ragged()
-    fit(federation, "fedavg", rounds=4, out=tmp_path / "short", **QUICK)
-    assert RunFolder(tmp_path / "short").summary()["rounds"] == 4
-    fit(federation, "fedavg", rounds=8, out=tmp_path / "short", **QUICK)
-    fit(federation, "fedavg", rounds=8, out=tmp_path / "long", **QUICK)
-    assert fingerprint(tmp_path / "short") == fingerprint(tmp_path / "long")
-    assert without_seconds(tmp_path / "short") == without_seconds(tmp_path / "long")
-    assert RunFolder(tmp_path / "short").summary()["rounds"] == 8
-    with pytest.raises(PefllError, match="extended but not shortened"):
-        fit(federation, "fedavg", rounds=6, out=tmp_path / "short", **QUICK)
-
-
-def test_a_finished_run_started_again_does_nothing_new(tmp_path):
-    federation = ragged()
-    for _ in range(2):
-        run = fit(federation, "pefll", rounds=4, out=tmp_path, **QUICK)
-        state = fingerprint(tmp_path), without_seconds(tmp_path), run.summary["accuracy"], run.summary["bytes_up"]
-    assert len(state[1]) == 2
-    assert state == (fingerprint(tmp_path), without_seconds(tmp_path), run.summary["accuracy"], run.summary["bytes_up"])
-
-
-def test_a_run_that_ended_before_its_first_checkpoint_starts_with_a_clean_history(tmp_path, monkeypatch):
-    federation = ragged()
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_save", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
-        with pytest.raises(RuntimeError, match="power cut"):
-            fit(federation, "fedavg", rounds=6, out=tmp_path / "a", **QUICK)
-    assert len(RunFolder(tmp_path / "a").history()) == 3
-    fit(federation, "fedavg", rounds=6, out=tmp_path / "a", **QUICK)
-    fit(federation, "fedavg", rounds=6, out=tmp_path / "b", **QUICK)
-    assert without_seconds(tmp_path / "a") == without_seconds(tmp_path / "b")
-    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
-
-
-def test_a_run_is_never_resumed_on_other_data_or_with_other_settings(tmp_path):
-    fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK)
-    with pytest.raises(PefllError, match="the data is not what the run was started on"):
-        fit(ragged(seed=1), "fedavg", rounds=2, out=tmp_path, **QUICK)
-    with pytest.raises(PefllError, match="started with seed = 0"):
-        fit(ragged(), "fedavg", rounds=2, seed=1, out=tmp_path, **QUICK)
-    with pytest.raises(PefllError, match="started with settings"):
-        fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK | {"local_steps": 2})
-
-
-def test_the_same_run_may_change_engine(tmp_path):
-    fit(ragged(), "fedavg", rounds=2, out=tmp_path / "a", precision="float64", **QUICK)
-    run = fit(ragged(), "fedavg", rounds=6, out=tmp_path / "a", precision="float64", engine="vector", **QUICK)
-    whole = fit(ragged(), "fedavg", rounds=6, precision="float64", **QUICK)
-    torch.testing.assert_close(flat(run.final), flat(whole.final), rtol=0, atol=1e-9)
-    assert run.final.theta.dtype == torch.float64
-
-
-# What the loop does, with an engine that only counts.
+from tests.federations import ragged
 
 
 class State(NamedTuple):
@@ -458,93 +277,10 @@ def test_training_works_outside_of_the_main_thread():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(lambda: fit(ragged(), "fedavg", rounds=2, **QUICK)).result()
+        run = pool.submit(
+            lambda: fit(ragged(), "fedavg", rounds=2, clients_per_round=2, local_steps=1, processes=1)
+        ).result()
     assert run.summary["rounds"] == 2
-
-
-# What a run leaves behind.
-
-KEYS = {
-    "method", "dataset", "partition", "num_clients", "num_seen", "num_unseen", "rounds", "clients_per_round",
-    "local_steps", "seed", "device", "precision", "version", "commit", "train_seconds", "eval_seconds",
-    "client_steps_per_second", "bytes_down", "bytes_up", "peak_memory_bytes", "best_round", "accuracy",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("method", ["pefll", "fedavg", "local"])
-def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
-    settings = {"epochs": 1} if method == "local" else {"local_steps": 3}
-    run = fit(ragged(), method, rounds=4, clients_per_round=2, processes=1, out=tmp_path, **settings)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary == json.loads(json.dumps(run.summary))
-    assert summary.keys() >= KEYS
-    assert (summary["num_clients"], summary["num_seen"], summary["num_unseen"]) == (8, 6, 2)
-    assert summary["rounds"] == (0 if method == "local" else 4)
-    for state in ("best", "final"):
-        for group in ("seen", "unseen"):
-            values = summary["accuracy"][state][group]
-            assert values.keys() >= {"per_sample", "per_client", "masked", "worst_tenth"}
-            assert all(0 <= values[key] <= 1 for key in ("per_sample", "per_client", "masked", "worst_tenth"))
-    assert summary["peak_memory_bytes"] > 1e6
-    loaded = load(tmp_path)
-    assert loaded.summary == summary
-    assert torch.equal(flat(loaded.server), flat(run.server))
-    assert torch.equal(flat(loaded.final), flat(run.final))
-    assert [*tmp_path.glob("events.out.tfevents.*")]
-    again = loaded.evaluate("test", ragged())
-    assert again.seen._asdict() == pytest.approx(summary["accuracy"]["best"]["seen"])
-    with pytest.raises(PefllError, match="trained on data given in Python"):
-        loaded.evaluate()
-    if method == "pefll":
-        with np.load(tmp_path / "descriptors.npz") as saved:
-            assert saved["descriptors"].shape == (8, 3)
-            assert saved["seen"].sum() == 6
-            np.testing.assert_array_equal(saved["histograms"], ragged().histograms())
-
-
-def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
-    values = iter([0.9, 0.1])
-
-    class Fake(training.Exam):
-        def _read(self, scores):
-            result = super()._read(scores)
-            return result._replace(seen=result.seen._replace(per_sample=next(values)))
-
-    monkeypatch.setattr(training, "Exam", Fake)
-    settings = {"local_steps": 8, "client_lr": 0.3, "clients_per_round": 4, "processes": 1}
-    run = fit(ragged(sizes=(30,)), "fedavg", rounds=4, eval_every=2, **settings)
-    assert run.summary["best_round"] == 2
-    assert not torch.equal(run.server.theta, run.final.theta)
-    assert run.summary["accuracy"]["best"] != run.summary["accuracy"]["final"]
-
-
-def test_the_commit_is_recorded(monkeypatch, tmp_path):
-    from pefll.summary import commit
-
-    head = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    monkeypatch.delenv("PEFLL_COMMIT", raising=False)
-    assert commit().removesuffix("+changes") == head.stdout.strip()
-    monkeypatch.setenv("PEFLL_COMMIT", "from elsewhere")
-    assert commit() == "from elsewhere"
-    monkeypatch.delenv("PEFLL_COMMIT")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit() == ""
-
-
-def test_nobody_else_may_own_the_folder(tmp_path):
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").write_text("...")
-    with pytest.raises(PefllError, match="exists and is not a run folder"):
-        fit(ragged(), "fedavg", rounds=1, out=tmp_path / "precious", **QUICK)
-    (tmp_path / "file").write_text("...")
-    with pytest.raises(PefllError, match="exists and is not a run folder"):
-        fit(ragged(), "fedavg", rounds=1, out=tmp_path / "file", **QUICK)
-    with pytest.raises(PefllError, match="cannot make the folder"):
-        fit(ragged(), "fedavg", rounds=1, out=tmp_path / "file" / "below", **QUICK)
-    assert sorted(os.listdir(tmp_path)) == ["file", "precious"]
-    assert os.listdir(tmp_path / "precious") == ["thesis.tex"]
 
 
 def test_evaluations_use_a_quarter_of_the_samples_trained_on_between_them():

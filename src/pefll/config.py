@@ -12,6 +12,7 @@ from typing import Any
 
 from pefll.errors import PefllError, unknown
 from pefll.files import write_whole
+from pefll.wording import counted
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector", "flower")
@@ -49,7 +50,7 @@ class Config:
             The final test always uses all.
         checkpoint_every: rounds between checkpoints (one is also made every five minutes).
         label: the label's column, for data in a table.
-        client_column: the client's column, for data in a table.
+        client_column: the client's column, for data in a table, or array, in an .npz.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """
 
@@ -149,7 +150,9 @@ class Config:
                     "start a new run in another folder"
                 )
         if other.rounds < self.rounds:
-            raise PefllError(f"the run was started for {self.rounds} rounds; it can be extended but not shortened")
+            raise PefllError(
+                f"the run was started for {counted(self.rounds, 'round')}; it can be extended but not shortened"
+            )
 
 
 def _toml(value: Any) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from pefll.config import Config
-from pefll.data import DATASETS, load_samples, make_federation
+from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
 from pefll.data.federation import Federation, Samples
 from pefll.engines.cohort import Engine
 from pefll.errors import PefllError
@@ -20,6 +20,7 @@ from pefll.hardware import device_name, make_engine, pick_device, pick_precision
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
 from pefll.progress import say
+from pefll.wording import counted
 
 
 class Order(NamedTuple):
@@ -71,7 +72,7 @@ def headline(config: Config, federation: Federation) -> str:
     """Return what a run is about to do, in one line, with what `auto` stands for."""
     device = pick_device(config.device)
     model = resolve_model(config.model, federation.input_shape, federation.tokens)
-    rounds = f"{config.rounds} rounds of {clients_per_round(config, federation)} clients"
+    rounds = f"{counted(config.rounds, 'round')} of {counted(clients_per_round(config, federation), 'client')}"
     precision = pick_precision(config.precision, device)
     if config.precision not in ("auto", precision):
         precision += f" (only a GPU has {config.precision})"
@@ -112,13 +113,23 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         if Path(config.data).suffix or len(Path(config.data).parts) > 1:
             raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
         raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
-    return load_samples(
+    samples = load_samples(
         config.data,
         config.data_dir,
         lambda sentence: say(console, sentence) if console else None,
         label=config.label,
         client=config.client_column,
     )
+    # Not where a run goes on or is evaluated: it was said when the run began.
+    if (
+        console
+        and config.data not in DATASETS
+        and not config.data_sha256
+        and (gaps := classes_without_samples(samples))
+    ):
+        largest, classes = samples.classes - 1, samples.classes
+        say(console, f"{samples.name}: the largest label is {largest}, so that there are {classes} classes, but {gaps}")
+    return samples
 
 
 def _deal(samples: Samples, config: Config) -> Federation:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from pefll import data as sources
+from pefll.record import RunFolder
 from tests.cli.conftest import SMALL, features, npz
 from tests.data import layouts
 
@@ -15,12 +18,25 @@ def test_data_verbs(pefll, tmp_path):
     assert "built in" in listed
     assert "cifar100" in listed
     assert "comes with the package" in pefll("data", "get", "digits", "--data-dir", tmp_path).out
+    layouts.femnist(tmp_path)
     said = pefll("data", "check", tmp_path)
     assert said.code == 0
     assert "missing" in said.out
     said = pefll("data", "summary", "digits", "--clients", 6, "--picture", tmp_path / "p.png")
     assert said.code == 0
     assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_folders_without_any_known_data_set(refused, pefll, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert refused("data", "check", tmp_path) == (
+        f"{tmp_path} holds none of the known data sets: `pefll data get cifar10 --data-dir {tmp_path}` downloads one, "
+        "`pefll data list` tells the files of each, and `pefll data summary PATH` looks at data of your own"
+    )
+    (tmp_path / "cifar-10-python.tar.gz.part").write_bytes(b"half")
+    said = pefll("data", "check", tmp_path)
+    assert said.code == 2
+    assert "is not complete" in " ".join(said.out.replace("│", "").split()), "half a download is something"
 
 
 def test_a_download_has_a_bar(pefll, tmp_path, monkeypatch):
@@ -110,3 +126,61 @@ def test_data_that_is_gone_or_has_changed(pefll, refused, tmp_path):
     assert f"what is in {path} is not what the run was trained on" in refused("evaluate", tmp_path / "run")
     path.unlink()
     assert f"{path}, which is not there any more" in refused("evaluate", tmp_path / "run")
+
+
+def table(arrays: Path, path: Path, **named: str) -> Path:
+    """The same samples as a table; columns can be given other names."""
+    with np.load(arrays) as content:
+        names = [*"abcdef", named.get("label", "label"), named.get("client", "client")]
+        columns = [*content["x"].T, content["y"], content["client"]]
+    rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+    path.write_text("\n".join([",".join(names), *rows]))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_labels_with_gaps_are_taken_with_a_note(pefll, tmp_path, kind):
+    path = features(tmp_path / "mine.npz", y=np.array([0, 3, 7] * 32))
+    if kind == "csv":
+        pytest.importorskip("pandas")
+        path = table(path, tmp_path / "mine.csv")
+    note = "mine: the largest label is 7, so that there are 8 classes, but 1, 2, 4, 5 and 6 have no sample\n"
+    said = pefll("data", "summary", path, "--data-dir", tmp_path)
+    assert said.code == 0
+    assert said.err.count(note) == 1
+    assert "no sample" not in said.out
+    run = tmp_path / "run"
+    said = pefll("train", "--data", path, "--data-dir", tmp_path, *SMALL[2:], "--out", run)
+    assert said.code == 0
+    assert said.err.count(note) == 1
+    assert "no sample" not in pefll("evaluate", run).err, "once is enough"
+    said = pefll("train", "--data", features(tmp_path / "full.npz"), *SMALL[2:], "--out", tmp_path / "other")
+    assert said.code == 0
+    assert "no sample" not in said.err
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_client_columns_of_other_names(pefll, tmp_path, kind):
+    path = features(tmp_path / "mine.npz")
+    if kind == "csv":
+        pytest.importorskip("pandas")
+        path = table(path, tmp_path / "mine.csv", client="writer")
+    else:
+        with np.load(path) as arrays:
+            npz(path, x=arrays["x"], y=arrays["y"], writer=arrays["client"])
+    # With a partition the clients would not be missed, and in a table they would be taken for a feature.
+    asked = ("train", "--data", path, "--data-dir", tmp_path, *SMALL, "--partition", "dirichlet 5")
+    said = pefll(*asked, "--client-column", "writr", "--out", tmp_path / "r")
+    assert said.code == 2
+    sentence = said.err.splitlines()[-1]
+    if kind == "csv":
+        assert sentence == (
+            "error: mine.csv: there is no column 'writr' with clients; there are a, b, c, d, e, f, label, writer: say "
+            "which one it is with --client-column"
+        )
+    else:
+        assert sentence == f"error: {path} has no array writr; it has writer, x, y"
+    assert not (tmp_path / "r").exists()
+    asked = ("train", "--data", path, "--data-dir", tmp_path, *SMALL[2:], "--client-column", "writer")
+    assert pefll(*asked, "--out", tmp_path / "r").code == 0
+    assert RunFolder(tmp_path / "r").summary()["num_clients"] == 8

@@ -89,7 +89,7 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "run_missing", failing)
     said = pefll(*words)
     assert said.code == 2
-    assert said.err == "error: 1 runs failed: digits-10 fedavg seed 0: it diverged\n"
+    assert said.err == "error: 1 run failed: digits-10 fedavg seed 0: it diverged\n"
     assert "wrote results/table1.md" in said.out
 
 

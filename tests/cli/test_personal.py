@@ -176,3 +176,22 @@ def test_models_that_are_none(pefll, refused, labelled, client, tmp_path):
         assert "damaged" in refused("predict", tmp_path / "cut", "--data", client)
     bad = npz(tmp_path / "bad.npz", x=np.zeros((2, 1, 7, 7), np.uint8))
     assert "trained on (1, 8, 8)" in refused("predict", tmp_path / "m", "--data", bad)
+
+
+def test_files_that_are_there_are_overwritten_only_when_asked(pefll, refused, labelled, client, tmp_path):
+    model = tmp_path / "me.safetensors"
+    assert pefll("personalize", labelled, "--data", client, "--out", model).code == 0
+    for option, arguments in (
+        ("--out", ("personalize", labelled, "--data", client)),
+        ("--out", ("predict", model, "--data", client)),
+        ("--per-client", ("evaluate", labelled)),
+        ("--picture", ("data", "summary", "digits", "--clients", 6)),
+    ):
+        path = tmp_path / f"{arguments[0]}.{'png' if option == '--picture' else 'safetensors'}"
+        path.write_text("mine")
+        assert refused(*arguments, option, path) == (
+            f"{path} is there already: choose another name with {option}, or add --force to overwrite it"
+        )
+        assert path.read_text() == "mine"
+        assert pefll(*arguments, option, path, "--force").code == 0
+        assert path.read_bytes() != b"mine"

@@ -236,7 +236,9 @@ def test_tables(tmp_path, suffix):
     np.testing.assert_allclose(samples.x, X, atol=1e-7)
     assert samples.y.tolist() == Y.tolist()
     assert samples.client_names == ("c0", "c1", "c2", "c3")
-    assert read_samples(path, client="nobody's", label="client").class_names == ("c0", "c1", "c2", "c3")
+    assert read_samples(path, client="label", label="client").class_names == ("c0", "c1", "c2", "c3")
+    with pytest.raises(PefllError, match="no column 'clint' with clients; there are a, client, b, label: say which"):
+        read_samples(path, client="clint")
 
 
 def test_frames_of_many_kinds():

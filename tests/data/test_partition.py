@@ -359,10 +359,48 @@ def test_natural_refuses():
         natural(digits.load("."), seed=0)
     two = np.array([0, 1])
     samples = Samples(np.zeros((2, 1), np.float32), two, 2, client=two, split=np.array([0, 2], np.int8))
-    with pytest.raises(PefllError, match="1 clients have no training samples"):
+    with pytest.raises(PefllError, match="arrays: client 1 has no training samples; give it some or leave it out"):
         natural(samples, seed=0)
     with pytest.raises(PefllError, match="client -1"):
         natural(Samples(np.zeros((2, 1), np.float32), two, 2, client=two - 1), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (["ann", "bob", "cem", "dan"], "arrays: client bob has no training samples; give it some or leave it out"),
+        ([10, 20, 30, 40], "arrays: client 20 has no training samples; give it some or leave it out"),
+        ([-5, 10**12, 10**13, 10**14], "arrays: client 1000000000000 has no training samples"),
+    ],
+)
+def test_clients_without_training_samples_go_by_their_own_names(keys, sentence):
+    x, y = np.zeros((8, 1)), np.arange(8) % 2
+    split = [0, 2, 0, 0] * 2
+    for seed in range(3):  # whatever order they are put into
+        with pytest.raises(PefllError, match=sentence):
+            natural(samples_from_arrays(x, y, keys * 2, split), seed=seed)
+
+
+def test_many_clients_without_training_samples_are_counted():
+    who = np.arange(20)
+    samples = Samples(np.zeros((20, 1), np.float32), who % 2, 2, client=who, split=(who % 2 * 2).astype(np.int8))
+    with pytest.raises(
+        PefllError, match=r"10 clients have no training samples \(1, 3, 5, 7, 9 and 5 more\); give them"
+    ):
+        natural(samples, seed=0)
+
+
+def test_numbers_of_one_are_singular():
+    one = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64), 1, client=np.zeros(1, np.int64))
+    for call, sentence in (
+        (lambda: natural(one, seed=0, clients=5), "has 1 natural client; 5 were asked for"),
+        (lambda: natural(one, seed=0, unseen=0.9), "leaves none of 1 client for training"),
+        (lambda: by_class(one, 2, 1, seed=0), "class 0 has 1 train sample for 2 clients"),
+        (lambda: dirichlet(one, 2, 1.0, seed=0), "1 train sample is too few for 2 clients"),
+        (lambda: Samples(np.zeros((1, 1), np.float32), np.zeros(2, np.int64), 1), "x has 1 sample but y has 2"),
+    ):
+        with pytest.raises(PefllError, match=sentence):
+            call()
 
 
 def test_make_federation_reads_partitions_in_words():

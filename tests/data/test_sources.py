@@ -151,7 +151,7 @@ def test_check(folder):
     }
     assert len(said) == len(DATASETS)
     (sentence,) = [finding.sentence for finding in check(folder) if finding.name == "femnist"]
-    assert sentence == "78 samples, 62 classes, 6 clients"
+    assert sentence == "78 samples, 62 classes (15, 16, 17, 18, 19 and 42 more have no sample), 6 clients"
     with pytest.raises(PefllError, match="there is no folder"):
         check(folder / "absent")
 

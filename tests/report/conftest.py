@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         finished: bool = True,
         evaluations: int = 10,
         descriptors: bool = False,
+        asked: dict[str, Any] | None = None,
         **summary: Any,
     ) -> RunFolder:
         folder = RunFolder(tmp_path / name)
@@ -58,7 +60,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         config = Config(
             method=method, seed=seed, data="cifar10", rounds=100, settings=settings or {}, data_sha256=f"of {seed}"
         )
-        config.save(folder.config_file)
+        dataclasses.replace(config, **asked or {}).save(folder.config_file)
         for t in range(1, evaluations + 1):
             share = t / 10
             validation = None if unseen is None else share * unseen

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from pefll.record import RunFolder
 from pefll.report.plots import (
     CLASSES,
     LINES,
+    MARKERS,
     SEEN,
     UNSEEN,
     _apart,
@@ -116,12 +119,45 @@ def test_descriptor_map_shows_classes_seen_and_unseen(make_run: MakeRun, tmp_pat
     descriptor_map(folder, out)
     main = np.load(folder.descriptors_file)["histograms"].argmax(axis=1)
     for k in range(5):
-        drawn = pixels(out, CLASSES[k]) + pixels(out, CLASSES[k], alpha=0.75)
+        drawn = pixels(out, CLASSES[k]) + pixels(out, CLASSES[k], alpha=0.85)
         assert (drawn > 60) == bool((main == k).any())
-    with_stars = pixels(out, "#000000")
+    with_frames = pixels(out, "#000000")
     write_descriptors(folder, unseen=0)
     descriptor_map(folder, out)
-    assert pixels(out, "#000000") < with_stars / 2, "stars of unseen clients have black edges"
+    assert pixels(out, "#000000") < with_frames / 2, "unseen clients have black edges"
+
+
+def as_seen(colours: Sequence[str], eyes: Sequence[Sequence[float]]) -> np.ndarray:
+    """Colours in OKLab, where distances are differences as people see them, [n, 3]; eyes act on linear RGB."""
+    rgb = np.array([to_rgb(colour) for colour in colours])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    cones = np.clip(linear @ np.array(eyes).T, 0, 1) @ np.array(TO_CONES).T
+    return np.cbrt(cones) @ np.array(TO_OKLAB).T
+
+
+TO_CONES = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+TO_OKLAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+# Machado, Oliveira and Fernandes 2009, the most severe kinds.
+EYES = {
+    "most": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+}
+
+
+@pytest.mark.parametrize(("eyes", "least"), [("most", 0.13), ("deuteranopia", 0.085), ("protanopia", 0.085)])
+def test_classes_can_be_told_apart(eyes: str, least: float) -> None:
+    seen = as_seen(CLASSES, EYES[eyes])
+    apart = np.linalg.norm(seen[:, None] - seen, axis=-1)
+    for a, b in itertools.combinations(range(len(CLASSES)), 2):
+        same_marker = a % len(MARKERS) == b % len(MARKERS)
+        assert apart[a, b] > (0.24 if same_marker else least), (a, b)
+
+
+def test_no_class_is_grey_nor_too_light_for_white() -> None:
+    lightness, *hue = as_seen(CLASSES, EYES["most"]).T
+    assert np.hypot(*hue).min() > 0.05
+    assert lightness.max() < 0.87
 
 
 @pytest.mark.parametrize(("n", "classes", "unseen"), [(400, 40, 40), (1, 3, 1), (2, 3, 0), (30, 12, 30), (5, 13, 5)])

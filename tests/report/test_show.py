@@ -43,6 +43,24 @@ def test_several_runs_into_another_folder(make_run: MakeRun, console: Console, t
     assert not (folders[0].path / "curves.png").exists()
 
 
+def test_runs_of_different_data_are_said_to_be(make_run: MakeRun, console: Console) -> None:
+    mine = make_run("mine")
+    same = [make_run("seed", seed=1), make_run("fedavg", method="fedavg"), make_run("begun", finished=False, seed=2)]
+    other_set = make_run("set", asked={"data": "cifar100", "data_sha256": "x"}, dataset="CIFAR-100")
+    other_deal = make_run("deal", seed=3, asked={"partition": "by-class 5", "data_sha256": "y"}, partition="by-class 5")
+    other_file = make_run("file", asked={"data_sha256": "z"})
+    show([mine.path, *(folder.path for folder in same)], None, console)
+    assert "different data" not in console.export_text()
+    for other, what in (
+        (other_set, "CIFAR-10, by-class 2, 100 clients; CIFAR-100, by-class 2, 100 clients"),
+        (other_deal, "CIFAR-10, by-class 2, 100 clients; CIFAR-10, by-class 5, 100 clients"),
+        (other_file, "mine; file"),  # called the same, and with other samples
+    ):
+        show([mine.path, same[0].path, other.path], None, console)
+        sentence = f"These runs are of different data ({what}): their accuracies cannot be compared.\n"
+        assert console.export_text().count(sentence) == 1
+
+
 def test_a_run_that_has_just_begun(make_run: MakeRun, console: Console) -> None:
     assert show([make_run(finished=False, evaluations=0).path], None, console) == []
     assert "—" in console.export_text()

@@ -14,7 +14,7 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import preparing
 from pefll.cli.console import err, out
-from pefll.cli.options import DataDir
+from pefll.cli.options import DataDir, Force, check_free
 from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.progress import say
@@ -70,6 +70,11 @@ def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")
         raise PefllError(f"{data_dir} is a file; say which folder has the data sets, or use `pefll data summary`")
     if not data_dir.is_dir():
         raise PefllError(f"there is no folder {data_dir}; `pefll data get cifar10 --data-dir {data_dir}` makes it")
+    if not sources.holds_any(data_dir):
+        raise PefllError(
+            f"{data_dir} holds none of the known data sets: `pefll data get cifar10 --data-dir {data_dir}` downloads "
+            "one, `pefll data list` tells the files of each, and `pefll data summary PATH` looks at data of your own"
+        )
     findings = sources.check(data_dir, lambda sentence: say(err, sentence))
     table = Table("data set", "state", "")
     for finding in findings:
@@ -88,6 +93,7 @@ def data_summary(
     unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of who has what.")] = None,
+    force: Force = False,
 ) -> None:
     """Show a federation before training on it: clients, samples, classes, and a picture.
 
@@ -95,6 +101,7 @@ def data_summary(
     """
     from pefll.report import federation_picture, print_federation
 
+    check_free(picture, "--picture", force)
     federation = preparing.federation_of(
         Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed), err
     )

@@ -17,6 +17,7 @@ from pefll.errors import PefllError, unknown
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.progress import say
+from pefll.wording import counted
 
 
 def demo(
@@ -169,7 +170,7 @@ def reproduce(
     for path in comparison.write_tables(plan.comparison(), results):
         say(out, f"wrote {path}")
     if failures:
-        raise PefllError(f"{len(failures)} runs failed: {'; '.join(failures)}")
+        raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}")
 
 
 def cost(

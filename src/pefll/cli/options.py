@@ -12,6 +12,20 @@ from pefll.errors import PefllError
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
 
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there already.")]
+
+
+def check_free(path: Path | None, option: str, force: bool) -> None:
+    """Raise PefllError where a file that is to be written is there already, unless it may be overwritten.
+
+    Args:
+        path: as the user named it; None where nothing is to be written.
+        option: with which.
+        force: whether the user wants it overwritten.
+    """
+    if path is not None and path.is_file() and not force:
+        raise PefllError(f"{path} is there already: choose another name with {option}, or add --force to overwrite it")
+
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
     """Return the hyper-parameters of `--set NAME=VALUE`, still as text."""

@@ -13,12 +13,13 @@ import typer
 from pefll import data as sources
 from pefll import files, preparing, run
 from pefll.cli.console import err, out
-from pefll.cli.options import RunPath
+from pefll.cli.options import Force, RunPath, check_free
 from pefll.cli.tables import accuracy_table
 from pefll.errors import PefllError
 from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import MEASURES
+from pefll.wording import counted
 
 
 def evaluate(
@@ -38,6 +39,7 @@ def evaluate(
             metavar="FILE.csv",
         ),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Score the personal models of all clients of a run, seen and unseen, at its best round.
 
@@ -47,6 +49,7 @@ def evaluate(
 
     - `pefll evaluate runs/c10 --per-client clients.csv`
     """
+    check_free(per_client, "--per-client", force)
     trained = run.load(path, err)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
@@ -70,6 +73,7 @@ def personalize(
     ],
     model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
     label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    force: Force = False,
 ) -> None:
     """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
 
@@ -77,6 +81,7 @@ def personalize(
     """
     if model.suffix not in ("", ".safetensors"):
         raise PefllError(f"personal models are .safetensors files; write to {model.with_suffix('.safetensors')}")
+    check_free(model, "--out", force)
     trained = run.load(path, err)
     x, y = _read_client(data, label, trained.facts, alone=True)
     if y is None and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
@@ -85,7 +90,7 @@ def personalize(
     with files.sentences_for_disk_errors(str(model)):
         model.parent.mkdir(parents=True, exist_ok=True)
     personal.save(model)
-    say(out, f"{model}: a personal {trained.facts['model']} from {len(x)} samples")
+    say(out, f"{model}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
     if y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
         say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
@@ -109,11 +114,13 @@ def predict(
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, for a model that is not the package's own.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Classify samples with a personal model; says how many are right where the file has labels.
 
     For example: `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
     """
+    check_free(target, "--out", force)
     personal = PersonalModel.load(model, architecture=architecture)
     x, y = _read_client(data, label, personal.facts)
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.facts["classes"]:
@@ -136,7 +143,8 @@ def predict(
         if len(classes) > 20:
             say(out, f"... and {len(classes) - 20} more; --out predictions.csv writes all")
     if y is not None:
-        say(out, f"{100 * float((classes == y).mean()):.1f}% of {len(y)} samples are right")
+        right = 100 * float((classes == y).mean())
+        say(out, f"{right:.1f}% of {counted(len(y), 'sample')} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
         say(out, f"Nobody knows how many are right: there is no column {label!r}; --label names another.")
 

@@ -84,7 +84,9 @@ def train(
         ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The label's column in a table. [default: label]")] = None,
-    client_column: Annotated[str | None, typer.Option(help="The client's column in a table. [default: client]")] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="The client's column in a table or .npz. [default: client]")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,

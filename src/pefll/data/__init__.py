@@ -3,6 +3,7 @@
 from pefll.data.arrays import samples_from_arrays as samples_from_arrays
 from pefll.data.check import Finding as Finding
 from pefll.data.check import check as check
+from pefll.data.check import holds_any as holds_any
 from pefll.data.client import Batch as Batch
 from pefll.data.client import Client as Client
 from pefll.data.download import get as get
@@ -28,4 +29,5 @@ from pefll.data.sources import Source as Source
 from pefll.data.sources import load_samples as load_samples
 from pefll.data.sources import make_federation as make_federation
 from pefll.data.summary import Summary as Summary
+from pefll.data.summary import classes_without_samples as classes_without_samples
 from pefll.data.summary import summarise as summarise

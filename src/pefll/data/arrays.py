@@ -9,6 +9,7 @@ import numpy as np
 
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
 from pefll.errors import PefllError
+from pefll.wording import counted
 
 # What people call the three splits in their files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
@@ -46,7 +47,7 @@ def samples_from_arrays(
         classes = len(class_names) or int(labels.max(initial=0)) + 1
         if classes > max(_MANY_CLASSES, len(labels)):
             raise PefllError(
-                f"{name}: there is a label {classes - 1:,} among {len(labels):,} samples; "
+                f"{name}: there is a label {classes - 1:,} among {counted(len(labels), 'sample')}; "
                 "number the classes from 0 without gaps, or say how many there are, in Python, with classes=..."
             )
     elif isinstance(classes, bool) or not isinstance(classes, int) or classes < max(1, len(class_names)):
@@ -186,7 +187,7 @@ def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
 
 
 def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...]]:
-    """Return clients numbered 0..n-1 in the order of their keys, and their names where the keys are texts."""
+    """Return clients numbered 0..n-1 in the order of their keys, and the keys as texts where they are others."""
     keys = _column(client, "client", name)
     if keys.dtype == object:
         return _number(keys)
@@ -194,12 +195,13 @@ def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...]]:
         return keys, ()
     low, high = int(keys.min()), int(keys.max())
     if high - low > 4 * len(keys) + 1024:
-        return np.unique(keys, return_inverse=True)[1].reshape(-1), ()
+        different, place = np.unique(keys, return_inverse=True)
+        return place.reshape(-1), tuple(map(str, different.tolist()))
     # Numbers without wide gaps need no sorting: a million clients are renumbered through a table.
     present = np.bincount(keys - low) > 0
     if low == 0 and present.all():
         return keys, ()
-    return (np.cumsum(present) - 1)[keys - low], ()
+    return (np.cumsum(present) - 1)[keys - low], tuple(map(str, (np.flatnonzero(present) + low).tolist()))
 
 
 def _splits(split: Any, name: str) -> Array:

@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple
 from pefll.data import cache
 from pefll.data.download import ARCHIVES, part_of
 from pefll.data.sources import DATASETS, Source
+from pefll.data.summary import classes_without_samples
 from pefll.errors import PefllError
+from pefll.wording import counted
 
 
 class Finding(NamedTuple):
@@ -45,24 +47,38 @@ def check(data_dir: Path | str, report: cache.Report | None = None) -> list[Find
     return findings
 
 
-def _check_one(source: Source, data_dir: Path) -> Finding:
+def holds_any(data_dir: Path | str) -> bool:
+    """Return whether a folder has anything of a known data set, be it half a download."""
+    data_dir = Path(data_dir).expanduser()
+    return any(source.found(data_dir) or _unfinished(source, data_dir) for source in DATASETS.values())
+
+
+def _unfinished(source: Source, data_dir: Path) -> Path | None:
+    """Return the file of a download that was not completed, if there is one."""
     part = part_of(ARCHIVES[source.name], data_dir) if source.name in ARCHIVES else None
-    unfinished = part is not None and part.is_file()
+    return part if part is not None and part.is_file() else None
+
+
+def _check_one(source: Source, data_dir: Path) -> Finding:
+    part = _unfinished(source, data_dir)
     half = f"the download {part} is not complete; go on with `pefll data get {source.name}`"
     if not source.embedded and not source.found(data_dir):
-        if unfinished:
+        if part:
             return Finding(source.name, "damaged", half)
         return Finding(source.name, "missing", f"not in {data_dir}: {source.files}")
     try:
         samples = source.load(data_dir)
     except PefllError as error:
-        return Finding(source.name, "damaged", f"{error}; {half}" if unfinished else str(error))
-    sentence = f"{len(samples.x):,} samples, {samples.classes} classes"
+        return Finding(source.name, "damaged", f"{error}; {half}" if part else str(error))
+    sentence = f"{counted(len(samples.x), 'sample')}, {counted(samples.classes, 'class')}"
+    absent = classes_without_samples(samples)
+    if absent:
+        sentence += f" ({absent})"
     if samples.client is not None:
-        sentence += f", {int(samples.client.max()) + 1:,} clients"
+        sentence += f", {counted(int(samples.client.max()) + 1, 'client')}"
     if cache.intact(source.name, data_dir) is False:
         cache.discard(source.name, data_dir)
         sentence += "; its cache was damaged or out of date and is removed"
-    if unfinished:
+    if part:
         sentence += f"; {part} is left over from a download and can be deleted"
     return Finding(source.name, "ok", sentence)

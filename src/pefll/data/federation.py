@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pefll.errors import PefllError
 from pefll.ops import client_axis
+from pefll.wording import counted
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")
@@ -44,7 +45,7 @@ class Samples:
             statistics are to be measured once it is known which samples are for training.
         name: the name of the data set.
         class_names: one per class, or empty.
-        client_names: one per natural client, or empty.
+        client_names: one per natural client; empty where 0..n-1 are their names.
         tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
         feature_names: one per column of x where it is a table's, or empty.
     """
@@ -77,7 +78,9 @@ def check_samples(samples: Samples) -> None:
         raise PefllError(f"{name}: there are no samples")
     for what, array in (("y", y), ("client", samples.client), ("split", samples.split)):
         if array is not None and len(array) != total:
-            raise PefllError(f"{name}: x has {total:,} samples but {what} has {len(array):,}; they must be equal")
+            raise PefllError(
+                f"{name}: x has {counted(total, 'sample')} but {what} has {len(array):,}; they must be equal"
+            )
     if not np.issubdtype(y.dtype, np.integer):
         raise PefllError(
             f"{name}: labels are {y.dtype}; they must be whole numbers 0..{samples.classes - 1}: convert them with "
@@ -90,7 +93,7 @@ def check_samples(samples: Samples) -> None:
         raise PefllError(f"{name}: there is a label {low}; labels count from 0")
     if high >= samples.classes:
         raise PefllError(
-            f"{name}: there is a label {high}, but with {samples.classes} classes labels must be "
+            f"{name}: there is a label {high}, but with {counted(samples.classes, 'class')} labels must be "
             f"0..{samples.classes - 1}"
         )
     if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):

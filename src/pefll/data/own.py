@@ -19,17 +19,20 @@ from pefll.data.npz import read_npz
 from pefll.data.partition import natural
 from pefll.errors import PefllError
 
+# Where clients are looked for when nobody says where; another name was asked for, and must be there.
+CLIENT = "client"
+
 
 def read_samples(
-    path: Path | str, *, label: str = "label", client: str = "client", split: str = "split", classes: int | None = None
+    path: Path | str, *, label: str = "label", client: str = CLIENT, split: str = "split", classes: int | None = None
 ) -> Samples:
     """Return the samples in a user's file or folder.
 
     Args:
         path: an `.npz` with x, y and maybe client and split; a CSV or Parquet table; a folder `client/class/*.png`.
         label: a table's column of labels.
-        client: a table's column that says whose each row is; may be absent.
-        split: a table's column with train, validation, test; may be absent.
+        client: a table's column, or an npz's array, that says whose each sample is; only `CLIENT` may be absent.
+        split: a table's column, or an npz's array, with train, validation, test; may be absent.
         classes: how many classes there are; by default the largest label + 1.
     """
     path = Path(path).expanduser()
@@ -37,9 +40,10 @@ def read_samples(
     if kind == "folder":
         return folders.from_folder(path, classes)
     if kind == "npz":
-        arrays = read_npz(path, needed=("x", "y"), optional=("client", "split"))
+        named = () if client == CLIENT else (client,)
+        arrays = read_npz(path, needed=("x", "y", *named), optional=(client, split))
         return samples_from_arrays(
-            arrays["x"], arrays["y"], arrays.get("client"), arrays.get("split"), classes, name=path.stem
+            arrays["x"], arrays["y"], arrays.get(client), arrays.get(split), classes, name=path.stem
         )
     frame = frames.read_frame(path)
     names = frames.columns(frame)
@@ -47,6 +51,11 @@ def read_samples(
         raise PefllError(
             f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: say which one it is "
             "with --label"
+        )
+    if client not in names and client != CLIENT:
+        raise PefllError(
+            f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
+            "is with --client-column"
         )
     return frames.from_frame(
         frame,

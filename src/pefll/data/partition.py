@@ -9,6 +9,7 @@ import numpy as np
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
 from pefll.errors import PefllError
 from pefll.randomness import generator
+from pefll.wording import counted, first_few
 
 
 def by_class(
@@ -50,8 +51,8 @@ def by_class(
             # Validation only chooses the round to report, so that a client can do without a class there.
             if len(deck) < len(holders) and which != VALIDATION:
                 raise PefllError(
-                    f"{samples.name}: class {label} has {len(deck):,} {SPLITS[which]} samples for {len(holders):,} "
-                    "clients; make fewer clients, or give each fewer classes"
+                    f"{samples.name}: class {label} has {counted(len(deck), f'{SPLITS[which]} sample')} for "
+                    f"{counted(len(holders), 'client')}; make fewer clients, or give each fewer classes"
                 )
             if len(holders):
                 owner[deck] = np.repeat(holders, _shares(len(deck), len(holders)))
@@ -101,11 +102,12 @@ def dirichlet(
     owners, rows, splits = [], [], []
     for which in (TRAIN, VALIDATION, TEST):
         decks = _decks(samples, split, which, random)
-        each = sum(len(deck) for deck in decks) // clients
+        there = sum(len(deck) for deck in decks)
+        each = there // clients
         if each == 0 and which != VALIDATION:
             raise PefllError(
-                f"{samples.name}: {sum(len(deck) for deck in decks):,} {SPLITS[which]} samples are too few for "
-                f"{clients:,} clients; make fewer clients"
+                f"{samples.name}: {counted(there, f'{SPLITS[which]} sample')} {'is' if there == 1 else 'are'} too few "
+                f"for {counted(clients, 'client')}; make fewer clients"
             )
         counts = random.multinomial(each, proportions)
         for label, deck in enumerate(decks):
@@ -169,6 +171,7 @@ def natural(
     key |= random.integers(0, 1 << 32, size=len(key), dtype=np.uint32)
     order = np.argsort(key, kind="stable")
     del key
+    _check_training(count, samples, number)
     _cut_counts(count, samples, validation, test)
     # Within a client the samples lie in random order: the first are training, then validation, then test.
     owner = np.repeat(np.arange(total, dtype=np.int32), count.sum(axis=1))
@@ -186,9 +189,9 @@ def _number_clients(
     # Numbers nobody has are gaps between a user's keys, not clients without samples.
     there = np.flatnonzero(np.bincount(client) >= least)
     if len(there) == 0:
-        raise PefllError(f"{samples.name}: no client has {least} samples")
+        raise PefllError(f"{samples.name}: no client has {counted(least, 'sample')}")
     if wanted is not None and wanted > len(there):
-        raise PefllError(f"{samples.name} has {len(there):,} natural clients; {wanted:,} were asked for")
+        raise PefllError(f"{samples.name} has {counted(len(there), 'natural client')}; {wanted:,} were asked for")
     if wanted is not None and wanted < 1:
         raise PefllError(f"{samples.name}: {wanted} clients were asked for; at least 1 is needed")
     chosen = random.permutation(there)[:wanted]
@@ -197,11 +200,28 @@ def _number_clients(
     return number
 
 
+def _check_training(count: Array, samples: Samples, number: Array) -> None:
+    """Raise PefllError where a client has no training samples.
+
+    Args:
+        count: int64 [n, 3], by the clients' new numbers.
+        samples: with the clients' names.
+        number: the new number of each client of `samples`, -1 for one that is left out.
+    """
+    if int(count[:, TRAIN].min()) >= 1:
+        return
+    bad = np.flatnonzero((number >= 0) & (count[number, TRAIN] < 1)).tolist()
+    names = [samples.client_names[client] if samples.client_names else client for client in bad]
+    if len(names) == 1:
+        raise PefllError(f"{samples.name}: client {names[0]} has no training samples; give it some or leave it out")
+    raise PefllError(
+        f"{samples.name}: {len(names):,} clients have no training samples ({first_few(names)}); give them some or "
+        "leave them out"
+    )
+
+
 def _cut_counts(count: Array, samples: Samples, validation: float, test: float) -> None:
     """Move part of each client's training count to the splits that the makers did not make; count is int64 [n, 3]."""
-    if int(count[:, TRAIN].min()) < 1:
-        bad = int((count[:, TRAIN] < 1).sum())
-        raise PefllError(f"{samples.name}: {bad:,} clients have no training samples; give them some or leave them out")
     moves = [(TEST, test)] if samples.split is None else []
     if not count[:, VALIDATION].any():
         moves.append((VALIDATION, validation))
@@ -222,7 +242,7 @@ def _num_seen(clients: int, unseen: float) -> int:
     _check_fraction("unseen", unseen)
     seen = clients - math.floor(unseen * clients + 0.5)
     if seen < 1:
-        raise PefllError(f"unseen is {unseen}, which leaves none of {clients} clients for training")
+        raise PefllError(f"unseen is {unseen}, which leaves none of {counted(clients, 'client')} for training")
     return seen
 
 

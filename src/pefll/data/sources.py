@@ -128,7 +128,8 @@ def load_samples(
         data_dir: where the named data sets lie, and the cache: what is slow to read is read once.
         report: is told what takes time.
         label: a table's column of labels; named data sets and other files have no use for it.
-        client: a table's column that says whose each row is; may be absent.
+        client: a table's column, or an npz's array, that says whose each sample is; another name than "client" must
+            be there.
     """
     data_dir = Path(data_dir).expanduser()
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None

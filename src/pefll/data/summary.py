@@ -1,4 +1,4 @@
-"""What a federation looks like, in numbers."""
+"""What samples and a federation look like, in numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pefll.data.entries import entries
-from pefll.data.federation import SPLITS, TRAIN, Array, Federation
+from pefll.data.federation import SPLITS, TRAIN, Array, Federation, Samples
+from pefll.wording import first_few
 
 # Clients are looked at in blocks whose table of clients and classes has about this many cells.
 _CELLS = 1 << 22
@@ -84,6 +85,12 @@ def summarise(federation: Federation) -> Summary:
         class_table=tuple(tuple(row) for row in table.tolist()),
         classes_per_client=_spread(different),
     )
+
+
+def classes_without_samples(samples: Samples) -> str:
+    """Return which classes are empty, for example `"1, 2 and 4 have no sample"`; "" where none is."""
+    absent = np.flatnonzero(np.bincount(samples.y, minlength=samples.classes) == 0).tolist()
+    return f"{first_few(absent)} {'has' if len(absent) == 1 else 'have'} no sample" if absent else ""
 
 
 def _spread(values: Array) -> Spread:

@@ -22,6 +22,7 @@ from pefll.errors import Diverged, PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
 from pefll.ops import precision as of_products
 from pefll.tree import Tree, leaves, map_tree
+from pefll.wording import counted
 
 Ids = npt.NDArray[np.int64]
 
@@ -309,7 +310,8 @@ def check_cohort_size(federation: Federation, size: int) -> None:
         raise PefllError("there must be at least one client per round")
     if size > federation.num_seen:
         raise PefllError(
-            f"{size} clients per round were asked for, but only {federation.num_seen} clients take part in training"
+            f"{size:,} clients per round were asked for, but only {counted(federation.num_seen, 'client')} "
+            f"{'takes' if federation.num_seen == 1 else 'take'} part in training"
         )
 
 

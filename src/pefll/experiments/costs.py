@@ -22,6 +22,7 @@ from pefll.methods import build_method
 from pefll.progress import monitor
 from pefll.record import RunFolder, run_folders
 from pefll.report.table import new_table
+from pefll.wording import counted
 
 Result = dict[str, Any]
 # What results that differ only by seed have in common.
@@ -174,7 +175,7 @@ def _by_federation(bills: Sequence[Bill]) -> dict[str, list[Bill]]:
     order = list(ROWS)
     groups: dict[str, list[Bill]] = {}
     for bill in sorted(bills, key=lambda bill: order.index(bill.method) if bill.method in order else len(order)):
-        groups.setdefault(f"{bill.data}: a new client with {bill.cost.samples} samples", []).append(bill)
+        groups.setdefault(f"{bill.data}: a new client with {counted(bill.cost.samples, 'sample')}", []).append(bill)
     return dict(sorted(groups.items()))
 
 

@@ -27,6 +27,7 @@ from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report.table import duration, new_table
+from pefll.wording import counted
 
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 
@@ -193,7 +194,10 @@ def missing_table(plan: Plan, queue: Sequence[Batch], budget: float | None = Non
         queue: what is missing, as `cheapest_first` returns it.
         budget: the seconds that there are; what does not fit comes behind. None for no end.
     """
-    table = new_table(f"{len(plan.missing)} runs are missing, {plan.rounds} rounds each")
+    missing = len(plan.missing)
+    table = new_table(
+        f"{counted(missing, 'run')} {'is' if missing == 1 else 'are'} missing, {counted(plan.rounds, 'round')} each"
+    )
     for heading in ("cell", "method", "seeds", "settings", "GPU time", "steps/s"):
         table.add_column(heading, justify="right" if heading == "GPU time" else "left", no_wrap=heading != "steps/s")
     left = math.inf if budget is None else budget
@@ -269,7 +273,8 @@ def run_missing(
         queue = cheapest_first(pending, at_once, out)
         jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
         if not jobs:
-            say(console, f"there is no time for the other {len(pending.missing)} runs; --dry-run tells what they take")
+            left = counted(len(pending.missing), "run")
+            say(console, f"there is no time for the other {left}; --dry-run tells the time that is needed")
             break
         orders = list(_orders(jobs, plan.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()

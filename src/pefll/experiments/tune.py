@@ -26,6 +26,7 @@ from pefll.models import resolve_model
 from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report import mean_and_std
+from pefll.wording import counted
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -187,7 +188,8 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     parts = batches(pending, at_once)
     say(
         console,
-        f"{name}: {len(search.points)} settings with {len(search.seeds)} seeds; {len(pending)} runs are to be done",
+        f"{name}: {counted(len(search.points), 'setting')} with {counted(len(search.seeds), 'seed')}; "
+        f"{counted(len(pending), 'run')} {'is' if len(pending) == 1 else 'are'} to be done",
     )
     for batch in parts:
         orders = [_order(search.config, point, data(seed), seed, out / name) for point, seed in batch]
@@ -262,7 +264,7 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
     """Return a table of all settings that were tried with these seeds, the best first and in bold."""
     ranking = trials.ranking(seeds)
     names = list(dict.fromkeys(name for point, _ in ranking for name in point))
-    title = f"Validation accuracy of seen clients, {len(seeds)} seeds"
+    title = f"Validation accuracy of seen clients, {counted(len(seeds), 'seed')}"
     table = Table(*names, "seen validation, %", title=title, title_justify="left")
     for place, (point, values) in enumerate(ranking):
         cells = [str(point.get(name, "")) for name in names]

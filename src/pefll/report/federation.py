@@ -9,6 +9,7 @@ from rich.text import Text
 from pefll.data.federation import SPLITS
 from pefll.data.summary import Spread, Summary
 from pefll.report.table import new_table
+from pefll.wording import counted
 
 MOST_CLASSES = 20
 
@@ -22,8 +23,8 @@ def print_federation(summary: Summary, console: Console) -> None:
     """
     console.print(Text.assemble((summary.name, "bold"), f", {summary.partition}"))
     console.print(
-        f"{summary.num_clients:,} clients: {summary.num_seen:,} seen, {summary.num_unseen:,} unseen; "
-        f"{summary.classes:,} classes, {_spread(summary.classes_per_client)} per client",
+        f"{counted(summary.num_clients, 'client')}: {summary.num_seen:,} seen, {summary.num_unseen:,} unseen; "
+        f"{counted(summary.classes, 'class')}, {_spread(summary.classes_per_client)} per client",
         highlight=False,
     )
     console.print()

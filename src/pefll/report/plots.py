@@ -20,6 +20,7 @@ from pefll.files import sentences_for_disk_errors, write_whole
 from pefll.record import GROUPS, RunFolder
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
 from pefll.report.runs import Group, Run, group_runs, read_runs
+from pefll.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours without black and yellow, which is too light for a line on white.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6F4E37", "#555555")
-# Petroff's ten colours for colour-blind readers, and two more for data sets with eleven or twelve classes.
+# Colours of classes, none of them grey: chosen for the largest least difference (OKLab) between any two, as most
+# readers see them and as red-green colour-blind ones do. Classes k and k + 6 share a marker; their colours differ most.
 CLASSES = (
-    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59"),
-    *("#e76300", "#b9ac70", "#717581", "#92dadd", "#1b5e20", "#f48fb1"),
+    *("#377eb8", "#cc3311", "#ffa90e", "#f48fb1", "#332288", "#5c3317"),
+    *("#b2df8a", "#832db6", "#e7298a", "#882255", "#33bbee", "#999933"),
 )
+MARKERS = ("o", "^", "s", "v", "D", "X")
 SEEN, UNSEEN = "#0072B2", "#D55E00"
 INK, FAINT = "#333333", "#8a8a8a"
 MOST_SHOWN = 60
@@ -107,7 +110,7 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
     d_v, d_pi = distances(found)
     with drawing(out, (10.5, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        left.set_title(f"Descriptors of {len(plane):,} clients")
+        left.set_title(f"Descriptors of {counted(len(plane), 'client')}")
         _draw_plane(figure, left, plane, found.histograms, found.seen)
         for axis, share, name in zip((left.xaxis, left.yaxis), shares, ("first", "second"), strict=True):
             axis.set_label_text(f"{name} principal direction ({100 * share:.0f}% of variance)")
@@ -138,7 +141,7 @@ def federation_picture(
     shown = _sample_clients(n, num_seen)
     with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(3, 1))
-        few = f"{len(shown)} of {n:,} clients" if len(shown) < n else f"{n} clients"
+        few = f"{len(shown)} of {n:,} clients" if len(shown) < n else counted(n, "client")
         left.set_title(f"{title}: {few}" if title else few, pad=22)
         (_draw_bubbles if classes <= 26 else _draw_heat)(figure, left, histograms[shown], shown < num_seen)
         _name_classes(left, classes, class_names)
@@ -317,27 +320,34 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
     from matplotlib.lines import Line2D
 
     main, classes = histograms.argmax(axis=1), histograms.shape[1]
+    present = np.unique(main).tolist()
     size = float(np.clip(9000 / len(plane), 9, 46))
     few = classes <= len(CLASSES)
-    colours: Any = np.array(CLASSES)[main] if few else main
     shade: dict[str, Any] = {} if few else {"cmap": "viridis", "vmin": 0, "vmax": classes - 1}
-    dot: dict[str, Any] = {"s": size, "marker": "o", "alpha": 0.75, "linewidths": 0}
-    star: dict[str, Any] = {"s": 2.6 * size + 20, "marker": "*", "edgecolors": "black", "linewidths": 0.7}
+    plain: dict[str, Any] = {"s": size, "alpha": 0.85, "linewidths": 0}
+    framed: dict[str, Any] = {"s": 1.8 * size + 20, "edgecolors": "black", "linewidths": 1.1}
     kinds = []
-    for name, who, look in (("seen client", seen, dot), ("unseen client", ~seen, star)):
-        if who.any():
-            x, y = plane[who].T
-            drawn = axes.scatter(x, y, c=colours[who], **look, **shade)
-            edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
-            size_of_key = 6 if look is dot else 9
-            kinds.append(Line2D([], [], color=FAINT, ls="", marker=look["marker"], ms=size_of_key, label=name, **edge))
+    for name, group, look in (("seen client", seen, plain), ("unseen client", ~seen, framed)):
+        if not group.any():
+            continue
+        if few:
+            for k in present:
+                x, y = plane[group & (main == k)].T
+                axes.scatter(x, y, color=CLASSES[k], marker=MARKERS[k % len(MARKERS)], **look)
+        else:
+            x, y = plane[group].T
+            drawn = axes.scatter(x, y, c=main[group], marker="o", **look, **shade)
+        edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
+        kinds.append(Line2D([], [], color=FAINT, ls="", marker="o", ms=6 if look is plain else 8, label=name, **edge))
     axes.margins(0.06)
     axes.set_aspect("equal", adjustable="datalim")  # distances are what this picture is about
     below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
     axes.add_artist(axes.legend(handles=kinds, **below))
     if few:
-        present = [k for k in range(classes) if (main == k).any()]
-        entries = [Line2D([], [], marker="o", linestyle="", mew=0, color=CLASSES[k], label=str(k)) for k in present]
+        dot: dict[str, Any] = {"linestyle": "", "mew": 0}
+        entries = [
+            Line2D([], [], marker=MARKERS[k % len(MARKERS)], color=CLASSES[k], label=str(k), **dot) for k in present
+        ]
         beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
         axes.legend(handles=entries, title="most frequent\nclass", alignment="left", **beside)
     else:

@@ -17,12 +17,15 @@ import numpy.typing as npt
 from pefll.config import MAY_CHANGE
 from pefll.errors import PefllError
 from pefll.record import GROUPS, RunFolder
+from pefll.wording import counted
 
 Array = npt.NDArray[Any]
 
 # What two runs that differ only by seed may differ in. Who has what is drawn from the seed, so the fingerprint of the
 # data differs too; runs of different length are different experiments although a run may be extended.
 _NOT_WHAT = (MAY_CHANGE | {"seed", "data_sha256"}) - {"rounds"}
+# What decides, with the seed, who has what.
+_DATA = ("data", "partition", "clients", "label", "client_column")
 _IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
 
 
@@ -183,6 +186,34 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
             same.append(run)
     firsts = [group[0] for group in members.values()]
     return [Group(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
+
+
+def different_data(runs: Sequence[Run]) -> list[str]:
+    """Return a word for each of the data that runs were trained on; empty where all were trained on the same."""
+    firsts: list[Run] = []
+    for run in runs:
+        if not any(_same_data(run, first) for first in firsts):
+            firsts.append(run)
+    if len(firsts) < 2:
+        return []
+    words = [_data_in_words(run) for run in firsts]
+    return words if len(set(words)) == len(words) else [run.name for run in firsts]
+
+
+def _same_data(run: Run, other: Run) -> bool:
+    """Return whether two runs have the same samples and clients, or differ in nothing but the seed that deals them."""
+    prints = [one.config.get("data_sha256") for one in (run, other)]
+    if prints[0] == prints[1] and prints[0]:
+        return True
+    if all(prints) and run.fact("seed") == other.fact("seed"):
+        return False
+    return all(run.config.get(key) == other.config.get(key) for key in _DATA)
+
+
+def _data_in_words(run: Run) -> str:
+    clients = number(run.fact("num_clients"))
+    parts = (run.fact("dataset"), run.fact("partition"), None if clients is None else counted(int(clients), "client"))
+    return ", ".join(str(part) for part in parts if part is not None)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from pefll.progress import say
 from pefll.record import RunFolder
 from pefll.report.plots import curves, descriptor_map
-from pefll.report.runs import Run, read_runs
+from pefll.report.runs import Run, different_data, read_runs
 from pefll.report.table import costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 
@@ -37,6 +38,9 @@ def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
         return []
     folders = [run.folder for run in runs]
     _print_tables(folders, console)
+    apart = different_data(runs)
+    if apart:
+        say(console, f"These runs are of different data ({'; '.join(apart)}): their accuracies cannot be compared.\n")
     _print_curves(runs, console)
     return _draw(runs, folders[0].path if out is None else out, console)
 

@@ -1,0 +1,204 @@
+"""A run that is stopped, killed, resumed or extended ends as one that was not, in a folder that is its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pefll import checkpoint, cli, training
+from pefll.errors import PefllError
+from pefll.fitting import fit
+from pefll.record import RunFolder
+from tests.federations import flat, ragged
+
+ROUNDS, EVERY = 80, 20
+TRAIN = (
+    f"--data digits --clients 8 --model mlp --rounds {ROUNDS} --clients-per-round 2 --eval-every {EVERY} "
+    "--checkpoint-every 10 --engine serial --set hypernetwork=S --set local_steps=2 --set embedding=linear --seed 3"
+).split()
+
+
+def main(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["pefll", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code or 0
+
+
+def fingerprint(run: Path) -> tuple[int, str]:
+    """The round and a SHA-256 over all tensors of the newest checkpoint."""
+    saved = checkpoint.latest(run / "checkpoints", pytest.fail)
+    digest = hashlib.sha256()
+    assert {name.partition(".")[0] for name in saved.tensors} == {"server", "best"}
+    for name in sorted(saved.tensors):
+        digest.update(name.encode() + saved.tensors[name].numpy().tobytes())
+    return saved.round, digest.hexdigest()
+
+
+def without_seconds(run: Path) -> list[dict]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in RunFolder(run).history()]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        assert main(patch, "train", *TRAIN, "--processes", 1, "--out", folder) == 0
+    return folder
+
+
+def start(folder: Path, processes: int) -> subprocess.Popen[str]:
+    # One process alone is the one that is killed, and would leave half a file of coverage behind.
+    measured = {name: value for name, value in os.environ.items() if processes > 1 or not name.startswith("COVERAGE")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pefll", "train", *TRAIN, "--processes", str(processes), "--out", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=measured,
+    )
+
+
+def wait_for_round(process: subprocess.Popen[str], folder: Path, round_: int) -> None:
+    """Wait until a checkpoint of at least this round is there, and the run is still going on."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"it ended before it was stopped: {process.communicate()}")
+        if any(int(path.name[6:]) >= round_ for path in (folder / "checkpoints").glob("round-*")):
+            return
+        time.sleep(0.005)
+    process.kill()
+    pytest.fail("it took too long")
+
+
+def same_in_the_end(folder: Path, whole: Path) -> None:
+    assert fingerprint(folder) == fingerprint(whole)
+    assert fingerprint(whole)[0] == ROUNDS
+    assert without_seconds(folder) == without_seconds(whole)
+    assert [row["round"] for row in without_seconds(folder)] == list(range(EVERY, ROUNDS + 1, EVERY))
+    mine, wanted = RunFolder(folder).summary(), RunFolder(whole).summary()
+    for key in ("accuracy", "best_round", "rounds", "bytes_down", "bytes_up", "settings"):
+        assert mine[key] == wanted[key]
+
+
+def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path, monkeypatch, uninterrupted):
+    folder = tmp_path / "killed"
+    process = start(folder, processes=1)
+    wait_for_round(process, folder, 20)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert RunFolder(folder).summary() is None
+    assert main(monkeypatch, "train", "--resume", folder, "--processes", 1) == 0
+    same_in_the_end(folder, uninterrupted)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, uninterrupted, number, code):
+    folder = tmp_path / "stopped"
+    process = start(folder, processes=2)
+    wait_for_round(process, folder, 20)
+    os.killpg(process.pid, number)  # as a terminal and a batch system do: the whole group, with the workers
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert f"Go on with: pefll train --resume {folder}" in said
+    assert "Traceback" not in said
+    stopped_at = fingerprint(folder)[0]
+    assert 20 <= stopped_at < ROUNDS
+    assert f"Saved after round {stopped_at}." in said
+    assert main(monkeypatch, "train", "--resume", folder) == 0
+    same_in_the_end(folder, uninterrupted)
+
+
+def test_a_damaged_checkpoint_costs_time_and_nothing_else(tmp_path, monkeypatch, capsys, uninterrupted):
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(uninterrupted, folder)
+    newest = max((folder / "checkpoints").iterdir())
+    content = bytearray((newest / checkpoint.TENSORS).read_bytes())
+    content[-100] ^= 1
+    (newest / checkpoint.TENSORS).write_bytes(bytes(content))
+    assert main(monkeypatch, "train", "--resume", folder, "--processes", 1) == 0
+    assert "is damaged" in capsys.readouterr().err
+    same_in_the_end(folder, uninterrupted)
+
+
+QUICK = {"clients_per_round": 2, "local_steps": 1, "eval_every": 2, "processes": 1}
+
+
+def test_an_extended_run_is_one_long_run(tmp_path):
+    federation = ragged()
+    fit(federation, "fedavg", rounds=4, out=tmp_path / "short", **QUICK)
+    assert RunFolder(tmp_path / "short").summary()["rounds"] == 4
+    fit(federation, "fedavg", rounds=8, out=tmp_path / "short", **QUICK)
+    fit(federation, "fedavg", rounds=8, out=tmp_path / "long", **QUICK)
+    assert fingerprint(tmp_path / "short") == fingerprint(tmp_path / "long")
+    assert without_seconds(tmp_path / "short") == without_seconds(tmp_path / "long")
+    assert RunFolder(tmp_path / "short").summary()["rounds"] == 8
+    with pytest.raises(PefllError, match="extended but not shortened"):
+        fit(federation, "fedavg", rounds=6, out=tmp_path / "short", **QUICK)
+
+
+def test_a_finished_run_started_again_does_nothing_new(tmp_path):
+    federation = ragged()
+    for _ in range(2):
+        run = fit(federation, "pefll", rounds=4, out=tmp_path, **QUICK)
+        state = fingerprint(tmp_path), without_seconds(tmp_path), run.summary["accuracy"], run.summary["bytes_up"]
+    assert len(state[1]) == 2
+    assert state == (fingerprint(tmp_path), without_seconds(tmp_path), run.summary["accuracy"], run.summary["bytes_up"])
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_starts_with_a_clean_history(tmp_path, monkeypatch):
+    federation = ragged()
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_save", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError, match="power cut"):
+            fit(federation, "fedavg", rounds=6, out=tmp_path / "a", **QUICK)
+    assert len(RunFolder(tmp_path / "a").history()) == 3
+    fit(federation, "fedavg", rounds=6, out=tmp_path / "a", **QUICK)
+    fit(federation, "fedavg", rounds=6, out=tmp_path / "b", **QUICK)
+    assert without_seconds(tmp_path / "a") == without_seconds(tmp_path / "b")
+    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
+
+
+def test_a_run_is_never_resumed_on_other_data_or_with_other_settings(tmp_path):
+    fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK)
+    with pytest.raises(PefllError, match="the data is not what the run was started on"):
+        fit(ragged(seed=1), "fedavg", rounds=2, out=tmp_path, **QUICK)
+    with pytest.raises(PefllError, match="started with seed = 0"):
+        fit(ragged(), "fedavg", rounds=2, seed=1, out=tmp_path, **QUICK)
+    with pytest.raises(PefllError, match="started with settings"):
+        fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK | {"local_steps": 2})
+
+
+def test_nobody_else_may_own_the_folder(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("...")
+    with pytest.raises(PefllError, match="exists and is not a run folder"):
+        fit(ragged(), "fedavg", rounds=1, out=tmp_path / "precious", **QUICK)
+    (tmp_path / "file").write_text("...")
+    with pytest.raises(PefllError, match="exists and is not a run folder"):
+        fit(ragged(), "fedavg", rounds=1, out=tmp_path / "file", **QUICK)
+    with pytest.raises(PefllError, match="cannot make the folder"):
+        fit(ragged(), "fedavg", rounds=1, out=tmp_path / "file" / "below", **QUICK)
+    assert sorted(os.listdir(tmp_path)) == ["file", "precious"]
+    assert os.listdir(tmp_path / "precious") == ["thesis.tex"]
+
+
+def test_the_same_run_may_change_engine(tmp_path):
+    fit(ragged(), "fedavg", rounds=2, out=tmp_path / "a", precision="float64", **QUICK)
+    run = fit(ragged(), "fedavg", rounds=6, out=tmp_path / "a", precision="float64", engine="vector", **QUICK)
+    whole = fit(ragged(), "fedavg", rounds=6, precision="float64", **QUICK)
+    torch.testing.assert_close(flat(run.final), flat(whole.final), rtol=0, atol=1e-9)
+    assert run.final.theta.dtype == torch.float64
