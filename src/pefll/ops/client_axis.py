@@ -213,8 +213,8 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 @_join.register_vmap
 def _join_mapped(info: Any, in_dims: tuple[list[int | None]], parts: list[Tensor]) -> tuple[Tensor, int]:
-    merged = [merged(part, dim, info.batch_size) for part, dim in zip(parts, in_dims[0], strict=True)]
-    return parted(_join(merged), info.batch_size), 0
+    whole = [merged(part, dim, info.batch_size) for part, dim in zip(parts, in_dims[0], strict=True)]
+    return parted(_join(whole), info.batch_size), 0
 
 
 @custom_op("pefll::sgd", mutates_args=())

@@ -22,8 +22,8 @@ def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, mul
 
 @_key.register_vmap
 def _key_mapped(info: Any, in_dims: tuple[Any, ...], coordinates: list[Tensor], *numbers: int) -> tuple[Tensor, int]:
-    merged = [merged(one, dim, info.batch_size) for one, dim in zip(coordinates, in_dims[0], strict=True)]
-    return parted(_key(merged, *numbers), info.batch_size), 0
+    whole = [merged(one, dim, info.batch_size) for one, dim in zip(coordinates, in_dims[0], strict=True)]
+    return parted(_key(whole, *numbers), info.batch_size), 0
 
 
 @custom_op("pefll::spread", mutates_args=())
