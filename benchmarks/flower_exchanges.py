@@ -1,11 +1,15 @@
 """What an exchange with real clients costs: in process, in Flower's simulation and in a deployment on this machine.
 
 An exchange sends every client a model of LeNet's size and gets one back. Ours goes through the door, with a task that
-returns what it got. Beside it are two of Flower's own with the same numbers and none of our code: a plain app, which
-reads the arrays it is sent and makes a message of arrays, on both sides, as every Flower app has to; and an echo that
-looks at nothing, which is what carrying alone costs. The three take turns in the same run, and medians are compared.
-The bytes of one round of PeFLL are counted twice: at the door, and by a proxy through which the connections of all
-clients go.
+returns what it got. Beside it are three of Flower's own with the same numbers and none of our code:
+
+- natural: an echo of the model as Flower's own examples send one, an `ArrayRecord` of its named arrays, which the
+  client returns untouched. This is what Flower itself costs, and what our part is compared with.
+- plain: an app that reads the array it is sent and makes a message of arrays, on both sides, as every Flower app must.
+- carried: an echo of the model as a single array.
+
+All take turns in the same run, and medians are compared. The bytes of one round of PeFLL are counted twice: at the
+door, and by a proxy through which the connections of all clients go.
 
     make bench-flower                                            # all; without Ray the simulation is left out
     make bench-flower ARGS="--parts bytes --repeats 2"           # some; what was measured of the others stays
@@ -31,11 +35,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.flower_node import CARRIED, PLAIN, SimulatedNode, client
+from benchmarks.flower_node import CARRIED, NATURAL, PLAIN, SimulatedNode, client
 from pefll.data.client import Client
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.deploy.demo import write_client
@@ -57,6 +62,7 @@ from pefll.summary import commit
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)
 RESULT = "result.json"
 IDLE_SECONDS = 30
+WAYS = ("ours", "natural", "plain", "carried")
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
@@ -158,16 +164,20 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
             counted = engine.ledger.since(before)
             idle = _between_marks(Path(plan.folder) / "idle", partial(time.sleep, IDLE_SECONDS))
             return {"down": counted.down, "up": counted.up, "seconds": seconds, "idle_seconds": idle}
-        found: dict[str, list[float]] = {"ours": [], "plain": [], "carried": []}
+        found: dict[str, list[float]] = {way: [] for way in WAYS}
+        model = engine.method.problem.model
+        layers = {name: part.numpy() for name, part in model.unflatten(state.theta).items()}
+        one = {"theta": state.theta.numpy()}
         pauses = np.random.default_rng(0)
         for t in range(plan.rounds + 2):  # the first two are not counted: caches are cold
             jobs = [
                 ("ours", partial(engine.advance, state, t, 1)),
-                ("plain", partial(_of_flower, grid, engine, state.theta, PLAIN)),
-                ("carried", partial(_of_flower, grid, engine, state.theta, CARRIED)),
+                ("natural", partial(_of_flower, grid, engine, layers, NATURAL)),
+                ("plain", partial(_of_flower, grid, engine, one, PLAIN)),
+                ("carried", partial(_of_flower, grid, engine, one, CARRIED)),
             ]
-            for name, job in jobs[t % 3 :] + jobs[: t % 3]:
-                # Flower's simulation looks for messages every 0.1 s: none of the three may always come at its best.
+            for name, job in jobs[t % len(jobs) :] + jobs[: t % len(jobs)]:
+                # Flower's simulation looks for messages every 0.1 s: none of them may always come at its best.
                 time.sleep(0.1 * pauses.random())
                 found[name].append(_timed(job))
         return {name: seconds[2:] for name, seconds in found.items()}
@@ -187,10 +197,12 @@ def _between_marks(place: Path, work: Callable[[], Any]) -> float:
     return seconds
 
 
-def _of_flower(grid: Grid, engine: FlowerEngine, theta: Tensor, kind: str) -> None:
+def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]], kind: str) -> None:
     """Do an exchange with Flower alone, waiting for replies as often as ours does."""
     letters = {
-        number: Letter(node, kind, RecordDict({"model": ArrayRecord([theta.numpy()])}))
+        number: Letter(
+            node, kind, RecordDict({"model": ArrayRecord({name: Array(part) for name, part in model.items()})})
+        )
         for number, node in enumerate(engine.nodes)
     }
 
@@ -209,19 +221,18 @@ def _timed(work: Callable[[], Any]) -> float:
 
 def row(mode: str, clients: int, found: dict[str, Any]) -> dict[str, Any]:
     """Return medians, and our part beyond Flower's own."""
-    ours, plain, carried = (statistics.median(found[name]) for name in ("ours", "plain", "carried"))
-    line = {
+    seconds = {way: statistics.median(found[way]) for way in WAYS}
+    line: dict[str, Any] = {
         "mode": mode,
         "clients": clients,
-        "seconds_per_exchange": round(ours, 4),
-        "seconds_of_plain_app": round(plain, 4),
-        "seconds_of_carrying": round(carried, 4),
-        "over_plain_app_per_cent": round(100 * (ours / plain - 1), 1),
-        "over_carrying_per_cent": round(100 * (ours / carried - 1), 1),
-        "ours": [round(value, 4) for value in found["ours"]],
-        "plain": [round(value, 4) for value in found["plain"]],
-        "carried": [round(value, 4) for value in found["carried"]],
-    }
+        "seconds_per_exchange": round(seconds["ours"], 4),
+        "seconds_of_natural_echo": round(seconds["natural"], 4),
+        "seconds_of_plain_app": round(seconds["plain"], 4),
+        "seconds_of_carrying": round(seconds["carried"], 4),
+        "over_natural_echo_per_cent": round(100 * (seconds["ours"] / seconds["natural"] - 1), 1),
+        "over_plain_app_per_cent": round(100 * (seconds["ours"] / seconds["plain"] - 1), 1),
+        "over_carrying_per_cent": round(100 * (seconds["ours"] / seconds["carried"] - 1), 1),
+    } | {way: [round(value, 4) for value in found[way]] for way in WAYS}
     print({key: value for key, value in line.items() if key not in found}, flush=True)
     return line
 
