@@ -8,7 +8,9 @@ returns what it got. Beside it are three of Flower's own with the same numbers a
 - plain: an app that reads the array it is sent and makes a message of arrays, on both sides, as every Flower app must.
 - carried: an echo of the model as a single array.
 
-All take turns in the same run, and medians are compared. The bytes of one round of PeFLL are counted twice: at the
+All take turns in the same run. Medians are compared, and the median of what ours took beyond another of the same turn,
+which suffers less from other work on the machine; and, of simulations, the seconds of processor that all processes
+took. The bytes of one round of PeFLL are counted twice: at the
 door, and by a proxy through which the connections of all clients go.
 
     make bench-flower                                            # all; without Ray the simulation is left out
@@ -167,7 +169,7 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
             counted = engine.ledger.since(before)
             idle = _between_marks(Path(plan.folder) / "idle", partial(time.sleep, IDLE_SECONDS))
             return {"down": counted.down, "up": counted.up, "seconds": seconds, "idle_seconds": idle}
-        found: dict[str, list[float]] = {way: [] for way in WAYS}
+        found: dict[str, list[float]] = {name: [] for way in WAYS for name in (way, f"{way}_cpu")}
         model = engine.method.problem.model
         layers = {name: part.numpy() for name, part in model.unflatten(state.theta).items()}
         one = {"theta": state.theta.numpy()}
@@ -182,7 +184,10 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
             for name, job in jobs[t % len(jobs) :] + jobs[: t % len(jobs)]:
                 # Flower's simulation looks for messages every 0.1 s: none of them may always come at its best.
                 time.sleep(0.1 * pauses.random())
-                found[name].append(_timed(job))
+                cpu_before, began = cpu_seconds(), time.monotonic()
+                job()
+                found[name].append(time.monotonic() - began)
+                found[f"{name}_cpu"].append(cpu_seconds() - cpu_before)
         return {name: seconds[2:] for name, seconds in found.items()}
     finally:
         engine.close()
@@ -216,26 +221,33 @@ def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]],
     assert len(outcome.replies) == len(letters), outcome.faults
 
 
-def _timed(work: Callable[[], Any]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
+def cpu_seconds() -> float:
+    """Return the seconds of processor that this process and all it has started took so far, as far as they live."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            pid, rest = int(place.parent.name), place.read_text().rpartition(")")[2].split()
+            parents[pid], ticks[pid] = int(rest[1]), int(rest[11]) + int(rest[12])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def row(mode: str, clients: int, found: dict[str, Any]) -> dict[str, Any]:
     """Return medians, and our part beyond Flower's own."""
-    seconds = {way: statistics.median(found[way]) for way in WAYS}
-    line: dict[str, Any] = {
-        "mode": mode,
-        "clients": clients,
-        "seconds_per_exchange": round(seconds["ours"], 4),
-        "seconds_of_natural_echo": round(seconds["natural"], 4),
-        "seconds_of_plain_app": round(seconds["plain"], 4),
-        "seconds_of_carrying": round(seconds["carried"], 4),
-        "over_natural_echo_per_cent": round(100 * (seconds["ours"] / seconds["natural"] - 1), 1),
-        "over_plain_app_per_cent": round(100 * (seconds["ours"] / seconds["plain"] - 1), 1),
-        "over_carrying_per_cent": round(100 * (seconds["ours"] / seconds["carried"] - 1), 1),
-    } | {way: [round(value, 4) for value in found[way]] for way in WAYS}
+    others = {"natural": "natural_echo", "plain": "plain_app", "carried": "carrying"}
+    middle = {name: statistics.median(values) for name, values in found.items()}
+    line: dict[str, Any] = {"mode": mode, "clients": clients, "seconds_per_exchange": round(middle["ours"], 4)}
+    line |= {f"seconds_of_{words}": round(middle[way], 4) for way, words in others.items()}
+    for way, words in others.items():
+        turns = [ours / other - 1 for ours, other in zip(found["ours"], found[way], strict=True)]
+        line[f"over_{words}_per_cent"] = round(100 * (middle["ours"] / middle[way] - 1), 1)
+        line[f"over_{words}_of_the_same_turn_per_cent"] = round(100 * statistics.median(turns), 1)
+        if mode == "simulation":  # in a deployment clients are other processes; the rest is too short for the clock
+            line[f"cpu_over_{words}_per_cent"] = round(100 * (middle["ours_cpu"] / middle[f"{way}_cpu"] - 1), 1)
+    line |= {name: [round(value, 4) for value in values] for name, values in found.items()}
     print({key: value for key, value in line.items() if key not in found}, flush=True)
     return line
 
