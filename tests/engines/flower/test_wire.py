@@ -116,8 +116,9 @@ def test_truths_are_0_or_1_whatever_was_sent():
         ("[" * 60_000, "cannot be read"),
         (" " * 70_000, "too long"),
         (b"[]", "too long"),
-        ('[["a", "float32", [2]], ["b", "float32", [0, 99999999999999999999999999]]]', "which cannot be"),
-        ('[["a", "float32", [2]], ["b", "float32", [0, 4611686018427387904, 4611686018427387904]]]', "which cannot be"),
+        ('[["a", "float32", [2]], ["b", "float32", [0, 99999999999999999999999999]]]', "cannot be read"),
+        ('[["a", "float32", [2, 1, 1, 1, 1, 1, 1, 1, 1]]]', "cannot be read"),
+        ('[["a", "float32", [2]], ["b", "float32", [0, 4611686018427387903, 4611686018427387903]]]', "which cannot be"),
     ],
 )
 def test_tensors_that_are_not_what_the_list_says_are_refused(text, words):

@@ -40,6 +40,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # How numbers are written, on every machine.
 _WRITTEN = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 _KEYS = {"format", "header", "tensors", "numbers"}
+_AXES = 8  # the most that a tensor has
 HEADER_BYTES = 1 << 16  # the longest header that is read, and the longest list of tensors
 
 with warnings.catch_warnings():
@@ -83,7 +84,7 @@ def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
     for name, kind, shape in _listed(text):
         dtype = DTYPES.get(kind)
         if dtype is None:
-            raise BadMessage(f"sent {kind} numbers, which are never asked for")
+            raise BadMessage(f"sent {kind:.20} numbers, which are never asked for")
         count = prod(shape)
         ends = start + count * dtype.itemsize
         if ends > len(numbers):
@@ -108,18 +109,18 @@ def _shaped(numbers: bytes, start: int, count: int, kind: str, shape: list[int])
     return torch.from_numpy(flat.astype(np.dtype(kind), copy=False)).view(shape)
 
 
-def _listed(text: Any) -> list[tuple[str, str, list[int]]]:
+def _listed(text: Any) -> list[list[Any]]:
     """Return a message's list of tensors, of which nothing is believed yet but that it is one."""
     listed = _parsed(text, "list of tensors")
-    if not (
-        isinstance(listed, list)
-        and all(isinstance(entry, list) and len(entry) == 3 for entry in listed)
-        and all(isinstance(name, str) and isinstance(kind, str) for name, kind, _ in listed)
-        and all(isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) for *_, shape in listed)
-        and len({name for name, *_ in listed}) == len(listed)
-    ):
+    names = set()
+    for entry in listed if isinstance(listed, list) else [None]:
+        match entry:
+            case [str(name), str(), list(shape)] if name not in names and len(shape) <= _AXES:
+                if all(type(size) is int and 0 <= size < 1 << 62 for size in shape):
+                    names.add(name)
+                    continue
         raise BadMessage("sent a list of tensors that cannot be read")
-    return [(name, kind, shape) for name, kind, shape in listed]
+    return listed  # type: ignore[no-any-return]
 
 
 def _parsed(text: Any, what: str) -> Any:
