@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -53,20 +54,39 @@ def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_cap
     federation = ragged()
     method = build_method("pefll", problem_of(federation), {"local_steps": 3})
 
-    def trained() -> VectorEngine:
-        engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda")
-        engine.advance(engine.start(), 0, 1)
-        return engine
+    def opened() -> VectorEngine:
+        return VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda")
 
+    gc.collect()
+    gc.freeze()  # what is there now is not looked at again, so that the collector looks often at what is new
+    old = opened()
+    old.advance(old.start(), 0, 1)
+    old.itself = old  # a cycle: freed by the collector and nobody else
+    last, there = [old], weakref.ref(old)
+    del old
+    engine, lived = opened(), []
+    real = engine._round
+
+    def forgetting(server, t):
+        if torch.cuda.is_current_stream_capturing():
+            last.clear()
+        after = real(server, t)
+        if torch.cuda.is_current_stream_capturing():
+            lived.append(there() is not None)
+        return after
+
+    engine._round = forgetting
     often = gc.get_threshold()
-    gc.set_threshold(1)
+    gc.set_threshold(1, 1, 1)
     try:
-        for _ in range(3):
-            engine = trained()
-            engine.itself = engine  # a cycle: freed by the collector and nobody else
-            del engine
+        engine.advance(engine.start(), 0, 1)
     finally:
         gc.set_threshold(*often)
+        gc.unfreeze()
+    assert lived == [True]
+    engine.close()
+    gc.collect()
+    assert there() is None
 
 
 def test_capturing_changes_nothing():

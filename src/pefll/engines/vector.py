@@ -286,7 +286,6 @@ def _recording(graph: torch.cuda.CUDAGraph, engine: VectorEngine) -> Iterator[No
     in the middle of a recording would break it.
     """
     collected = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         with torch.cuda.graph(graph, pool=engine.pool, stream=engine.stream):
