@@ -152,9 +152,9 @@ class VectorEngine:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.stream)
 
-    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, VectorCohort]]:
+    def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, VectorCohort]]:
         """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
-        for group, is_new in seen_and_new(self.federation, clients):
+        for group, is_new in seen_and_new(self.federation, clients, as_new):
             yield from self._cohorts(group, is_new)
 
     def _cohorts(self, clients: Ids, is_new: bool) -> Iterator[tuple[Ids, VectorCohort]]:
