@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from pefll.data.federation import TEST, Samples, assemble
-from pefll.engines import vector
 from pefll.engines.cohort import Ledger, keep_freed_memory
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
@@ -27,6 +26,7 @@ from pefll.fitting import fit
 from pefll.methods import FedAvg, Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
+from pefll.ops import recorded
 from pefll.ops.precision import PRODUCTS, products
 from pefll.tree import leaves
 from tests.federations import flat, problem_of, ragged
@@ -508,7 +508,47 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch):
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    with pytest.raises(ZeroDivisionError), vector._recording(None, SimpleNamespace(pool=None, stream=None)):
+    with pytest.raises(ZeroDivisionError), recorded.recording(None, None):
         seen.append(1 / 0)
     assert seen == [False]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "pfedhn", "per-fedavg"])
+def test_steps_by_number_are_the_steps_one_after_another(name, monkeypatch):
+    """What a GPU records once and repeats, here repeated call by call: a step's number is a tensor then."""
+    federation = small(FEATURES)
+    method = build_method(name, problem_of(federation, "mlp"), SETTINGS[name])
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=3, dtype=torch.float64)
+    server = engine.advance(engine.start(), 0, 2)
+
+    def models() -> list[torch.Tensor]:
+        return [method.personalize(server, cohort) for _, cohort in engine.cohorts(np.arange(6))]
+
+    calls = []
+
+    def repeat(step, state, times):
+        calls.append(times)
+        for i in range(times):
+            state = step(torch.tensor(i), *state)
+        return state
+
+    wanted = models()
+    monkeypatch.setattr(recorded, "repeats", lambda *_: True)
+    monkeypatch.setattr(recorded, "repeat", repeat)
+    for mine, theirs in zip(models(), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    assert calls
+
+
+def test_when_steps_are_recorded(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    on_gpu = SimpleNamespace(is_cuda=True)
+    assert recorded.repeats(on_gpu, recorded.WORTH)
+    assert not recorded.repeats(on_gpu, recorded.WORTH - 1)
+    assert not recorded.repeats(SimpleNamespace(is_cuda=False), recorded.WORTH)
+    with recorded.in_full():
+        assert not recorded.repeats(on_gpu, recorded.WORTH)
+    assert recorded.repeats(on_gpu, recorded.WORTH)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not recorded.repeats(on_gpu, recorded.WORTH)
