@@ -1,11 +1,17 @@
 """What an exchange with real clients costs: in process, in Flower's simulation and in a deployment on this machine.
 
 An exchange sends every client a model of LeNet's size and gets one back. Ours goes through the door, with a task that
-returns what it got. Beside it are two of Flower's own with the same numbers and none of our code: a plain app, which
-reads the arrays it is sent and makes a message of arrays, on both sides, as every Flower app has to; and an echo that
-looks at nothing, which is what carrying alone costs. The three take turns in the same run, and medians are compared.
-The bytes of one round of PeFLL are counted twice: at the door, and by a proxy through which the connections of all
-clients go.
+returns what it got. Beside it are three of Flower's own with the same numbers and none of our code:
+
+- natural: an echo of the model as Flower's own examples send one, an `ArrayRecord` of its named arrays, which the
+  client returns untouched. This is what Flower itself costs, and what our part is compared with.
+- plain: an app that reads the array it is sent and makes a message of arrays, on both sides, as every Flower app must.
+- carried: an echo of the model as a single array.
+
+All take turns in the same run. Medians are compared, and the median of what ours took beyond another of the same turn,
+which suffers less from other work on the machine; and, of simulations, the seconds of processor that all processes
+took. The bytes of one round of PeFLL are counted twice: at the
+door, and by a proxy through which the connections of all clients go.
 
     make bench-flower                                            # all; without Ray the simulation is left out
     make bench-flower ARGS="--parts bytes --repeats 2"           # some; what was measured of the others stays
@@ -31,11 +37,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.flower_node import CARRIED, PLAIN, SimulatedNode, client
+from benchmarks.flower_node import CARRIED, NATURAL, PLAIN, SimulatedNode, client
 from pefll.data.client import Client
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.deploy.demo import write_client
@@ -57,6 +64,10 @@ from pefll.summary import commit
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)
 RESULT = "result.json"
 IDLE_SECONDS = 30
+# Of a message and its reply, each of three objects: ask for messages, get each object, confirm; announce, put each.
+REQUESTS = 3 + 2 * 3
+EXCHANGES = 3  # of a round of PeFLL
+WAYS = ("ours", "natural", "plain", "carried")
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
@@ -158,18 +169,25 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
             counted = engine.ledger.since(before)
             idle = _between_marks(Path(plan.folder) / "idle", partial(time.sleep, IDLE_SECONDS))
             return {"down": counted.down, "up": counted.up, "seconds": seconds, "idle_seconds": idle}
-        found: dict[str, list[float]] = {"ours": [], "plain": [], "carried": []}
+        found: dict[str, list[float]] = {name: [] for way in WAYS for name in (way, f"{way}_cpu")}
+        model = engine.method.problem.model
+        layers = {name: part.numpy() for name, part in model.unflatten(state.theta).items()}
+        one = {"theta": state.theta.numpy()}
         pauses = np.random.default_rng(0)
         for t in range(plan.rounds + 2):  # the first two are not counted: caches are cold
             jobs = [
                 ("ours", partial(engine.advance, state, t, 1)),
-                ("plain", partial(_of_flower, grid, engine, state.theta, PLAIN)),
-                ("carried", partial(_of_flower, grid, engine, state.theta, CARRIED)),
+                ("natural", partial(_of_flower, grid, engine, layers, NATURAL)),
+                ("plain", partial(_of_flower, grid, engine, one, PLAIN)),
+                ("carried", partial(_of_flower, grid, engine, one, CARRIED)),
             ]
-            for name, job in jobs[t % 3 :] + jobs[: t % 3]:
-                # Flower's simulation looks for messages every 0.1 s: none of the three may always come at its best.
+            for name, job in jobs[t % len(jobs) :] + jobs[: t % len(jobs)]:
+                # Flower's simulation looks for messages every 0.1 s: none of them may always come at its best.
                 time.sleep(0.1 * pauses.random())
-                found[name].append(_timed(job))
+                cpu_before, began = cpu_seconds(), time.monotonic()
+                job()
+                found[name].append(time.monotonic() - began)
+                found[f"{name}_cpu"].append(cpu_seconds() - cpu_before)
         return {name: seconds[2:] for name, seconds in found.items()}
     finally:
         engine.close()
@@ -187,10 +205,12 @@ def _between_marks(place: Path, work: Callable[[], Any]) -> float:
     return seconds
 
 
-def _of_flower(grid: Grid, engine: FlowerEngine, theta: Tensor, kind: str) -> None:
+def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]], kind: str) -> None:
     """Do an exchange with Flower alone, waiting for replies as often as ours does."""
     letters = {
-        number: Letter(node, kind, RecordDict({"model": ArrayRecord([theta.numpy()])}))
+        number: Letter(
+            node, kind, RecordDict({"model": ArrayRecord({name: Array(part) for name, part in model.items()})})
+        )
         for number, node in enumerate(engine.nodes)
     }
 
@@ -201,27 +221,33 @@ def _of_flower(grid: Grid, engine: FlowerEngine, theta: Tensor, kind: str) -> No
     assert len(outcome.replies) == len(letters), outcome.faults
 
 
-def _timed(work: Callable[[], Any]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
+def cpu_seconds() -> float:
+    """Return the seconds of processor that this process and all it has started took so far, as far as they live."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            pid, rest = int(place.parent.name), place.read_text().rpartition(")")[2].split()
+            parents[pid], ticks[pid] = int(rest[1]), int(rest[11]) + int(rest[12])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def row(mode: str, clients: int, found: dict[str, Any]) -> dict[str, Any]:
     """Return medians, and our part beyond Flower's own."""
-    ours, plain, carried = (statistics.median(found[name]) for name in ("ours", "plain", "carried"))
-    line = {
-        "mode": mode,
-        "clients": clients,
-        "seconds_per_exchange": round(ours, 4),
-        "seconds_of_plain_app": round(plain, 4),
-        "seconds_of_carrying": round(carried, 4),
-        "over_plain_app_per_cent": round(100 * (ours / plain - 1), 1),
-        "over_carrying_per_cent": round(100 * (ours / carried - 1), 1),
-        "ours": [round(value, 4) for value in found["ours"]],
-        "plain": [round(value, 4) for value in found["plain"]],
-        "carried": [round(value, 4) for value in found["carried"]],
-    }
+    others = {"natural": "natural_echo", "plain": "plain_app", "carried": "carrying"}
+    middle = {name: statistics.median(values) for name, values in found.items()}
+    line: dict[str, Any] = {"mode": mode, "clients": clients, "seconds_per_exchange": round(middle["ours"], 4)}
+    line |= {f"seconds_of_{words}": round(middle[way], 4) for way, words in others.items()}
+    for way, words in others.items():
+        turns = [ours / other - 1 for ours, other in zip(found["ours"], found[way], strict=True)]
+        line[f"over_{words}_per_cent"] = round(100 * (middle["ours"] / middle[way] - 1), 1)
+        line[f"over_{words}_of_the_same_turn_per_cent"] = round(100 * statistics.median(turns), 1)
+        if mode == "simulation":  # in a deployment clients are other processes; the rest is too short for the clock
+            line[f"cpu_over_{words}_per_cent"] = round(100 * (middle["ours_cpu"] / middle[f"{way}_cpu"] - 1), 1)
+    line |= {name: [round(value, 4) for value in values] for name, values in found.items()}
     print({key: value for key, value in line.items() if key not in found}, flush=True)
     return line
 
@@ -383,7 +409,10 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
         for part in ("round", "idle")
     )
     door = found["down"] + found["up"]
-    polls = (idle["down"] + idle["up"]) * found["seconds"] / found["idle_seconds"]
+    # A handshake can look like one request more; so these are the fewest polls that there were, and polls are what is
+    # sent when nothing else is.
+    polls = max(0, wire["requests"] - wire["connections"] - REQUESTS * EXCHANGES * clients)
+    poll_bytes = polls * (idle["down"] + idle["up"]) / max(1, idle["requests"])
     line = {
         "mode": "deployment, one round of PeFLL",
         "clients": clients,
@@ -396,8 +425,9 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
         "connections": wire["connections"],
         "idle_bytes_per_client_and_second": round((idle["down"] + idle["up"]) / found["idle_seconds"] / clients, 1),
         "idle_requests_per_client_and_second": round(idle["requests"] / found["idle_seconds"] / clients, 3),
+        "overhead_bytes_per_client": round((wire["down"] + wire["up"] - door) / clients),
         "wire_over_door_per_cent": round(100 * ((wire["down"] + wire["up"]) / door - 1), 2),
-        "without_polls_per_cent": round(100 * ((wire["down"] + wire["up"] - polls) / door - 1), 2),
+        "without_polls_per_cent": round(100 * ((wire["down"] + wire["up"] - poll_bytes) / door - 1), 2),
     }
     print(line, flush=True)
     return line
@@ -421,6 +451,7 @@ def main() -> None:
         ("deployment", lambda folder: deployment(8, -(-given.repeats // 4), folder)),
         ("content", lambda folder: content(8, folder)),
         ("bytes", lambda folder: deployment(8, 1, folder, "pefll")),
+        ("bytes", lambda folder: deployment(2, 1, folder, "pefll")),
     ]
     for part, job in jobs:
         if part in given.parts:

@@ -9,19 +9,19 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 from pefll_node import NodeApp
 
-CARRIED, PLAIN = "query.carried", "query.plain"
+NATURAL, CARRIED, PLAIN = "query.natural", "query.carried", "query.plain"
 
 
 class BenchmarkNode(NodeApp):
-    """Answers two kinds of messages with Flower alone, and all others as every client does.
+    """Answers three kinds of messages with Flower alone, and all others as every client does.
 
-    What is only carried comes back as it is. A plain app reads the arrays it is sent and makes a message of those it
-    has computed, as every Flower app has to; this one computes nothing.
+    What is only carried comes back as it is, be it one array or several. A plain app reads the arrays it is sent and
+    makes a message of those it has computed, as every Flower app has to; this one computes nothing.
     """
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message."""
-        if message.metadata.message_type == CARRIED:
+        if message.metadata.message_type in (NATURAL, CARRIED):
             return Message(message.content, reply_to=message)
         if message.metadata.message_type == PLAIN:
             model = message.content["model"].to_numpy_ndarrays()

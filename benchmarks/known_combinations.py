@@ -52,7 +52,7 @@ def with_known_only(federation: Federation) -> tuple[Federation, list[tuple[int,
 
 def about(run: Run, moved: list[tuple[int, int]]) -> dict[str, Any]:
     """Return what is kept of a run."""
-    names = ("seed", "best_round", "accuracy", "client_counts", "precision", "device", "torch", "command")
+    names = ("seed", "best_round", "accuracy", "client_counts", "precision", "device", "torch")
     return {name: run.summary[name] for name in names} | {"changed_places": moved}
 
 

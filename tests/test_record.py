@@ -95,22 +95,48 @@ def test_a_folder_is_held_by_one_process_and_let_go_with_it(tmp_path):
         "with RunFolder(pathlib.Path(sys.argv[1])).held():\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
-        with (
-            pytest.raises(PefllError, match="is being trained by another process; wait for it, or stop it"),
-            folder.held(),
-        ):
-            pass
-        other.kill()
+        try:
+            assert other.stdout.readline() == "held\n"
+            with pytest.raises(PefllError, match="is being trained already; wait for it, or stop it"), folder.held():
+                pass
+        finally:
+            other.kill()
     with folder.held():
         pass
     with folder.held():
         pass
+
+
+def test_a_folder_that_nothing_came_of_is_not_left_behind(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "run")
+    with folder.held():
+        assert folder.path.is_dir()
+    assert not folder.path.exists()
+    with folder.held():
+        folder.config_file.write_text("")
+    assert folder.config_file.exists()
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with pytest.warns(UserWarning, match="lies on a file system without locks"), RunFolder(tmp_path / "run").held():
+        pass
+
+
+def test_one_folder_that_is_held_keeps_all_seeds_from_beginning(tmp_path):
+    held = RunFolder(seed_folder(tmp_path, 1))
+    with held.held():
+        with pytest.raises(PefllError, match="seed-1 is being trained already"):
+            pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], rounds=1, out=tmp_path, device="cpu", clients_per_round=3)
+        assert not seed_folder(tmp_path, 0).exists()
 
 
 def test_nobody_trains_into_a_folder_that_is_held(tmp_path):
     federation = ragged()
-    with RunFolder(tmp_path).held(), pytest.raises(PefllError, match="is being trained by another process"):
+    with RunFolder(tmp_path).held(), pytest.raises(PefllError, match="is being trained already"):
         pefll.fit(federation, "fedavg", rounds=1, out=tmp_path, device="cpu", clients_per_round=3)
     assert not (tmp_path / "config.toml").exists()
     run = pefll.fit(federation, "fedavg", rounds=1, out=tmp_path, device="cpu", clients_per_round=3)

@@ -21,7 +21,7 @@ from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method
 from pefll.preparing import Order, describe_problem, headline, opened
 from pefll.progress import Display, display, say
-from pefll.record import RunFolder, seed_folder
+from pefll.record import LOCK, RunFolder, seed_folder
 from pefll.run import Run
 from pefll.summary import summary_of, write_descriptors
 from pefll.training import train
@@ -168,14 +168,15 @@ def outcomes_of(
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
             prepared.append((order._replace(config=config), engine, learner, facts))
-        # Only now, so that settings that cannot be run leave no folder behind.
+        # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
         for order, *_ in prepared:
-            if order.out is not None:
-                _check_claim(order.out, order.config)
+            _check_claim(order.out, order.config)
+        folders = [stack.enter_context(_held(order.out)) for order, *_ in prepared]
+        for (order, *_), folder in zip(prepared, folders, strict=True):
+            _claim(folder, order.config)
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds))
-        for order, engine, learner, facts in prepared:
-            folder = stack.enter_context(_claimed(order.out, order.config))
+        for (order, engine, learner, facts), folder in zip(prepared, folders, strict=True):
             if console:
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
             turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(orders))
@@ -197,9 +198,9 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
     if not engine.method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
     order = Order(config, federation, out)
-    if out is not None:
-        _check_claim(out, config)
-    with _claimed(out, config) as folder:
+    _check_claim(out, config)
+    with _held(out) as folder:
+        _claim(folder, config)
         if console:
             say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
         with display(console) as screen, stop_signals() as asked_to_stop:
@@ -269,26 +270,30 @@ def _config(
     )
 
 
-def _check_claim(out: str | Path, config: Config) -> None:
+def _check_claim(out: str | Path | None, config: Config) -> None:
     """Raise PefllError where the folder that is there is not the same run's."""
+    if out is None:
+        return
     folder = RunFolder(Path(out))
     if folder.config_file.is_file():
         Config.load(folder.config_file).check_same(config)
-    elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+    elif folder.path.exists() and (not folder.path.is_dir() or {each.name for each in folder.path.iterdir()} - {LOCK}):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
 
 
 @contextmanager
-def _claimed(out: str | Path | None, config: Config) -> Iterator[RunFolder | None]:
-    """Make the run's folder, or take the one that is there, with what was asked for now, and keep it to ourselves."""
+def _held(out: str | Path | None) -> Iterator[RunFolder | None]:
+    """Yield the run's folder, which is nobody else's meanwhile; None for a run that is not kept."""
     if out is None:
         yield None
         return
     folder = RunFolder(Path(out))
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PefllError(f"cannot make the folder {folder.path}: {error.strerror}") from error
     with folder.held():
-        config.save(folder.config_file)
         yield folder
+
+
+def _claim(folder: RunFolder | None, config: Config) -> None:
+    """Write what was asked for now into a folder that is held; somebody may have been there since it was looked at."""
+    if folder:
+        _check_claim(folder.path, config)
+        config.save(folder.config_file)

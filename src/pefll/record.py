@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 from pefll.errors import PefllError
 from pefll.files import read_json, sentences_for_disk_errors, write_json, write_whole
 
+LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
 GROUPS = ("seen", "unseen")
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
 
@@ -63,26 +67,27 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep everybody else from training into the folder; raise PefllError where somebody does so already."""
+        """Make the folder where there is none, and keep everybody else from training into it inside the block.
+
+        Raises:
+            PefllError: where somebody does so already, or the folder cannot be made.
+        """
         try:
-            import fcntl  # not on Windows, where nobody is kept from anything
-        except ImportError:
-            yield
-            return
-        with sentences_for_disk_errors(str(self.path)):
-            handle = os.open(self.path, os.O_RDONLY)
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PefllError(f"cannot make the folder {self.path}: {error.strerror}") from error
+        lock = self.path / LOCK
+        with sentences_for_disk_errors(str(lock)):
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
-            except BlockingIOError as error:
-                raise PefllError(
-                    f"{self.path} is being trained by another process; wait for it, or stop it with Ctrl-C first"
-                ) from error
-            except OSError:
-                pass  # a file system without locks
+            _lock(handle, self.path)
             yield
         finally:
             os.close(handle)
+            if not self.config_file.exists():  # nothing came of it
+                with suppress(OSError):
+                    lock.unlink()
+                    self.path.rmdir()
 
     def history(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, oldest first; a line cut off by a crash is left out."""
@@ -121,6 +126,27 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
         write_json(self.summary_file, summary)
+
+
+def _lock(handle: int, path: Path) -> None:
+    """Lock an open file, until it is closed or the process ends, however it ends."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            warnings.warn(
+                f"{path} lies on a file system without locks: make sure that only one process trains into it",
+                stacklevel=2,
+            )
+            return
+        raise PefllError(f"{path} is being trained already; wait for it, or stop it with Ctrl-C first") from error
 
 
 def seed_folder(path: Path, seed: int) -> Path:

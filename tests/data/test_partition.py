@@ -10,6 +10,7 @@ from pefll.data import (
     TRAIN,
     VALIDATION,
     Samples,
+    arrays,
     by_class,
     digits,
     dirichlet,
@@ -447,3 +448,12 @@ def test_summary_in_blocks(monkeypatch):
     whole = summarise(federation)
     monkeypatch.setattr("pefll.data.summary._CELLS", 700)
     assert summarise(federation) == whole
+
+
+def test_very_many_clients_keep_no_names(monkeypatch):
+    monkeypatch.setattr(arrays, "MOST_NAMES", 3)
+    x = np.zeros((8, 2))
+    for keys, names in (([5, 6, 7, 5], ("5", "6", "7")), ([5, 6, 7, 8], ()), ([0, 10**9, 5, 6], ())):
+        samples = arrays.samples_from_arrays(x, [0] * 8, client=keys * 2)
+        assert samples.client_names == names
+        assert samples.client.tolist() == np.unique(keys, return_inverse=True)[1].tolist() * 2

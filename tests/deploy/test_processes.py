@@ -51,6 +51,15 @@ def alive(group):
     return True
 
 
+def test_objects_come_one_at_a_time_unless_the_user_wants_more(monkeypatch):
+    names = [f"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_{way}" for way in ("PULLS", "PUSHES")]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert [environment()[name] for name in names] == ["1", "1"]
+    monkeypatch.setenv(names[0], "4")
+    assert [environment()[name] for name in names] == ["4", "1"]
+
+
 def test_server_and_client_in_the_foreground_end_when_they_are_asked_to(tmp_path):
     here = setting(tmp_path, clients=1)
     there = deploy(here, tmp_path / "p", clients_per_round=1)

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.deploy import server
-from pefll.engines.flower.message import RECORD, header_of, tensors_of
+from pefll.engines.flower.message import FORMAT, RECORD, header_of, tensors_of
 from tests.deploy.test_server import fresh_grid, last_state, plan_of
 from tests.engines.flower.federations import CLIENTS, setting
 
@@ -40,9 +40,10 @@ def recording(tmp_path):
 
 def everything(content) -> bytes:
     """Return all bytes of a message: numbers and texts."""
-    return content[RECORD]["header"].encode() + b"".join(
-        array.data for record in content.values() for array in record.values() if hasattr(array, "data")
-    )
+    assert set(content) == {RECORD}
+    record = dict(content[RECORD])
+    assert record.pop("format") == FORMAT
+    return b"".join(value.encode() if isinstance(value, str) else value for value in record.values())
 
 
 def test_only_these_cross(recording):

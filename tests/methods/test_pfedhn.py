@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from pefll.engines.serial import SerialEngine
@@ -21,9 +22,10 @@ EMBEDDINGS = PLAIN | {
 }
 
 
+@pytest.mark.parametrize("new_lr", [0.0, 0.3])
 @both_engines
-def test_pfedhn_is_torchs_sgd_on_the_hypernetwork_and_its_table(make):
-    engine = opened(make, "pfedhn", EMBEDDINGS, c=2)
+def test_pfedhn_is_torchs_sgd_on_the_hypernetwork_and_its_table(make, new_lr):
+    engine = opened(make, "pfedhn", EMBEDDINGS | {"new_lr": new_lr}, c=2)
     server = engine.start()
     phi, table = server.hypernetwork.clone().requires_grad_(), server.embeddings.clone().requires_grad_()
     groups = [{"params": [phi], "lr": 0.02}, {"params": [table], "lr": 0.05}]
@@ -40,7 +42,7 @@ def test_pfedhn_is_torchs_sgd_on_the_hypernetwork_and_its_table(make):
     torch.testing.assert_close(state.hypernetwork, phi.detach(), rtol=0, atol=1e-9)
     torch.testing.assert_close(state.embeddings, table.detach(), rtol=0, atol=1e-9)
     v = server.newcomer.clone().requires_grad_()
-    sgd = torch.optim.SGD([v], lr=0.05, momentum=0.9, weight_decay=0.01)
+    sgd = torch.optim.SGD([v], lr=new_lr or 0.05, momentum=0.9, weight_decay=0.01)
     for _ in range(3):
         sgd.zero_grad()
         loss_of(engine, 3, engine.method.h(state.hypernetwork, v[None])[0]).backward()

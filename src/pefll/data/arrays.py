@@ -16,6 +16,8 @@ _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "va
 _SPLIT_WORDS |= {"test": TEST, "testing": TEST}
 # Without `classes`, a label beyond this and beyond the number of samples is a mistake and not a class.
 _MANY_CLASSES = 1000
+# Clients' keys that are numbers are kept as texts up to so many clients.
+MOST_NAMES = 10_000
 
 
 def samples_from_arrays(
@@ -187,7 +189,7 @@ def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
 
 
 def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...]]:
-    """Return clients numbered 0..n-1 in the order of their keys, and the keys as texts where they are others."""
+    """Return clients numbered 0..n-1 in the order of their keys, and the keys as texts if they are others and few."""
     keys = _column(client, "client", name)
     if keys.dtype == object:
         return _number(keys)
@@ -196,12 +198,17 @@ def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...]]:
     low, high = int(keys.min()), int(keys.max())
     if high - low > 4 * len(keys) + 1024:
         different, place = np.unique(keys, return_inverse=True)
-        return place.reshape(-1), tuple(map(str, different.tolist()))
+        return place.reshape(-1), _names(different)
     # Numbers without wide gaps need no sorting: a million clients are renumbered through a table.
     present = np.bincount(keys - low) > 0
     if low == 0 and present.all():
         return keys, ()
-    return (np.cumsum(present) - 1)[keys - low], tuple(map(str, (np.flatnonzero(present) + low).tolist()))
+    return (np.cumsum(present) - 1)[keys - low], _names(np.flatnonzero(present) + low)
+
+
+def _names(keys: Array) -> tuple[str, ...]:
+    """Return keys that are numbers as texts, for messages; none where that would be an object for each of very many."""
+    return tuple(map(str, keys.tolist())) if len(keys) <= MOST_NAMES else ()
 
 
 def _splits(split: Any, name: str) -> Array:

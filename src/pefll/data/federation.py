@@ -45,7 +45,7 @@ class Samples:
             statistics are to be measured once it is known which samples are for training.
         name: the name of the data set.
         class_names: one per class, or empty.
-        client_names: one per natural client; empty where 0..n-1 are their names.
+        client_names: one per natural client; empty where 0..n-1 are their names, or very many other numbers are.
         tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
         feature_names: one per column of x where it is a table's, or empty.
     """

@@ -26,6 +26,10 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+# Flower by default asks for two objects of a message at a time, each over a connection of its own. A message of ours is
+# one object that matters, so that the second connection would be a TLS handshake and nothing else. These are defaults:
+# who has a slow line and a model of many pieces may set others.
+_ONE_AT_A_TIME = {"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "1", "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": "1"}
 # A client computes with one thread, and it must find this package however this process found it.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HOME = "FLWR_HOME"
@@ -42,7 +46,7 @@ def environment(home: Path | None = None) -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))
     more = {_HOME: str(home)} if home is not None else {}
-    return {**os.environ, **QUIET, **_ONE_THREAD, "PATH": path, "PYTHONPATH": found, **more}
+    return {**_ONE_AT_A_TIME, **os.environ, **QUIET, **_ONE_THREAD, "PATH": path, "PYTHONPATH": found, **more}
 
 
 def program(name: str) -> str:

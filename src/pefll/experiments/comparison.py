@@ -46,13 +46,23 @@ class Entry(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """How far one of our methods is ahead of the best baseline in a cell."""
+    """How far one of our methods is ahead of the best baseline in a cell.
+
+    Attributes:
+        group: seen or unseen.
+        method: ours.
+        cell: of the table.
+        baseline: the best of the others.
+        points: between the two means.
+        difference: a test over the clients; None where the results have no counts for the same clients.
+    """
 
     group: str
     method: str
     cell: Cell
     baseline: str
-    difference: Difference
+    points: float
+    difference: Difference | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Comparison:
     Attributes:
         cells: its columns.
         entries: by group, method and cell's name.
-        leads: of our methods over the best baselines, where results have what a test over clients needs.
+        leads: of our methods over the best baselines.
         rounds: of training.
         seeds: how many there should be.
     """
@@ -119,9 +129,11 @@ def _leads(found: Found, group: str, cell: Cell, means: dict[str, float]) -> lis
     best = max(baselines, key=lambda method: baselines[method])
     leads = []
     for method in OURS:
-        pairs = _pairs(found.get((method, cell.name), []), found[best, cell.name], group)
-        if pairs:
-            leads.append(Lead(group, method, cell, best, paired_bootstrap(pairs)))
+        if method not in means:
+            continue
+        pairs = _pairs(found[method, cell.name], found[best, cell.name], group)
+        points = means[method] - means[best]
+        leads.append(Lead(group, method, cell, best, points, paired_bootstrap(pairs) if pairs else None))
     return leads
 
 
@@ -158,6 +170,7 @@ def rows(table: Comparison) -> list[dict[str, Any]]:
     listed = []
     for key, entry in table.entries.items():
         lead = leads.get(key)
+        tested = lead.difference if lead else None
         listed.append(
             {
                 "clients": entry.group,
@@ -172,10 +185,10 @@ def rows(table: Comparison) -> list[dict[str, Any]]:
                 "paper_mean": _digits(entry.paper[0] if entry.paper else None, 1),
                 "paper_std": _digits(entry.paper[1] if entry.paper else None, 1),
                 "best_baseline": lead.baseline if lead else "",
-                "lead": _digits(lead.difference.points if lead else None, 2),
-                "lead_low": _digits(lead.difference.low if lead else None, 2),
-                "lead_high": _digits(lead.difference.high if lead else None, 2),
-                "p": _digits(lead.difference.p if lead else None, 4),
+                "lead": _digits(tested.points if tested else lead.points if lead else None, 2),
+                "lead_low": _digits(tested.low if tested else None, 2),
+                "lead_high": _digits(tested.high if tested else None, 2),
+                "p": _digits(tested.p if tested else None, 4),
             }
         )
     return listed
@@ -212,15 +225,20 @@ def markdown(table: Comparison) -> str:
             "| clients | | method | best baseline | ahead by | 95% interval | p | clients | seeds |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
-        lines += [
-            f"| {lead.group} | {lead.cell.title} | {ROWS[lead.method]} | {ROWS[lead.baseline]} "
-            f"| {d.points:+.1f} | {d.low:+.1f} to {d.high:+.1f} | {_chance(d.p)} | {d.clients} | {d.seeds} |"
-            for lead in table.leads
-            for d in (lead.difference,)
-        ]
+        lines += [_lead_row(lead) for lead in table.leads]
     else:
-        lines.append("No two results with counts for each client are here yet.")
+        lines.append("There are no results of a baseline here yet.")
     return "\n".join(lines) + "\n"
+
+
+def _lead_row(lead: Lead) -> str:
+    cells = [lead.group, lead.cell.title, ROWS[lead.method], ROWS[lead.baseline]]
+    d = lead.difference
+    if d is None:
+        cells += [f"{lead.points:+.1f}", "not tested: no counts for the same clients", "", "", ""]
+    else:
+        cells += [f"{d.points:+.1f}", f"{d.low:+.1f} to {d.high:+.1f}", _chance(d.p), str(d.clients), str(d.seeds)]
+    return "| " + " | ".join(cells) + " |"
 
 
 def _chance(p: float) -> str:

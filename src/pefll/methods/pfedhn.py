@@ -57,6 +57,7 @@ class PFedHN:
         server_decay: weight decay of both.
         server_clip: the norm of each one's gradient is cut to this; 0 for no cut.
         new_rounds: exchanges with a new client, in which only its embedding is learned.
+        new_lr: of that embedding's SGD; 0 for embedding_lr.
     """
 
     problem: Problem
@@ -74,6 +75,7 @@ class PFedHN:
     server_decay: float = 1e-3
     server_clip: float = 50.0
     new_rounds: int = 20
+    new_lr: float = 0.0
 
     trains_in_rounds: ClassVar[bool] = True
     uses_labels: ClassVar[bool] = True
@@ -137,7 +139,8 @@ class PFedHN:
         """Learn embeddings of new clients [c, l] in some exchanges, with the hypernetwork as it is."""
         v = server.newcomer.repeat(cohort.size, 1)
         velocity = torch.zeros_like(v)
-        sgd = SGD(self.embedding_lr, self.server_momentum, self.server_decay, self.server_clip or None)
+        lr = self.new_lr or self.embedding_lr
+        sgd = SGD(lr, self.server_momentum, self.server_decay, self.server_clip or None)
         for exchange in range(self.new_rounds):
             theta, pullback = vjp(lambda at: self.h(server.hypernetwork, at), v)  # type: ignore[misc]
             (d_v,) = pullback(cohort.run(self.adapt, each(theta), exchange=exchange))

@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 # data differs too; runs of different length are different experiments although a run may be extended.
 _NOT_WHAT = (MAY_CHANGE | {"seed", "data_sha256"}) - {"rounds"}
 # What decides, with the seed, who has what.
-_DATA = ("data", "partition", "clients", "label", "client_column")
+_DATA = ("data", "partition", "clients", "unseen", "label", "client_column")
 _IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
 
 

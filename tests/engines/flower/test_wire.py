@@ -7,22 +7,22 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pefll.engines.flower import message
 from pefll.engines.flower.client import task_of
 from pefll.engines.flower.keep import Store, Ticket, ticket_in
 from pefll.engines.flower.message import (
     FORMAT,
-    RAW,
     RECORD,
-    TENSORS,
     BadMessage,
     all_finite,
-    decode,
+    bytes_of,
     header_of,
     pack,
+    read_numbers,
     tensors_of,
 )
 from pefll.engines.flower.reply import too_large
@@ -42,35 +42,153 @@ def test_tensors_come_back_as_they_were(dtype, shape):
     assert torch.equal(found, leaf)
 
 
+def test_many_tensors_share_one_record_whatever_their_types(monkeypatch):
+    leaves = {
+        "truths": torch.tensor([True, False, True]),  # so that what follows begins at an odd address
+        "numbers": torch.randn(4, 5),
+        "nothing": torch.empty(2, 0),
+        "one": torch.tensor(7),
+        "wide": torch.randn(3, dtype=torch.float64),
+        "turned": torch.randn(3, 4).T,
+    }
+    whole = pack({"task": "x"}, leaves)
+    monkeypatch.setattr(message, "PIECE_BYTES", 50)
+    pieces = pack({"task": "x"}, leaves)
+    assert list(whole) == [RECORD]
+    assert list(pieces) == [RECORD, *(f"{RECORD}.{place}" for place in range(1, len(pieces)))]
+    assert len(pieces) == -(-sum(leaf.nbytes for leaf in leaves.values()) // 50)
+    assert bytes_of(pieces) == bytes_of(whole)
+    for content in (whole, pieces):
+        assert header_of(content) == {"task": "x"}
+        found = tensors_of(content)
+        assert list(found) == list(leaves)
+        for name, leaf in leaves.items():
+            assert found[name].dtype == leaf.dtype
+            assert torch.equal(found[name], leaf)
+
+
+def test_a_message_is_three_of_flowers_objects_and_one_more_for_each_further_piece(tmp_path, monkeypatch):
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    setting(tmp_path)  # messages are of a run, and a grid makes one
+    leaves = {"a": torch.randn(100), "b": torch.arange(5)}
+    for size, objects in ((1 << 20, 3), (400, 4), (100, 3 + 4)):
+        monkeypatch.setattr(message, "PIECE_BYTES", size)
+        sent = Message(pack({"task": "x"}, leaves), 7, "train.x", ttl=1.0)
+        parts = get_all_nested_objects(sent)
+        assert len(parts) == objects
+        name = list(parts)[-1]
+        read = inflate_object_from_contents(name, {key: part.deflate() for key, part in parts.items()})
+        found = tensors_of(read.content)
+        assert all(torch.equal(found[key], leaf) for key, leaf in leaves.items())
+
+
+def test_numbers_are_written_with_the_lowest_byte_first():
+    content = pack({}, {"a": torch.tensor([1, 258])})
+    assert content[RECORD]["numbers"] == bytes([1, *[0] * 7, 2, 1, *[0] * 6])
+    assert content[RECORD]["tensors"] == '[["a", "int64", [2]]]'
+
+
+def test_truths_are_0_or_1_whatever_was_sent():
+    (found,) = read_numbers('[["a", "bool", [3]]]', bytes([0, 1, 77])).values()
+    assert found.sum() == 2
+
+
 @pytest.mark.parametrize(
-    ("array", "words"),
+    ("text", "words"),
     [
-        (Array("float32", (3,), RAW, b"12345678"), "8 bytes as a tensor of shape"),
-        (Array("float16", (4,), RAW, b"12345678"), "never asked for"),
-        (Array("float32", (2,), "numpy.ndarray", b"12345678"), "never asked for"),
-        (Array("float32", (-1, -2), RAW, b"12345678"), "as a tensor of shape"),
-        (Array("object", (1,), RAW, b"12345678"), "never asked for"),
+        ('[["a", "float32", [3]]]', "8 bytes as a tensor of shape"),
+        ('[["a", "float32", [1]]]', "8 bytes of numbers where its list says 4"),
+        ("[]", "8 bytes of numbers where its list says 0"),
+        ('[["a", "float32", [1]], ["b", "float32", [2]]]', "4 bytes as a tensor of shape"),
+        ('[["a", "float16", [4]]]', "never asked for"),
+        ('[["a", "object", [1]]]', "never asked for"),
+        ('[["a", "float32", [-1, -2]]]', "cannot be read"),
+        ('[["a", "float32", [2.0]]]', "cannot be read"),
+        ('[["a", "float32", [true, 2]]]', "cannot be read"),
+        ('[["a", "float32", 2]]', "cannot be read"),
+        ('[["a", "float32"]]', "cannot be read"),
+        ('[["a", "float32", [1]], ["a", "float32", [1]]]', "cannot be read"),
+        ('[[1, "float32", [2]]]', "cannot be read"),
+        ("{}", "cannot be read"),
+        ("not json", "cannot be read"),
+        ("[" * 60_000, "cannot be read"),
+        (" " * 70_000, "too long"),
+        (b"[]", "too long"),
+        ('[["a", "float32", [2]], ["b", "float32", [0, 99999999999999999999999999]]]', "cannot be read"),
+        ('[["a", "float32", [2, 1, 1, 1, 1, 1, 1, 1, 1]]]', "cannot be read"),
+        ('[["a", "float32", [2]], ["b", "float32", [0, 4611686018427387903, 4611686018427387903]]]', "which cannot be"),
     ],
 )
-def test_arrays_that_are_not_what_they_say_are_refused(array, words):
+def test_tensors_that_are_not_what_the_list_says_are_refused(text, words):
     with pytest.raises(BadMessage, match=words):
-        decode(array)
+        read_numbers(text, b"12345678")
+
+
+def record(**changes):
+    return ConfigRecord({"format": FORMAT, "header": "{}", "tensors": "[]", "numbers": b""} | changes)
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "words"),
     [
-        RecordDict(),
-        RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "{}"})}),
-        RecordDict({RECORD: ConfigRecord({"format": 99, "header": "{}"}), TENSORS: ArrayRecord()}),
-        RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "not json"}), TENSORS: ArrayRecord()}),
-        RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "[]"}), TENSORS: ArrayRecord()}),
-        RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "{" + " " * 70000}), TENSORS: ArrayRecord()}),
+        (RecordDict(), "no message of pefll"),
+        (RecordDict({"surprise": record()}), "no message of pefll"),
+        (RecordDict({RECORD: ArrayRecord()}), "no message of pefll"),
+        (RecordDict({RECORD: ConfigRecord({"header": "{}"})}), "no message of pefll"),
+        (RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "{}"})}), "no message of pefll"),
+        (RecordDict({RECORD: record(more=1)}), "no message of pefll"),
+        (RecordDict({RECORD: record(numbers="text")}), "no message of pefll"),
+        (RecordDict({RECORD: record(numbers=[b"1", b"2"])}), "no message of pefll"),
+        (RecordDict({RECORD: record(), f"{RECORD}.2": ConfigRecord({"numbers": b""})}), "no message of pefll"),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"numbers": 3})}), "no message of pefll"),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"x": b""})}), "no message of pefll"),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ArrayRecord()}), "no message of pefll"),
+        (RecordDict({RECORD: record(header="not json")}), "header that cannot be read"),
+        (RecordDict({RECORD: record(header="[]")}), "header that cannot be read"),
+        (RecordDict({RECORD: record(header="{" + " " * 70000)}), "too long"),
+        (RecordDict({RECORD: record(header=3)}), "too long"),
+        (RecordDict({RECORD: record(format=99)}), "speaks format 99 and not 2: is its pefll of the same version"),
+        (RecordDict({RECORD: record(format="x" * 70_000)}), "speaks format xxxxxxxxx and not 2"),
     ],
 )
-def test_headers_that_cannot_be_read_are_refused(content):
-    with pytest.raises(BadMessage):
+def test_headers_that_cannot_be_read_are_refused(content, words):
+    with pytest.raises(BadMessage, match=words):
         header_of(content)
+
+
+def of_format_1(header="{}"):
+    """Return a message as versions before format 2 wrote it."""
+    numbers = Array("float32", (2,), "pefll.raw", b"12345678")
+    return RecordDict({RECORD: ConfigRecord({"format": 1, "header": header}), "tensors": ArrayRecord({"0": numbers})})
+
+
+def test_a_client_of_another_version_gets_one_clear_sentence_and_so_does_its_server(tmp_path):
+    here = setting(tmp_path)
+    here.grid.postman = lambda node, request, deliver: (
+        [Message(of_format_1(), reply_to=request)] if node == 1001 else [deliver(request)]
+    )
+    said: list[str] = []
+    engine = here.engine(report=said.append)
+    assert engine.present() == [0, 2, 3, 4, 5]
+    engine.close()
+    (sentence,) = said
+    assert sentence.endswith("speaks format 1 and not 2: is its pefll of the same version?")
+
+    replies = []
+
+    def from_an_older_server(node, request, deliver):
+        request.content = of_format_1()
+        replies.append(deliver(request))
+        return [replies[-1]]
+
+    here.grid.postman = from_an_older_server
+    engine = here.engine()
+    assert engine.present() == []
+    engine.close()
+    refusal = header_of(replies[0].content)["refusal"]
+    assert "saying that the server speaks format 1 and not 2: is its pefll of the same version?" in refusal
 
 
 @given(st.integers(0, 400_000), st.integers(0, 3), st.integers(0, 3))

@@ -14,14 +14,22 @@ from torch import Tensor
 from pefll.engines.cohort import EngineSettings
 from pefll.engines.flower.keep import Store
 from pefll.engines.flower.member import Member
-from pefll.engines.flower.message import TENSORS, BadMessage, all_finite, decode, header_of, pack, tensors_of
+from pefll.engines.flower.message import (
+    BadMessage,
+    all_finite,
+    header_of,
+    pack,
+    read_numbers,
+    tensors_of,
+    write_numbers,
+)
 from pefll.engines.wire import build
 from pefll.errors import PefllError
 from pefll.methods.contract import Method, Own
 from pefll.tree import Tree, leaves
 
 try:
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.common.logger import log
 except ImportError:
@@ -166,7 +174,6 @@ def _arguments(
     """
     if _VISIT in state and state[_VISIT]["visit"] != header["visit"]:
         del state[_VISIT], state[_REMEMBERED]
-    arrays = content[TENSORS]
     sent = tensors_of(content)
     kept: dict[str, list[Tensor]] = {}
     values: list[Tensor] = []
@@ -175,13 +182,14 @@ def _arguments(
     try:
         # Flower carries the state along with every message, so there is none as long as nothing has to be remembered.
         if _VISIT not in state and any(kind == SHARED for kind, _ in header["places"]):
-            state[_VISIT], state[_REMEMBERED] = ConfigRecord({"visit": header["visit"]}), ArrayRecord()
+            state[_VISIT], state[_REMEMBERED] = ConfigRecord({"visit": header["visit"]}), ConfigRecord()
         remembered = state.get(_REMEMBERED, {})
         for kind, what in header["places"]:
             if kind == SHARED:
-                remembered[what] = arrays[what]
+                listed, numbers = write_numbers({what: sent[what]})
+                remembered[what] = [listed.encode(), numbers]
             if kind in (SENT, SHARED):
-                values.append(sent[what])
+                values.append(sent[what].clone())
             elif kind == KEPT:
                 store = store or member.store()
                 name, _, place = what.partition(":")
@@ -189,7 +197,8 @@ def _arguments(
                     kept[name] = store.get(name)
                 values.append(kept[name][int(place)])
             elif what in remembered:
-                values.append(decode(remembered[what]))
+                listed, numbers = remembered[what]
+                values.append(read_numbers(listed.decode(), numbers)[what].clone())
             else:
                 missing.append(what)
         if missing:

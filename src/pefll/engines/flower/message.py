@@ -1,8 +1,14 @@
-"""What crosses: a header of small facts and named tensors, as one Flower record; checked before anything is used."""
+"""What crosses: a header of small facts and named tensors, as one Flower record; checked before anything is used.
+
+Flower asks for every object of a message with a request of its own, and a message of arrays is many objects: each array
+is one, and each of its chunks, and each record. So all numbers of a message lie one after another in the record that
+also has the header, and a message is the fewest objects that Flower can make it: itself, its content, and this record.
+"""
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from math import isfinite, prod
 from typing import Any
@@ -14,14 +20,16 @@ from torch import Tensor
 from pefll.errors import PefllError
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import ConfigRecord, RecordDict
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
-FORMAT = 1
-RECORD, TENSORS = "pefll", "tensors"
-# Plain numbers in the order of memory. Flower's own way would write a file header around them, which has to be parsed.
-RAW = "pefll.raw"
+FORMAT = 2
+# The record of every message; where it has more numbers than one piece, the others are RECORD.1, RECORD.2, ...
+RECORD = "pefll"
+# Flower cuts arrays into chunks of this size and other records not at all; a model of gigabytes would be one request.
+PIECE_BYTES: int = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -29,69 +37,146 @@ DTYPES = {
     "bool": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-HEADER_BYTES = 1 << 16  # the longest header that is read
+# How numbers are written, on every machine.
+_WRITTEN = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+_KEYS = {"format", "header", "tensors", "numbers"}
+_AXES = 8  # the most that a tensor has
+HEADER_BYTES = 1 << 16  # the longest header that is read, and the longest list of tensors
+
+with warnings.catch_warnings():
+    # Of memory that cannot be written, torch says once in a process that it does not know such tensors. Those in
+    # `tensors_of` are only read.
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
 
 
 class BadMessage(PefllError):
     """A message that is not what it should be; the text says how, as the end of a sentence about its sender."""
 
 
-def encode(leaf: Tensor) -> Array:
-    """Return a tensor as Flower carries it."""
-    plain = leaf.detach().cpu().contiguous()
-    return Array(_NAMES[plain.dtype], tuple(plain.shape), RAW, plain.numpy().tobytes())
+def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
+    """Return the list of some tensors' names, types and shapes, and all their numbers, one after another."""
+    listed: list[tuple[str, str, list[int]]] = []
+    parts = []
+    for name, leaf in tensors.items():
+        kind = _NAMES[leaf.dtype]
+        listed.append((name, kind, list(leaf.shape)))
+        plain = leaf.detach().cpu().contiguous().numpy()
+        parts.append(plain.astype(_WRITTEN[kind], copy=False).reshape(-1).view(np.uint8).data)
+    return json.dumps(listed), b"".join(parts)
 
 
-def decode(array: Array) -> Tensor:
-    """Return the tensor in a Flower array.
+def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
+    """Return the tensors that `write_numbers` has written.
+
+    They lie in the memory of `numbers`, at whatever address this has, so they are neither to be changed nor to be
+    computed with where every bit matters: sums at odd addresses are rounded differently on a CPU. Clone them first.
+
+    Args:
+        text: the list of names, types and shapes.
+        numbers: little-endian.
 
     Raises:
-        BadMessage: where it is of another type than it says, or of one that never crosses.
+        BadMessage: where the list cannot be read, or does not fit the numbers.
     """
-    dtype = DTYPES.get(array.dtype)
-    if dtype is None or array.stype != RAW:
-        raise BadMessage(f"sent {array.dtype} numbers written as {array.stype}, which are never asked for")
-    shape = tuple(int(size) for size in array.shape)
-    if min(shape, default=1) < 0 or len(array.data) != prod(shape) * dtype.itemsize:
-        raise BadMessage(f"sent {len(array.data):,} bytes as a tensor of shape {list(shape)}")
-    # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
-    leaf = torch.empty(shape, dtype=dtype)
-    leaf.numpy()[...] = np.frombuffer(array.data, dtype=np.dtype(array.dtype)).reshape(shape)
-    return leaf
+    tensors: dict[str, Tensor] = {}
+    start = 0
+    for name, kind, shape in _listed(text):
+        dtype = DTYPES.get(kind)
+        if dtype is None:
+            raise BadMessage(f"sent {kind:.20} numbers, which are never asked for")
+        count = prod(shape)
+        ends = start + count * dtype.itemsize
+        if ends > len(numbers):
+            raise BadMessage(f"sent {len(numbers) - start:,} bytes as a tensor of shape {shape}")
+        part, at = (numbers, start) if start % dtype.itemsize == 0 else (numbers[start:ends], 0)
+        start = ends
+        try:
+            tensors[name] = _shaped(part, at, count, kind, shape)
+        except (RuntimeError, TypeError, ValueError, OverflowError):
+            raise BadMessage(f"sent a tensor of shape {shape}, which cannot be") from None
+    if start != len(numbers):
+        raise BadMessage(f"sent {len(numbers):,} bytes of numbers where its list says {start:,}")
+    return tensors
+
+
+def _shaped(numbers: bytes, start: int, count: int, kind: str, shape: list[int]) -> Tensor:
+    if not count:
+        return torch.empty(shape, dtype=DTYPES[kind])
+    if kind == "bool":  # a byte that is neither 0 nor 1 is no truth that torch knows
+        return torch.from_numpy(np.frombuffer(numbers, np.uint8, count, start) != 0).view(shape)
+    flat = np.frombuffer(numbers, _WRITTEN[kind], count, start)
+    return torch.from_numpy(flat.astype(np.dtype(kind), copy=False)).view(shape)
+
+
+def _listed(text: Any) -> list[list[Any]]:
+    """Return a message's list of tensors, of which nothing is believed yet but that it is one."""
+    listed = _parsed(text, "list of tensors")
+    names = set()
+    for entry in listed if isinstance(listed, list) else [None]:
+        match entry:
+            case [str(name), str(), list(shape)] if name not in names and len(shape) <= _AXES:
+                if all(type(size) is int and 0 <= size < 1 << 62 for size in shape):
+                    names.add(name)
+                    continue
+        raise BadMessage("sent a list of tensors that cannot be read")
+    return listed  # type: ignore[no-any-return]
+
+
+def _parsed(text: Any, what: str) -> Any:
+    if not isinstance(text, str) or len(text) > HEADER_BYTES:
+        raise BadMessage(f"sent a {what} that is too long")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadMessage(f"sent a {what} that cannot be read") from None
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:
     """Return the content of a Flower message."""
-    return RecordDict(
-        {
-            RECORD: ConfigRecord({"format": FORMAT, "header": json.dumps(header, sort_keys=True)}),
-            TENSORS: ArrayRecord({name: encode(leaf) for name, leaf in tensors.items()}),
-        }
-    )
+    listed, numbers = write_numbers(tensors)
+    first = numbers if len(numbers) <= PIECE_BYTES else numbers[:PIECE_BYTES]
+    head = {"format": FORMAT, "header": json.dumps(header, sort_keys=True), "tensors": listed, "numbers": first}
+    records = {RECORD: ConfigRecord(head)}
+    for start in range(PIECE_BYTES, len(numbers), PIECE_BYTES):
+        records[_piece(len(records))] = ConfigRecord({"numbers": numbers[start : start + PIECE_BYTES]})
+    return RecordDict(records)
 
 
 def header_of(content: RecordDict) -> dict[str, Any]:
     """Return the header of a message's content; BadMessage where it has none that can be read."""
-    if set(content) != {RECORD, TENSORS}:
+    record = content.get(RECORD)
+    if not isinstance(record, ConfigRecord) or "format" not in record:
         raise BadMessage("sent something that is no message of pefll")
-    record = content[RECORD]
-    if record.get("format") != FORMAT or set(record) != {"format", "header"}:
-        raise BadMessage(f"speaks format {record.get('format')} and not {FORMAT}: is its pefll of the same version?")
-    text = record["header"]
-    if not isinstance(text, str) or len(text) > HEADER_BYTES:
-        raise BadMessage("sent a header that is too long")
-    try:
-        header = json.loads(text)
-    except ValueError:
-        header = None
+    if record["format"] != FORMAT:  # before all else: of other formats nothing else is known
+        raise BadMessage(f"speaks format {record['format']!s:.9} and not {FORMAT}: is its pefll of the same version?")
+    pieces = {_piece(place) for place in range(1, len(content))}
+    if (
+        set(record) != _KEYS
+        or set(content) != {RECORD, *pieces}
+        or any(set(content[name]) != {"numbers"} for name in pieces)
+        or not all(isinstance(part["numbers"], bytes) for part in content.values())
+    ):
+        raise BadMessage("sent something that is no message of pefll")
+    header = _parsed(record["header"], "header")
     if not isinstance(header, dict):
         raise BadMessage("sent a header that cannot be read")
     return header
 
 
 def tensors_of(content: RecordDict) -> dict[str, Tensor]:
-    """Return the tensors of a message's content by name."""
-    return {name: decode(array) for name, array in content[TENSORS].items()}
+    """Return the tensors of a message's content by name; `header_of` has found it to be one of ours.
+
+    They are to be read only: see `read_numbers`.
+    """
+    numbers = content[RECORD]["numbers"]
+    if len(content) > 1:
+        numbers = b"".join([numbers, *(content[_piece(place)]["numbers"] for place in range(1, len(content)))])
+    return read_numbers(content[RECORD]["tensors"], numbers)
+
+
+def _piece(place: int) -> str:
+    return f"{RECORD}.{place}"
 
 
 def all_finite(leaf: Tensor) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pefll.engines.flower.message import (
     HEADER_BYTES,
-    TENSORS,
     BadMessage,
     all_finite,
     bytes_of,
@@ -38,6 +37,8 @@ def told(content: Any) -> dict[str, Any]:
 def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Missing:
     """Return the tensors of a reply that has the right header, sizes, types, shapes, and finite numbers only.
 
+    They are in the memory of the message, to be stacked and not to be changed.
+
     Args:
         content: of the reply.
         says: what its header must say.
@@ -53,9 +54,9 @@ def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Mis
             raise BadMessage(f"answered for {key} {header.get(key)!r} and not {value!r}")
     if "missing" in header:
         return Missing(header["missing"])
-    if set(content[TENSORS]) != {str(place) for place in range(len(expected))}:
-        raise BadMessage(f"sent {len(content[TENSORS])} tensors instead of {len(expected)}")
     tensors = tensors_of(content)
+    if set(tensors) != {str(place) for place in range(len(expected))}:
+        raise BadMessage(f"sent {len(tensors)} tensors instead of {len(expected)}")
     reply = [tensors[str(place)] for place in range(len(expected))]
     for leaf, like in zip(reply, expected, strict=True):
         if leaf.dtype != like.dtype or leaf.shape != like.shape:
