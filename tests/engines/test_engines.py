@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -534,7 +533,7 @@ def test_steps_by_number_are_the_steps_one_after_another(name, monkeypatch):
         return state
 
     wanted = models()
-    monkeypatch.setattr(recorded, "repeats", lambda *_: True)
+    monkeypatch.setattr(recorded, "worth_recording", lambda *_: True)
     monkeypatch.setattr(recorded, "repeat", repeat)
     for mine, theirs in zip(models(), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
@@ -542,13 +541,32 @@ def test_steps_by_number_are_the_steps_one_after_another(name, monkeypatch):
 
 
 def test_when_steps_are_recorded(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    on_gpu = SimpleNamespace(is_cuda=True)
-    assert recorded.repeats(on_gpu, recorded.WORTH)
-    assert not recorded.repeats(on_gpu, recorded.WORTH - 1)
-    assert not recorded.repeats(SimpleNamespace(is_cuda=False), recorded.WORTH)
+    """What is asked of the device is made up here: streams that are not the default one, and nobody who records."""
+    value = torch.zeros(2)
+    asked = {"is_current_stream_capturing": lambda: False, "current_stream": lambda _: "own", "default_stream": str}
+    for name, answer in asked.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    worth = recorded.worth_recording
+    assert worth(value, recorded.WORTH)
+    assert not worth(value, recorded.WORTH - 1)
     with recorded.in_full():
-        assert not recorded.repeats(on_gpu, recorded.WORTH)
-    assert recorded.repeats(on_gpu, recorded.WORTH)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert not recorded.repeats(on_gpu, recorded.WORTH)
+        assert not worth(value, recorded.WORTH)
+    inside = []
+
+    def ask(x):
+        inside.append(worth(x, recorded.WORTH))
+        return x.sum()
+
+    torch.vmap(ask)(torch.zeros(3, 2))
+    torch.func.grad(ask)(value)
+    torch.vmap(torch.func.grad(ask))(torch.zeros(3, 2))
+    assert inside == [True, False, False]
+    assert not worth(value.requires_grad_(), recorded.WORTH)
+    with torch.no_grad():
+        assert worth(value, recorded.WORTH)
+        monkeypatch.setattr(torch.cuda, "current_stream", str)
+        assert not worth(value, recorded.WORTH)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "own")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert not worth(value, recorded.WORTH)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Batches(Sequence[Batch]):
+class Batches:
     """Batches of a client, one for each step; made when they are asked for.
 
     Attributes:
@@ -59,8 +59,9 @@ class Batches(Sequence[Batch]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, step: int) -> Batch:  # type: ignore[override]
-        return Batch(self.federation.take(self.rows[step], self.dtype), self.labels[step], self.weight)
+    def __iter__(self) -> Iterator[Batch]:
+        for step in range(len(self)):
+            yield Batch(self.federation.take(self.rows[step], self.dtype), self.labels[step], self.weight)
 
     def at(self, step: Tensor) -> Batch:
         """Return the batch of a step, int64 [], that is known only where the samples are."""

@@ -90,7 +90,8 @@ def follow(
     def step(i: Tensor | int, batch: Any, at: Tensor, speed: Tensor) -> tuple[Tensor, Tensor]:
         return sgd_step(at, speed, direction(at, batch), sgd, None if steps is None else i < steps)
 
-    if isinstance(batches, Batches) and recorded.repeats(theta, len(batches)):
+    # Batches that can be asked for by a number on the device; pairs of them, as Per-FedAvg's, are taken one by one.
+    if isinstance(batches, Batches) and recorded.worth_recording(theta, len(batches)):
         return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, velocity), len(batches))[0]
     for i, batch in enumerate(batches):
         theta, velocity = step(i, batch, theta, velocity)
