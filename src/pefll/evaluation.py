@@ -156,11 +156,22 @@ def client_scores(
     clients: Ids,
     split: int,
     progress: Callable[[int], None] | None = None,
+    as_new: bool = False,
 ) -> Floats:
-    """Return samples, correct, masked correct and summed loss of each client, [len(clients), 4]."""
+    """Return samples, correct, masked correct and summed loss of each client, [len(clients), 4].
+
+    Args:
+        engine: reaches the clients.
+        method: what was trained.
+        server: its state.
+        clients: which ones.
+        split: which samples to score.
+        progress: told the number of clients done since it was last called.
+        as_new: whether all of them come as if they had not taken part.
+    """
     order: list[Ids] = []
     parts: list[Tensor] = []
-    for ids, cohort in engine.cohorts(clients):
+    for ids, cohort in engine.cohorts(clients, as_new):
         order.append(ids)
         parts.append(scores_of(method, server, cohort, split))
         if progress is not None:

@@ -42,6 +42,7 @@ class ClientScore(NamedTuple):
 
     Attributes:
         client: its number in the federation.
+        name: what the data calls it.
         seen: whether it took part in training.
         samples: how many.
         correct: how many were right.
@@ -50,6 +51,7 @@ class ClientScore(NamedTuple):
     """
 
     client: int
+    name: str
     seen: bool
     samples: int
     correct: int
@@ -65,7 +67,12 @@ class ClientScore(NamedTuple):
 def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
     """Return the accuracies of seen and unseen clients from each client's own score."""
     groups = (
-        summarise(np.array([one[2:] for one in clients if one.seen == seen], dtype=np.float64).reshape(-1, 4))
+        summarise(
+            np.array(
+                [(one.samples, one.correct, one.masked, one.loss) for one in clients if one.seen == seen],
+                dtype=np.float64,
+            ).reshape(-1, 4)
+        )
         for seen in (True, False)
     )
     return Evaluation(*groups)
@@ -127,13 +134,22 @@ class Run:
             data = dataclasses.replace(federation, num_seen=0)  # nobody here took part in training
         with (
             opened(self.config, data, self.method, trains=False) as engine,
+            engine.turn(),
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
             everyone = np.arange(data.num_clients)
             sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
         return [
-            ClientScore(client, client < data.num_seen, int(samples), int(correct), int(masked), float(loss))
+            ClientScore(
+                client,
+                data.name_of(client),
+                client < data.num_seen,
+                int(samples),
+                int(correct),
+                int(masked),
+                float(loss),
+            )
             for client, (samples, correct, masked, loss) in enumerate(sums)
         ]
 
@@ -187,13 +203,16 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
 
     Args:
         path: the folder.
-        console: is told of damaged checkpoints that are passed over.
+        console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
         model: the architecture, for a run that was trained on an `nn.Module` given in Python.
     """
     folder = RunFolder(Path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file)
     saved = checkpoint.latest(folder.checkpoints, lambda sentence: say(console, sentence) if console else None)
+    if console and saved.round < config.rounds:
+        best = saved.facts["progress"]["best_round"]
+        say(console, f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")

@@ -18,7 +18,7 @@ import torch
 from pefll.data import DATASETS
 from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
-from pefll.evaluation import client_scores, counts_of, descriptors, evaluation_of
+from pefll.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
 from pefll.files import write_whole
 from pefll.hardware import device_name, peak_memory_bytes, pick_precision
 from pefll.lockstep import Stopped
@@ -32,6 +32,7 @@ from pefll.tree import Tree
 from pefll.version import __version__
 
 MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
+STRANGERS = 100  # so many seen clients come as if they were new when what new clients do is tuned
 COUNTED_CLIENTS = 10_000  # a summary with the counts of more clients is no longer small
 
 
@@ -55,13 +56,18 @@ def summary_of(
     screen: Display,
     asked_to_stop: Sequence[int],
 ) -> dict[str, Any]:
-    """Score the best and the last state on the test split and gather everything about the run."""
+    """Score the best and the last state on the test split and gather everything about the run.
+
+    A run that is part of a search is scored on the validation samples of seen clients; and where new clients train
+    something of their own, also with seen clients that come as if they were new, so that this can be tuned too.
+    """
     config, federation = order.config, order.federation
     split, clients = (VALIDATION, federation.num_seen) if order.tunes else (TEST, federation.num_clients)
+    strangers = min(clients, STRANGERS) if order.tunes and method.trains_in_rounds and method.trains_new_clients else 0
     moments = ("best",) if order.tunes else ("best", "final")
     different = "final" in moments and progress.best_round != progress.round
     started = time.perf_counter()
-    with screen.line(f"testing {order.label or f'seed {config.seed}'}", clients * (1 + different)) as watch:
+    with screen.line(f"testing {order.label or f'seed {config.seed}'}", clients * (1 + different) + strangers) as watch:
         count = counting(watch)
 
         def report(clients: int) -> None:
@@ -72,10 +78,13 @@ def summary_of(
         sums = {"best": client_scores(engine, method, progress.best, np.arange(clients), split, report)}
         if different:
             sums["final"] = client_scores(engine, method, progress.server, np.arange(clients), split, report)
+        if strangers:
+            sums["as new"] = client_scores(engine, method, progress.best, np.arange(strangers), split, report, True)
     accuracy = {}
     for moment in moments:
         result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
         accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
+    as_new = summarise(sums["as new"]) if strangers else None
     c = clients_per_round(config, federation)
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
@@ -116,6 +125,7 @@ def summary_of(
         "data_sha256": config.data_sha256,
         "split": SPLITS[split],
         "accuracy": accuracy,
+        **({"as_new": as_new.per_sample} if as_new else {}),
         "client_counts": counts_of(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else None,
     }
 

@@ -96,7 +96,7 @@ def test_scores_of_each_client(pefll, refused, labelled, tmp_path):
     said = pefll("evaluate", labelled, "--json", "--per-client", tmp_path / "c.csv")
     groups = json.loads(said.out)
     rows = list(csv.DictReader((tmp_path / "c.csv").open()))
-    assert [row["client"] for row in rows] == [str(number) for number in range(8)]
+    assert [row["client"] for row in rows] == [row["name"] for row in rows] == [str(number) for number in range(8)]
     for seen, group in (("1", "seen"), ("0", "unseen")):
         mine = [row for row in rows if row["seen"] == seen]
         for column, measure in (("correct", "per_sample"), ("masked", "masked"), ("loss", "loss")):

@@ -450,10 +450,18 @@ def test_summary_in_blocks(monkeypatch):
     assert summarise(federation) == whole
 
 
-def test_very_many_clients_keep_no_names(monkeypatch):
-    monkeypatch.setattr(arrays, "MOST_NAMES", 3)
-    x = np.zeros((8, 2))
-    for keys, names in (([5, 6, 7, 5], ("5", "6", "7")), ([5, 6, 7, 8], ()), ([0, 10**9, 5, 6], ())):
-        samples = arrays.samples_from_arrays(x, [0] * 8, client=keys * 2)
-        assert samples.client_names == names
-        assert samples.client.tolist() == np.unique(keys, return_inverse=True)[1].tolist() * 2
+@pytest.mark.parametrize("keys", [["zoe", "ann", "bob"], [7, 5, 30], [0, 2, 1], [-3, 10**12, 4]])
+def test_clients_keep_the_names_that_the_data_has_for_them(keys):
+    total = 40
+    client = np.array(keys)[np.arange(total) % 3]
+    x = np.arange(total, dtype=np.float32)[:, None]
+    samples = arrays.samples_from_arrays(x, [0, 1] * 20, client=client)
+    for seed in range(3):
+        federation = natural(samples, seed, unseen=0.4)
+        for one in range(3):
+            rows = federation.indices(one).numpy()
+            assert {str(name) for name in client[rows]} == {federation.name_of(one)}
+    made = by_class(samples, 2, 2, seed=0, unseen=0.0)
+    assert [made.name_of(one) for one in range(2)] == ["0", "1"]
+    chosen = natural(samples, 0, unseen=0.0, clients=2)
+    assert {chosen.name_of(0), chosen.name_of(1)} < {str(key) for key in keys}

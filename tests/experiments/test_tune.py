@@ -77,6 +77,46 @@ def test_local_which_has_no_rounds_is_tuned_too(tmp_path):
     assert trials.ranking((0, 1))[0][0]["client_lr"] == 0.1
 
 
+def test_what_new_clients_do_is_tuned_with_seen_clients_that_come_as_new_ones(tmp_path):
+    method = {"method": "pfedhn", "settings": {"local_steps": 2, "embedding_size": 3, "hypernetwork": "S"}}
+    # A rate of 1e-9 leaves the embedding that every new client begins with.
+    trials = search(tmp_path, {"new_lr": (1e-9, 0.5)}, **method)
+    seen, as_new = ([row[key] for row in trials.rows] for key in ("seen_validation", "as_new"))
+    assert seen[:2] == seen[2:]  # the same training
+    assert as_new[:2] != as_new[2:]
+    better = int(sum(as_new[2:]) > sum(as_new[:2]))
+    assert trials.best["settings"]["new_lr"] == (1e-9, 0.5)[better]
+    assert trials.best["as_new"] == pytest.approx(sum(as_new[2 * better : 2 * better + 2]) / 2)
+    assert [column.header for column in trials_table(trials, (0, 1)).columns][-1] == "as if new, %"
+    alone = fitting.fit(
+        ragged(seed=0), "pfedhn", rounds=4, eval_every=2, clients_per_round=3, engine="vector", new_lr=0.5,
+        **method["settings"],
+    )  # fmt: skip
+    clients = alone.evaluate_clients("validation", dataclasses.replace(ragged(seed=0), num_seen=0))
+    first = clients[: ragged(seed=0).num_seen]
+    assert trials.rows[2]["as_new"] == sum(one.correct for one in first) / sum(one.samples for one in first)
+
+
+def test_settings_of_new_clients_are_chosen_within_the_best_training(tmp_path):
+    def row(lr, new, seen, as_new=None):
+        return {"settings": {"server_lr": lr, **new}, "seed": 0, "seen_validation": seen} | (
+            {} if as_new is None else {"as_new": as_new}
+        )
+
+    rows = [
+        row(0.1, {}, 0.80),  # tried before anybody looked at new clients
+        row(0.1, {"new_lr": 0.3}, 0.79, as_new=0.6),  # the same training on another machine
+        row(0.1, {"new_lr": 1.0}, 0.79, as_new=0.7),
+        row(0.2, {"new_lr": 1.0}, 0.78, as_new=0.9),
+        row(0.3, {}, None),
+    ]
+    trials = module.Trials(tmp_path / "t.json", {"method": "pfedhn"}, rows)
+    ranked = [point for point, _ in trials.ranking((0,))]
+    assert ranked == [rows[place]["settings"] for place in (2, 1, 0, 3, 4)]
+    trials.choose((0,))
+    assert trials.best == {"settings": rows[2]["settings"], "seen_validation": 0.79, "seeds": [0], "as_new": 0.7}
+
+
 def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):
     honest = search(tmp_path, to="honest")
 

@@ -60,7 +60,8 @@ def tune(
 ) -> None:
     """Choose hyper-parameters by grid search, by validation accuracy on seen clients.
 
-    Test samples and unseen clients take no part in the choice. What was tried before is not tried again: after Ctrl-C,
+    Test samples and unseen clients take no part in the choice. What only new clients do (`new_lr`, `new_epochs`) is
+    chosen with seen clients that come as if they were new. What was tried before is not tried again: after Ctrl-C,
     or with more values, give the command again. All trials of a method on a federation are kept in one file,
     `results/tune/DATA-METHOD-nCLIENTS.json`, from which `pefll reproduce` takes the best.
 
@@ -71,6 +72,8 @@ def tune(
     - `pefll tune --data cifar10 --clients 100 --grid client_lr=2e-3,5e-3 --grid server_lr=2e-4,5e-4 --seeds 0,1`
 
     - `pefll tune --data cifar100 --clients 100 --set embedding=linear --grid server_lr=2e-4,5e-4,1e-3`
+
+    - `pefll tune --data cifar10 --clients 100 --method pfedhn --set server_lr=0.03 --grid new_lr=0.1,0.3,1,3`
     """
     from pefll.experiments import tune as search
 

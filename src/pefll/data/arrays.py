@@ -16,8 +16,6 @@ _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "va
 _SPLIT_WORDS |= {"test": TEST, "testing": TEST}
 # Without `classes`, a label beyond this and beyond the number of samples is a mistake and not a class.
 _MANY_CLASSES = 1000
-# Clients' keys that are numbers are kept as texts up to so many clients.
-MOST_NAMES = 10_000
 
 
 def samples_from_arrays(
@@ -54,7 +52,7 @@ def samples_from_arrays(
             )
     elif isinstance(classes, bool) or not isinstance(classes, int) or classes < max(1, len(class_names)):
         raise PefllError(f"{name}: classes is {classes!r}, but there are {len(class_names) or 'some'} classes")
-    owner, client_names = (None, ()) if client is None else _clients(client, name)
+    owner, client_names, client_keys = (None, (), None) if client is None else _clients(client, name)
     return Samples(
         x=images,
         y=labels,
@@ -64,6 +62,7 @@ def samples_from_arrays(
         name=name,
         class_names=class_names if len(class_names) == classes else (),
         client_names=client_names,
+        client_keys=client_keys,
         tokens=tokens,
         feature_names=tuple(feature_names),
     )
@@ -188,27 +187,22 @@ def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
     return _number(column) if column.dtype == object else (column, ())
 
 
-def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...]]:
-    """Return clients numbered 0..n-1 in the order of their keys, and the keys as texts if they are others and few."""
+def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...], Array | None]:
+    """Return clients numbered 0..n-1 in the order of their keys; and the keys, as texts or as other whole numbers."""
     keys = _column(client, "client", name)
     if keys.dtype == object:
-        return _number(keys)
+        return (*_number(keys), None)
     if len(keys) == 0:
-        return keys, ()
+        return keys, (), None
     low, high = int(keys.min()), int(keys.max())
     if high - low > 4 * len(keys) + 1024:
         different, place = np.unique(keys, return_inverse=True)
-        return place.reshape(-1), _names(different)
+        return place.reshape(-1), (), different
     # Numbers without wide gaps need no sorting: a million clients are renumbered through a table.
     present = np.bincount(keys - low) > 0
     if low == 0 and present.all():
-        return keys, ()
-    return (np.cumsum(present) - 1)[keys - low], _names(np.flatnonzero(present) + low)
-
-
-def _names(keys: Array) -> tuple[str, ...]:
-    """Return keys that are numbers as texts, for messages; none where that would be an object for each of very many."""
-    return tuple(map(str, keys.tolist())) if len(keys) <= MOST_NAMES else ()
+        return keys, (), None
+    return (np.cumsum(present) - 1)[keys - low], (), np.flatnonzero(present) + low
 
 
 def _splits(split: Any, name: str) -> Array:

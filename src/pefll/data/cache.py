@@ -20,7 +20,7 @@ from pefll.errors import PefllError
 VERSION = 3
 FOLDER = ".pefll-cache"
 _MANIFEST = "manifest.json"
-_ARRAYS = ("x", "y", "split", "client")
+_ARRAYS = ("x", "y", "split", "client", "client_keys")
 _BLOCK = 1 << 20
 
 Report = Callable[[str], None]
@@ -143,6 +143,7 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
             client_names=tuple(about["client_names"]),
             tokens=about["tokens"],
             feature_names=tuple(about["feature_names"]),
+            client_keys=arrays.get("client_keys"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, PefllError):
         return None

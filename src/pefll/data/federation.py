@@ -45,7 +45,8 @@ class Samples:
             statistics are to be measured once it is known which samples are for training.
         name: the name of the data set.
         class_names: one per class, or empty.
-        client_names: one per natural client; empty where 0..n-1 are their names, or very many other numbers are.
+        client_names: one per natural client; empty where numbers are their names.
+        client_keys: int64, these numbers; None where they are 0..n-1.
         tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
         feature_names: one per column of x where it is a table's, or empty.
     """
@@ -61,9 +62,16 @@ class Samples:
     client_names: tuple[str, ...] = ()
     tokens: bool = False
     feature_names: tuple[str, ...] = ()
+    client_keys: Array | None = None
 
     def __post_init__(self) -> None:
         check_samples(self)
+
+    def name_of(self, client: int) -> str:
+        """Return what the data calls a natural client, 0..n-1."""
+        if self.client_names:
+            return self.client_names[client]
+        return str(client if self.client_keys is None else int(self.client_keys[client]))
 
     def __repr__(self) -> str:
         kind = "tokens" if self.tokens else str(self.x.dtype)
@@ -139,6 +147,8 @@ class Federation:
         partition: in words, for example `"by-class 2"`.
         class_names: one per class, or empty.
         feature_names: one per column of x where it is a table's, or empty.
+        keys: int64 [n], what natural clients are called in the data; None where clients were made, or have names.
+        names: of natural clients, or empty.
     """
 
     x: Tensor
@@ -154,6 +164,8 @@ class Federation:
     partition: str = "natural"
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    keys: Array | None = None
+    names: tuple[str, ...] = ()
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -167,6 +179,12 @@ class Federation:
             )
         if not 0 <= self.num_seen <= self.num_clients:
             raise PefllError(f"{self.name}: num_seen is {self.num_seen} of {self.num_clients} clients")
+
+    def name_of(self, client: int) -> str:
+        """Return what the data calls a client; its number in the federation where clients were made."""
+        if self.names:
+            return self.names[client]
+        return str(client if self.keys is None else int(self.keys[client]))
 
     def __repr__(self) -> str:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -176,7 +177,19 @@ def natural(
     # Within a client the samples lie in random order: the first are training, then validation, then test.
     owner = np.repeat(np.arange(total, dtype=np.int32), count.sum(axis=1))
     split = np.repeat(np.tile(np.arange(3, dtype=np.int8), total), count.reshape(-1))
-    return assemble(samples, owner, split, num_seen, "natural", rows=order if rows is None else rows[order])
+    made = assemble(samples, owner, split, num_seen, "natural", rows=order if rows is None else rows[order])
+    who = _inverse(number, total)
+    if samples.client_names:
+        return replace(made, names=tuple(samples.client_names[client] for client in who.tolist()))
+    return replace(made, keys=who if samples.client_keys is None else samples.client_keys[who])
+
+
+def _inverse(number: Array, total: int) -> Array:
+    """Return who got each of the numbers 0..total-1, int64 [total]; negative numbers are nobody's."""
+    chosen = np.flatnonzero(number >= 0)
+    who = np.empty(total, dtype=np.int64)
+    who[number[chosen]] = chosen
+    return who
 
 
 def _number_clients(
@@ -211,7 +224,7 @@ def _check_training(count: Array, samples: Samples, number: Array) -> None:
     if int(count[:, TRAIN].min()) >= 1:
         return
     bad = np.flatnonzero((number >= 0) & (count[number, TRAIN] < 1)).tolist()
-    names = [samples.client_names[client] if samples.client_names else client for client in bad]
+    names = [samples.name_of(client) for client in bad]
     if len(names) == 1:
         raise PefllError(f"{samples.name}: client {names[0]} has no training samples; give it some or leave it out")
     raise PefllError(

@@ -279,10 +279,10 @@ class Engine(Protocol):
         """Hold this while the engine is used beside others: on a GPU its work goes into a stream of its own."""
         ...
 
-    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, Any]]:
+    def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, Any]]:
         """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
 
-        A cohort's clients are all seen or all new.
+        A cohort's clients are all seen or all new; with `as_new` all come as if they were new.
         Whoever reads the replies looks for NaN: an engine need not wait for them in order to do so.
         """
         ...
@@ -297,8 +297,11 @@ def sample_cohort(federation: Federation, seed: int, round_: Tensor, size: int) 
     return randomness.choose(randomness.key(seed, "cohort", round_), federation.num_seen, size)
 
 
-def seen_and_new(federation: Federation, clients: Ids) -> Iterator[tuple[Ids, bool]]:
-    """Yield those of the clients that take part in training, then the others; and whether they are the others."""
+def seen_and_new(federation: Federation, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, bool]]:
+    """Yield those of the clients that take part in training, then the others; and whether they are (as) the others."""
+    if as_new:
+        yield clients, True
+        return
     for chosen, is_new in ((clients < federation.num_seen, False), (clients >= federation.num_seen, True)):
         if chosen.any():
             yield clients[chosen], is_new

@@ -94,9 +94,9 @@ class SerialEngine(PromptEngine):
     def _round(self, server: Tree, t: int) -> Tree:
         return self.method.round(server, self._cohort(self._sample(t), t, self.ledger))
 
-    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, SerialCohort]]:
+    def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, SerialCohort]]:
         """Yield (clients, cohort) that together hold all `clients`."""
-        for group, is_new in seen_and_new(self.federation, clients):
+        for group, is_new in seen_and_new(self.federation, clients, as_new):
             for start in range(0, len(group), CLIENTS_AT_ONCE):
                 chosen = group[start : start + CLIENTS_AT_ONCE]
                 yield chosen, self._cohort(chosen, 0, Ledger(), trains=False, is_new=is_new)

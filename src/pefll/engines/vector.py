@@ -152,9 +152,9 @@ class VectorEngine:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.stream)
 
-    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, VectorCohort]]:
+    def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, VectorCohort]]:
         """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
-        for group, is_new in seen_and_new(self.federation, clients):
+        for group, is_new in seen_and_new(self.federation, clients, as_new):
             yield from self._cohorts(group, is_new)
 
     def _cohorts(self, clients: Ids, is_new: bool) -> Iterator[tuple[Ids, VectorCohort]]:
@@ -220,10 +220,8 @@ class _RoundGraph:
         side = engine.stream
         assert side is not None
         side.wait_stream(torch.cuda.current_stream(device))
-        with (
-            torch.cuda.stream(side),
-            in_full(),
-        ):  # libraries choose their kernels and fill their caches before the capture
+        # Libraries choose their kernels and fill their caches before the capture.
+        with torch.cuda.stream(side), in_full():
             for _ in range(2):
                 engine._round(self.server, self.t)
         torch.cuda.current_stream(device).wait_stream(side)
@@ -273,10 +271,8 @@ class _Recorded:
         side, current = self.engine.stream, torch.cuda.current_stream(self.engine.device)
         assert side is not None
         side.wait_stream(current)
-        with (
-            torch.cuda.stream(side),
-            in_full(),
-        ):  # libraries choose their kernels and fill their caches before the capture
+        # Libraries choose their kernels and fill their caches before the capture.
+        with torch.cuda.stream(side), in_full():
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()

@@ -124,6 +124,7 @@ class Trials:
             row["error"] = str(outcome)
         else:
             row["seen_validation"] = outcome.summary["accuracy"]["best"]["seen"]["per_sample"]
+            row |= {key: outcome.summary[key] for key in ("as_new",) if key in outcome.summary}
             row |= {key: outcome.summary[key] for key in _KEPT}
         self.rows.append(row)
         return row
@@ -131,8 +132,12 @@ class Trials:
     def choose(self, seeds: Sequence[int]) -> None:
         """Choose the best of the settings that were tried with all these seeds."""
         point, values = next(iter(self.ranking(seeds)), ({}, []))
-        mean = mean_and_std(values)[0] if values else None
-        self.best = {"settings": point, "seen_validation": mean, "seeds": list(seeds)} if values else None
+        if not values:
+            self.best = None
+            return
+        self.best = {"settings": point, "seen_validation": mean_and_std(values)[0], "seeds": list(seeds)}
+        if strangers := self.as_new(point, seeds):
+            self.best["as_new"] = mean_and_std(strangers)[0]
 
     def write(self) -> None:
         """Write the file."""
@@ -142,19 +147,39 @@ class Trials:
     def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
         """Return settings that were tried with all these seeds and their accuracies, the best mean first.
 
-        Of equals the one that was tried first comes first. Settings that diverged with a seed come last, with an
-        empty list.
+        Settings that differ only in what new clients do (`new_lr`, `new_rounds`) trained the same: they share one mean,
+        and among them those come first with which seen clients fare best as new ones. Of equals the one that was tried
+        first comes first. Settings that diverged with a seed come last, with an empty list.
         """
-        found: dict[str, tuple[Settings, dict[int, float | None]]] = {}
+        found: dict[str, tuple[Settings, dict[int, dict[str, Any]]]] = {}
         for row in self.rows:
-            _, values = found.setdefault(self._whole(row["settings"]), (row["settings"], {}))
-            values[row["seed"]] = row["seen_validation"]
-        complete = []
-        for point, values in found.values():
-            if all(seed in values for seed in seeds):
-                scores = [score for seed in seeds if (score := values[seed]) is not None]
-                complete.append((point, scores if len(scores) == len(seeds) else []))
-        return sorted(complete, key=lambda one: -mean_and_std(one[1])[0] if one[1] else 1.0)
+            _, tried = found.setdefault(self._whole(row["settings"]), (row["settings"], {}))
+            tried[row["seed"]] = row
+        complete: list[tuple[Settings, list[float], float]] = []
+        of_training: dict[str, list[float]] = {}
+        for point, tried in found.values():
+            if not all(seed in tried for seed in seeds):
+                continue
+            scores = [tried[seed]["seen_validation"] for seed in seeds]
+            scores = [] if None in scores else scores
+            as_new = [tried[seed].get("as_new") or 0.0 for seed in seeds]
+            complete.append((point, scores, mean_and_std(as_new)[0]))
+            of_training.setdefault(self._trained(point), []).extend(scores)
+
+        def rank(one: tuple[Settings, list[float], float]) -> tuple[float, float]:
+            point, scores, as_new = one
+            return (-mean_and_std(of_training[self._trained(point)])[0], -as_new) if scores else (1.0, 0.0)
+
+        return [(point, scores) for point, scores, _ in sorted(complete, key=rank)]
+
+    def _trained(self, point: Settings) -> str:
+        """Return the hyper-parameters that matter to clients that take part, as a key."""
+        return self._whole({name: value for name, value in point.items() if not name.startswith("new_")})
+
+    def as_new(self, point: Settings, seeds: Sequence[int]) -> list[float]:
+        """Return how seen clients fared as new ones with these settings, for each seed; empty where nobody looked."""
+        rows = [row for row in self.rows if row["settings"] == point and row["seed"] in seeds]
+        return [row["as_new"] for row in rows if row.get("as_new") is not None]
 
     def _whole(self, point: Settings) -> str:
         """Return all hyper-parameters, also those that are not in the grid, as a key."""
@@ -265,11 +290,16 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
     ranking = trials.ranking(seeds)
     names = list(dict.fromkeys(name for point, _ in ranking for name in point))
     title = f"Validation accuracy of seen clients, {counted(len(seeds), 'seed')}"
+    strangers = [trials.as_new(point, seeds) for point, _ in ranking]
     table = Table(*names, "seen validation, %", title=title, title_justify="left")
+    if any(strangers):
+        table.add_column("as if new, %")
     for place, (point, values) in enumerate(ranking):
         cells = [str(point.get(name, "")) for name in names]
-        style = "bold" if place == 0 and values else ""
-        table.add_row(*cells, spread([100 * value for value in values]) if values else "diverged", style=style)
+        cells.append(spread([100 * value for value in values]) if values else "diverged")
+        if any(strangers):
+            cells.append(spread([100 * value for value in strangers[place]]))
+        table.add_row(*cells, style="bold" if place == 0 and values else "")
     return table
 
 

@@ -100,9 +100,9 @@ class FlowerEngine(PromptEngine):
                     self._note(0, {client: "took too long"})
             self._wait(began, "before the first round no client of it answered")
 
-    def cohorts(self, clients: Ids) -> Iterator[tuple[Ids, FlowerCohort]]:
+    def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, FlowerCohort]]:
         """Yield (clients, cohort) that together hold all `clients`."""
-        for group, is_new in seen_and_new(self.federation, clients):
+        for group, is_new in seen_and_new(self.federation, clients, as_new):
             for start in range(0, len(group), CLIENTS_AT_ONCE):
                 chosen = group[start : start + CLIENTS_AT_ONCE]
                 visit = Visit(secrets.token_hex(8))

@@ -132,4 +132,5 @@ class Roster:
             partition="their own",
             class_names=agreed.class_names,
             feature_names=agreed.feature_names,
+            names=tuple(self.names),
         )
