@@ -77,7 +77,7 @@ def test_some_clients_of_each_group_stand_for_all(share, of_seen, of_unseen, mon
     engine = SerialEngine(federation, method, seed=0, clients_per_round=2)
     asked = []
     cohorts = engine.cohorts
-    monkeypatch.setattr(engine, "cohorts", lambda clients: asked.append(clients.tolist()) or cohorts(clients))
+    monkeypatch.setattr(engine, "cohorts", lambda clients, _: asked.append(clients.tolist()) or cohorts(clients))
     server = engine.start()
     results = [evaluate(engine, method, server, TEST, share=share) for _ in range(2)]
     engine.close()
