@@ -1,4 +1,4 @@
-"""Small things that would each be many kernels: the loss, joined gradients, steps of SGD and Adam, pixels, random keys and choices."""
+"""Small things that would each be many kernels: loss, joined gradients, SGD, Adam, pixels, random keys and choices."""
 
 from __future__ import annotations
 
