@@ -3,8 +3,8 @@
 An exchange sends every client a model of LeNet's size and gets one back. Ours goes through the door, with a task that
 returns what it got. Beside it are three of Flower's own with the same numbers and none of our code:
 
-- natural: an echo of the model as Flower's own examples send one, an `ArrayRecord` of its named arrays, which the
-  client returns untouched. This is what Flower itself costs, and what our part is compared with.
+- natural: an echo of the model as an `ArrayRecord` of its named arrays, made for each client, as contents differ by
+  client, and returned untouched. This is what Flower itself costs, and what our part is compared with.
 - plain: an app that reads the array it is sent and makes a message of arrays, on both sides, as every Flower app must.
 - carried: an echo of the model as a single array.
 
@@ -438,7 +438,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/flower_exchanges.json"))
     parser.add_argument("--repeats", type=int, default=10, help="a deployment is measured a quarter as often")
-    parser.add_argument("--parts", nargs="*", default=["in_process", "simulation", "deployment", "content", "bytes"])
+    parts = ["in_process", "simulation", "deployment", "content", "bytes"]
+    parser.add_argument("--parts", nargs="*", default=parts, choices=parts)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     before = json.loads(given.out.read_text())["rows"] if given.out.exists() else []

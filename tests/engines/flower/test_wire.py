@@ -25,7 +25,7 @@ from pefll.engines.flower.message import (
     read_numbers,
     tensors_of,
 )
-from pefll.engines.flower.reply import too_large
+from pefll.engines.flower.reply import introduced, told, too_large
 from pefll.engines.flower.request import Asked, Visit
 from pefll.errors import PefllError
 from tests.engines.flower.federations import setting
@@ -57,7 +57,8 @@ def test_many_tensors_share_one_record_whatever_their_types(monkeypatch):
     assert list(whole) == [RECORD]
     assert list(pieces) == [RECORD, *(f"{RECORD}.{place}" for place in range(1, len(pieces)))]
     assert len(pieces) == -(-sum(leaf.nbytes for leaf in leaves.values()) // 50)
-    assert bytes_of(pieces) == bytes_of(whole)
+    names = sum(len(place) + len("numbers") for place in pieces if place != RECORD)
+    assert bytes_of(pieces) == bytes_of(whole) + names
     for content in (whole, pieces):
         assert header_of(content) == {"task": "x"}
         found = tensors_of(content)
@@ -92,7 +93,7 @@ def test_numbers_are_written_with_the_lowest_byte_first():
 
 def test_truths_are_0_or_1_whatever_was_sent():
     (found,) = read_numbers('[["a", "bool", [3]]]', bytes([0, 1, 77])).values()
-    assert found.sum() == 2
+    assert found.view(torch.uint8).tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def record(**changes):
         (RecordDict({RECORD: record(header="{" + " " * 70000)}), "too long"),
         (RecordDict({RECORD: record(header=3)}), "too long"),
         (RecordDict({RECORD: record(format=99)}), "speaks format 99 and not 2: is its pefll of the same version"),
-        (RecordDict({RECORD: record(format="x" * 70_000)}), "speaks format xxxxxxxxx and not 2"),
+        (RecordDict({RECORD: record(format="x" * 70_000)}), "speaks format of another kind and not 2"),
     ],
 )
 def test_headers_that_cannot_be_read_are_refused(content, words):
@@ -267,3 +268,31 @@ def test_lengths_whose_square_is_too_large_for_their_type_are_compared_all_the_s
     assert list(too_large({0: [large], 1: [large], 2: [1e4 * large]}, 1000)) == [2]
     assert too_large({0: [large], 1: [large], 2: [10 * large]}, 1000) == {}
     assert too_large({0: [large], 1: [large], 2: [1e4 * large]}, 0) == {}
+
+
+@pytest.mark.parametrize("said", ["\ud800", "x\nround 3: all is well", "\x1b[2J", "y" * 60_000])
+def test_what_a_peer_says_stays_one_short_line_of_a_log(said):
+    with pytest.raises(BadMessage) as caught:
+        told(pack({"refusal": said}, {}))
+    assert str(caught.value).isprintable()
+    assert 0 < len(str(caught.value)) <= 400
+    str(caught.value).encode()  # which a lone half of a character would refuse
+
+
+def test_lists_and_names_count_as_bytes_and_empty_pieces_are_no_message():
+    content = pack({"a": 1}, {})
+    content[RECORD]["format"] = [0.5] * 1000
+    assert bytes_of(content) > 8000
+    with pytest.raises(BadMessage, match="speaks format of another kind and not 2"):
+        header_of(content)
+    content = pack({"a": 1}, {})
+    for place in range(1, 5):
+        content[f"{RECORD}.{place}"] = ConfigRecord({"numbers": b""})
+    with pytest.raises(BadMessage, match="no message of pefll"):
+        header_of(content)
+
+
+def test_who_introduces_himself_sends_no_numbers():
+    assert introduced(pack({"name": "ann"}, {})) == {"name": "ann"}
+    with pytest.raises(BadMessage, match="where 65,536 are the most"):
+        introduced(pack({"name": "ann"}, {"0": torch.zeros(20_000)}))

@@ -51,7 +51,19 @@ with warnings.catch_warnings():
 
 
 class BadMessage(PefllError):
-    """A message that is not what it should be; the text says how, as the end of a sentence about its sender."""
+    """A message that is not what it should be; the text says how, as the end of a sentence about its sender.
+
+    Some of it may be in the sender's own words, so it is cut short, and what is no printable character is replaced: a
+    log of one line per sentence stays one, and nobody's terminal is spoken to.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(printable(sentence, 400))
+
+
+def printable(text: str, most: int) -> str:
+    """Return the beginning of a text that somebody else has written, fit for a log."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
@@ -148,14 +160,18 @@ def header_of(content: RecordDict) -> dict[str, Any]:
     record = content.get(RECORD)
     if not isinstance(record, ConfigRecord) or "format" not in record:
         raise BadMessage("sent something that is no message of pefll")
-    if record["format"] != FORMAT:  # before all else: of other formats nothing else is known
-        raise BadMessage(f"speaks format {record['format']!s:.9} and not {FORMAT}: is its pefll of the same version?")
+    if (
+        type(record["format"]) is not int or record["format"] != FORMAT
+    ):  # before all else: of other formats nothing else is known
+        spoken = record["format"] if type(record["format"]) is int else "of another kind"
+        raise BadMessage(f"speaks format {spoken} and not {FORMAT}: is its pefll of the same version?")
     pieces = {_piece(place) for place in range(1, len(content))}
     if (
         set(record) != _KEYS
         or set(content) != {RECORD, *pieces}
         or any(set(content[name]) != {"numbers"} for name in pieces)
         or not all(isinstance(part["numbers"], bytes) for part in content.values())
+        or not all(content[name]["numbers"] for name in pieces)
     ):
         raise BadMessage("sent something that is no message of pefll")
     header = _parsed(record["header"], "header")
@@ -188,8 +204,10 @@ def all_finite(leaf: Tensor) -> bool:
 def bytes_of(content: RecordDict) -> int:
     """Return how many bytes of numbers and header a message carries, without looking into them."""
     total = 0
-    for record in content.values():
-        for value in record.values():
+    for place, record in content.items():
+        total += len(place)
+        for name, value in record.items():
             data = getattr(value, "data", value)
-            total += len(data) if isinstance(data, bytes | str) else 8
+            total += len(name) + (len(data) if isinstance(data, bytes | str) else 8)
+            total += 8 * len(data) if isinstance(data, list) else 0
     return total

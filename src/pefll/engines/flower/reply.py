@@ -34,6 +34,14 @@ def told(content: Any) -> dict[str, Any]:
     return header
 
 
+def introduced(content: Any) -> dict[str, Any]:
+    """Return what a node says of itself, which is a header and no numbers."""
+    size = bytes_of(content)
+    if size > HEADER_BYTES:
+        raise BadMessage(f"sent {size:,} bytes where {HEADER_BYTES:,} are the most")
+    return told(content)
+
+
 def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Missing:
     """Return the tensors of a reply that has the right header, sizes, types, shapes, and finite numbers only.
 

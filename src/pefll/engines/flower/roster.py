@@ -11,9 +11,9 @@ import torch
 from pefll.data.federation import Federation
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import ECHO, HELLO
-from pefll.engines.flower.message import pack
+from pefll.engines.flower.message import pack, printable
 from pefll.engines.flower.post import Letter, exchange
-from pefll.engines.flower.reply import told
+from pefll.engines.flower.reply import introduced
 from pefll.engines.flower.terms import Report, Terms
 from pefll.errors import PefllError
 
@@ -74,7 +74,9 @@ class Roster:
         unmet = [node for node in sorted(online) if node not in met]
         header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "visit": "", "agreement": self._agreement.sha256}
         letters = {node: Letter(node, f"query.{HELLO}", pack(header, {})) for node in unmet}
-        outcome = exchange(self._grid, letters, self._terms.exchange_seconds, HELLO, lambda _, content: told(content))
+        outcome = exchange(
+            self._grid, letters, self._terms.exchange_seconds, HELLO, lambda _, content: introduced(content)
+        )
         for node, answer in outcome.replies.items():
             self._meet(node, answer)
         for reason in outcome.faults.values():
@@ -102,8 +104,10 @@ class Roster:
     def _meet(self, node: int, answer: dict[str, Any]) -> None:
         name, counts = str(answer.get("name", "")), answer.get("counts")
         if name not in self.names:
-            self._strangers[node] = name
-            self._report(f"a node calls itself {name!r}, which is no client of this federation; it is left alone")
+            self._strangers[node] = printable(name, 80)
+            self._report(
+                f"a node calls itself {printable(name, 80)!r}, which is no client of this federation; it is left alone"
+            )
             return
         client = self.names.index(name)
         if client in self._nodes:
