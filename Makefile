@@ -16,7 +16,7 @@ demo: $(READY) ## Compare Local, FedAvg and PeFLL on embedded data, in about a m
 	@$(BIN)/pefll demo
 
 test: $(READY) $(KERNELS) $(FLOWER) ## Run all tests with coverage
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-fail-under=90
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
 
 test-faults: $(READY) $(FLOWER) ## Try everything that can go wrong with real clients, as processes: half an hour
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engines.flower.matrix $(ARGS)
