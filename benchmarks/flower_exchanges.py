@@ -54,6 +54,7 @@ from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.engine import FlowerEngine
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.engines.flower.member import client_name
+from pefll.engines.flower.message import FORMAT
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.terms import Terms
 from pefll.files import write_json
@@ -440,11 +441,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10, help="a deployment is measured a quarter as often")
     parts = ["in_process", "simulation", "deployment", "content", "bytes"]
     parser.add_argument("--parts", nargs="*", default=parts, choices=parts)
+    parser.add_argument("--add", action="store_true", help="keep earlier measurements of these parts too")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     before = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     words = f"--parts {' '.join(given.parts)} --repeats {given.repeats}"
-    measured = {"command": f"python -m benchmarks.flower_exchanges {words}", "commit": commit()}
+    measured = {"command": f"python -m benchmarks.flower_exchanges {words}", "commit": commit(), "format": FORMAT}
     jobs: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
         ("in_process", lambda folder: in_process(8, 4 * given.repeats, folder)),
         ("simulation", lambda folder: simulation(8, 4 * given.repeats, folder)),
@@ -469,7 +471,7 @@ def main() -> None:
         "torch": torch.__version__,
         "flwr": "1.41.0",
         "numbers_in_a_model": agreement_of(1, ECHO).build().problem.model.size,
-        "rows": [row for row in before if row.get("part") not in {None, *(new["part"] for new in rows)}] + rows,
+        "rows": [row for row in before if given.add or row["part"] not in {new["part"] for new in rows}] + rows,
     }
     write_json(given.out, record)
 

@@ -18,7 +18,6 @@ from pefll.data.federation import TEST, Samples, assemble
 from pefll.engines.cohort import Ledger, keep_freed_memory
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.evaluation import client_scores
 from pefll.fitting import fit
@@ -27,7 +26,6 @@ from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
 from pefll.ops import recorded
 from pefll.ops.precision import PRODUCTS, products
-from pefll.tree import leaves
 from tests.federations import flat, problem_of, ragged
 
 SETTINGS = {
@@ -463,29 +461,6 @@ def test_an_empty_cohort_is_refused():
 
 
 # The wire.
-
-
-def test_messages_come_back_as_they_were_sent():
-    federation = small(FEATURES)
-    server = SerialEngine(federation, build_method("pefll", problem_of(federation), {}), 0, 2).start()
-    header, (one, two) = unpack(pack(server, torch.arange(3), round=4, task="x"))
-    assert header == {"round": 4, "task": "x"}
-    assert type(one) is type(server)
-    for sent, got in zip(leaves(server), leaves(one), strict=True):
-        assert torch.equal(sent, got)
-        assert sent.dtype == got.dtype
-    assert two.tolist() == [0, 1, 2]
-
-
-def test_a_message_cannot_name_anything_but_message_types():
-    from pefll.methods.fedavg import Server
-
-    message = pack(Server(torch.zeros(1)))
-    for module, name in (("os", "system"), ("builtins", "tuple"), ("not_loaded", "X")):
-        forged = message.replace(b'"pefll.methods.fedavg", "Server"', f'"{module}", "{name}"'.encode())
-        size = int.from_bytes(message[:4], "little") + len(forged) - len(message)
-        with pytest.raises(ValueError, match="is not a message type"):
-            unpack(size.to_bytes(4, "little") + forged[4:])
 
 
 def test_ledgers_add_up():

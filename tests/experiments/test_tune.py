@@ -115,6 +115,10 @@ def test_settings_of_new_clients_are_chosen_within_the_best_training(tmp_path):
     assert ranked == [rows[place]["settings"] for place in (2, 1, 0, 3, 4)]
     trials.choose((0,))
     assert trials.best == {"settings": rows[2]["settings"], "seen_validation": 0.79, "seeds": [0], "as_new": 0.7}
+    # The same settings with another seed, said in another way: embedding_lr is what it is by default.
+    again = row(0.1, {"new_lr": 1.0, "embedding_lr": 1e-2}, 0.79, as_new=0.5) | {"seed": 1}
+    trials.rows.append(again)
+    assert trials.as_new(rows[2]["settings"], (0, 1)) == [0.7, 0.5]
 
 
 def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):

@@ -69,13 +69,18 @@ class Samples:
 
     def name_of(self, client: int) -> str:
         """Return what the data calls a natural client, 0..n-1."""
-        if self.client_names:
-            return self.client_names[client]
-        return str(client if self.client_keys is None else int(self.client_keys[client]))
+        return _name_of(client, self.client_names, self.client_keys)
 
     def __repr__(self) -> str:
         kind = "tokens" if self.tokens else str(self.x.dtype)
         return f"<Samples {self.name!r}: {len(self.x):,} of shape {self.x.shape[1:]} ({kind}), {self.classes} classes>"
+
+
+def _name_of(client: int, names: tuple[str, ...], keys: Array | None) -> str:
+    """Return a client's name, or the number that stands for one: its key, or its own."""
+    if names:
+        return names[client]
+    return str(client if keys is None else int(keys[client]))
 
 
 def check_samples(samples: Samples) -> None:
@@ -182,9 +187,7 @@ class Federation:
 
     def name_of(self, client: int) -> str:
         """Return what the data calls a client; its number in the federation where clients were made."""
-        if self.names:
-            return self.names[client]
-        return str(client if self.keys is None else int(self.keys[client]))
+        return _name_of(client, self.names, self.keys)
 
     def __repr__(self) -> str:
         return (

@@ -124,7 +124,8 @@ class Trials:
             row["error"] = str(outcome)
         else:
             row["seen_validation"] = outcome.summary["accuracy"]["best"]["seen"]["per_sample"]
-            row |= {key: outcome.summary[key] for key in ("as_new",) if key in outcome.summary}
+            if "as_new" in outcome.summary:
+                row["as_new"] = outcome.summary["as_new"]
             row |= {key: outcome.summary[key] for key in _KEPT}
         self.rows.append(row)
         return row
@@ -162,7 +163,7 @@ class Trials:
                 continue
             scores = [tried[seed]["seen_validation"] for seed in seeds]
             scores = [] if None in scores else scores
-            as_new = [tried[seed].get("as_new") or 0.0 for seed in seeds]
+            as_new = [tried[seed].get("as_new", 0.0) for seed in seeds]
             complete.append((point, scores, mean_and_std(as_new)[0]))
             of_training.setdefault(self._trained(point), []).extend(scores)
 
@@ -178,8 +179,9 @@ class Trials:
 
     def as_new(self, point: Settings, seeds: Sequence[int]) -> list[float]:
         """Return how seen clients fared as new ones with these settings, for each seed; empty where nobody looked."""
-        rows = [row for row in self.rows if row["settings"] == point and row["seed"] in seeds]
-        return [row["as_new"] for row in rows if row.get("as_new") is not None]
+        wanted = self._whole(point)
+        rows = [row for row in self.rows if self._whole(row["settings"]) == wanted and row["seed"] in seeds]
+        return [row["as_new"] for row in rows if "as_new" in row]
 
     def _whole(self, point: Settings) -> str:
         """Return all hyper-parameters, also those that are not in the grid, as a key."""
