@@ -134,6 +134,7 @@ class Run:
             data = dataclasses.replace(federation, num_seen=0)  # nobody here took part in training
         with (
             opened(self.config, data, self.method, trains=False) as engine,
+            engine.turn(),
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)

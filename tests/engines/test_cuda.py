@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from pefll.evaluation import Exam, evaluate
 from pefll.fitting import RunsFailed, fit, fit_seeds, fit_together
 from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
+from pefll.ops import recorded
 from pefll.preparing import Order
 from pefll.run import load
 from tests.engines.test_engines import SETTINGS
@@ -48,6 +50,28 @@ def test_a_graph_does_what_the_serial_engine_does(name, model):
     assert scores[0].seen.per_sample == pytest.approx(scores[1].seen.per_sample, abs=1e-12)
     assert scores[0].unseen.loss == pytest.approx(scores[1].unseen.loss, abs=1e-6)
     assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+@pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "pfedhn"])
+def test_steps_that_are_recorded_and_repeated_are_those_of_the_serial_engine(name, model, dtype, off, monkeypatch):
+    monkeypatch.setattr(recorded, "WORTH", 2)
+    federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")
+    method = build_method(name, problem_of(federation, model), SETTINGS[name])
+    clients = np.arange(federation.num_clients)
+    made = []
+    for make, place in ((SerialEngine, {}), (VectorEngine, {"device": "cuda"})):
+        engine = make(federation, method, seed=1, clients_per_round=3, dtype=dtype, **place)
+        with engine.turn():
+            server = engine.start()  # no rounds, which would have compiled the kernels before the recording
+            models = torch.empty(len(clients), method.problem.model.size, dtype=dtype)
+            for _ in range(2):  # a second time, after the first one's graphs are gone
+                for ids, cohort in engine.cohorts(clients):
+                    models[ids] = method.personalize(server, cohort).cpu()
+        made.append(models)
+        engine.close()
+    torch.testing.assert_close(made[1], made[0], rtol=0, atol=off)
 
 
 def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_capture():

@@ -9,14 +9,12 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from pefll.data.federation import TEST, Samples, assemble
-from pefll.engines import vector
 from pefll.engines.cohort import Ledger, keep_freed_memory
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
@@ -26,6 +24,7 @@ from pefll.fitting import fit
 from pefll.methods import FedAvg, Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
+from pefll.ops import recorded
 from pefll.ops.precision import PRODUCTS, products
 from tests.federations import flat, problem_of, ragged
 
@@ -483,7 +482,66 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch):
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    with pytest.raises(ZeroDivisionError), vector._recording(None, SimpleNamespace(pool=None, stream=None)):
+    with pytest.raises(ZeroDivisionError), recorded.recording(None, None):
         seen.append(1 / 0)
     assert seen == [False]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "pfedhn", "per-fedavg"])
+def test_steps_by_number_are_the_steps_one_after_another(name, monkeypatch):
+    """What a GPU records once and repeats, here repeated call by call: a step's number is a tensor then."""
+    federation = small(FEATURES)
+    method = build_method(name, problem_of(federation, "mlp"), SETTINGS[name])
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=3, dtype=torch.float64)
+    server = engine.advance(engine.start(), 0, 2)
+
+    def models() -> list[torch.Tensor]:
+        return [method.personalize(server, cohort) for _, cohort in engine.cohorts(np.arange(6))]
+
+    calls = []
+
+    def repeat(step, state, times):
+        calls.append(times)
+        for i in range(times):
+            state = step(torch.tensor(i), *state)
+        return state
+
+    wanted = models()
+    monkeypatch.setattr(recorded, "worth_recording", lambda *_: True)
+    monkeypatch.setattr(recorded, "repeat", repeat)
+    for mine, theirs in zip(models(), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    assert calls
+
+
+def test_when_steps_are_recorded(monkeypatch):
+    """What is asked of the device is made up here: streams that are not the default one, and nobody who records."""
+    value = torch.zeros(2)
+    asked = {"is_current_stream_capturing": lambda: False, "current_stream": lambda _: "own", "default_stream": str}
+    for name, answer in asked.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    worth = recorded.worth_recording
+    assert worth(value, recorded.WORTH)
+    assert not worth(value, recorded.WORTH - 1)
+    with recorded.in_full():
+        assert not worth(value, recorded.WORTH)
+    inside = []
+
+    def ask(x):
+        inside.append(worth(x, recorded.WORTH))
+        return x.sum()
+
+    torch.vmap(ask)(torch.zeros(3, 2))
+    torch.func.grad(ask)(value)
+    torch.vmap(torch.func.grad(ask))(torch.zeros(3, 2))
+    assert inside == [True, False, False]
+    assert not worth(value.requires_grad_(), recorded.WORTH)
+    with torch.no_grad():
+        assert worth(value, recorded.WORTH)
+        monkeypatch.setattr(torch.cuda, "current_stream", str)
+        assert not worth(value, recorded.WORTH)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "own")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert not worth(value, recorded.WORTH)

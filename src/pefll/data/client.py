@@ -39,6 +39,37 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Batches:
+    """Batches of a client, one for each step; made when they are asked for.
+
+    Attributes:
+        federation: the arrays.
+        rows: int64 [steps, b], whose samples.
+        labels: int64 [steps, b].
+        weight: [b].
+        dtype: of the networks' inputs.
+    """
+
+    federation: Federation
+    rows: Tensor
+    labels: Tensor
+    weight: Tensor
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for step in range(len(self)):
+            yield Batch(self.federation.take(self.rows[step], self.dtype), self.labels[step], self.weight)
+
+    def at(self, step: Tensor) -> Batch:
+        """Return the batch of a step, int64 [], that is known only where the samples are."""
+        rows, labels = (each.index_select(0, step.view(1)).squeeze(0) for each in (self.rows, self.labels))
+        return Batch(self.federation.take(rows, self.dtype), labels, self.weight)
+
+
+@dataclass(frozen=True, eq=False)
 class Client:
     """One client in one round. Under `torch.func.vmap` its numbers are those of all clients of a cohort at once.
 
@@ -63,8 +94,8 @@ class Client:
     capacity: tuple[int, int, int]
     dtype: torch.dtype = torch.float32
 
-    def batches(self, purpose: str, size: int | None, steps: int) -> Iterator[Batch]:
-        """Yield `steps` batches, each a fresh random choice of `size` different training samples.
+    def batches(self, purpose: str, size: int | None, steps: int) -> Batches:
+        """Return `steps` batches, each a fresh random choice of `size` different training samples.
 
         Args:
             purpose: names the draw; the same name in the same round gives the same batches again.
@@ -81,10 +112,9 @@ class Client:
             chosen = randomness.choose(draws, self.count[TRAIN], width)
         rows = self._rows(self.offset[TRAIN] + chosen)
         labels = self.federation.y[rows]  # of all steps at once: they are small
-        for step in range(steps):
-            yield Batch(self.federation.take(rows[step], self.dtype), labels[step], weight)
+        return Batches(self.federation, rows, labels, weight, self.dtype)
 
-    def epochs(self, purpose: str, size: int, epochs: int) -> tuple[Iterator[Batch], Tensor]:
+    def epochs(self, purpose: str, size: int, epochs: int) -> tuple[Batches, Tensor]:
         """Return batches for some passes over the training samples, and how many of them are this client's.
 
         Each batch is drawn afresh, as in `batches`; a pass has as many of them as hold all samples. Clients mapped

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -26,6 +25,7 @@ from pefll.engines.cohort import (
 )
 from pefll.engines.later import Clock, Later
 from pefll.methods.contract import Each, Everyone, Method
+from pefll.ops.recorded import in_full, recording
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
@@ -220,13 +220,14 @@ class _RoundGraph:
         side = engine.stream
         assert side is not None
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # libraries choose their kernels and fill their caches before the capture
+        # Libraries choose their kernels and fill their caches before the capture.
+        with torch.cuda.stream(side), in_full():
             for _ in range(2):
                 engine._round(self.server, self.t)
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        with _recording(self.graph, engine):
+        with recording(self.graph, side, engine.pool):
             after, healthy = engine._round(self.server, self.t)
             map_tree(lambda old, new: old.copy_(new), self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
@@ -270,29 +271,13 @@ class _Recorded:
         side, current = self.engine.stream, torch.cuda.current_stream(self.engine.device)
         assert side is not None
         side.wait_stream(current)
-        with torch.cuda.stream(side):  # libraries choose their kernels and fill their caches before the capture
+        # Libraries choose their kernels and fill their caches before the capture.
+        with torch.cuda.stream(side), in_full():
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with _recording(self.graph, self.engine):
+        with recording(self.graph, side, self.engine.pool):
             self.result = self.function(self.state)
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, engine: VectorEngine) -> Iterator[None]:
-    """Record what the block launches, in the engine's stream, which need not be the current one.
-
-    Python collects no garbage meanwhile: it may hold the graph of an engine that nobody uses any more, and freeing that
-    in the middle of a recording would break it.
-    """
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=engine.pool, stream=engine.stream):
-            yield
-    finally:
-        if collected:
-            gc.enable()
 
 
 def _raise_if_bad(round_: Tensor) -> None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pefll.ops import client_axis
+from pefll.data.client import Batches
+from pefll.ops import client_axis, recorded
 from pefll.ops.alone import gradient, is_constant
 
 
@@ -85,9 +86,15 @@ def follow(
     if is_constant(theta):
         return _follow_alone(direction, theta, batches, sgd, None if steps is None else int(steps))
     velocity = torch.zeros_like(theta)
-    for index, batch in enumerate(batches):
-        active = None if steps is None else index < steps
-        theta, velocity = sgd_step(theta, velocity, direction(theta, batch), sgd, active)
+
+    def step(i: Tensor | int, batch: Any, at: Tensor, speed: Tensor) -> tuple[Tensor, Tensor]:
+        return sgd_step(at, speed, direction(at, batch), sgd, None if steps is None else i < steps)
+
+    # Batches that can be asked for by a number on the device; pairs of them, as Per-FedAvg's, are taken one by one.
+    if isinstance(batches, Batches) and recorded.worth_recording(theta, len(batches)):
+        return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, velocity), len(batches))[0]
+    for i, batch in enumerate(batches):
+        theta, velocity = step(i, batch, theta, velocity)
     return theta
 
 

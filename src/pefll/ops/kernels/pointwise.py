@@ -1,4 +1,4 @@
-"""Small things that would each be many kernels: the loss, joined gradients, steps of SGD and Adam, pixels, choices."""
+"""Small things that would each be many kernels: loss, joined gradients, SGD, Adam, pixels, random keys and choices."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _key(
 
 @triton.jit
 def _spread(
-    state, out, TOTAL, COUNT: tl.constexpr, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
+    state, out, TOTAL, COUNT, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
     MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Make COUNT keys of each; see `pefll.randomness.spread`."""

@@ -1,0 +1,93 @@
+"""Work on a GPU that is recorded once and replayed, because launching it takes longer than doing it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+# Fewer repetitions than this are not worth a recording, for which three of them are made one by one.
+WORTH = 16
+
+_allowed = True
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None, pool: Any = None) -> Iterator[None]:
+    """Record what the block launches, in a stream, which need not be the current one.
+
+    Python collects no garbage meanwhile: it may hold the graph of an engine that nobody uses any more, and freeing that
+    in the middle of a recording would break it.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+@contextmanager
+def in_full() -> Iterator[None]:
+    """Launch everything in the block one by one, as a recording of the whole will do."""
+    global _allowed
+    before, _allowed = _allowed, False
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
+def worth_recording(value: Tensor, times: int) -> bool:
+    """Return whether `repeat` should be used for a value: on a GPU, for enough repetitions, where nothing forbids it.
+
+    Who records already gets every step as it comes. Who differentiates would not see steps that are replayed. And the
+    default stream cannot be recorded; engines have streams of their own.
+    """
+    if not (_allowed and times >= WORTH and value.is_cuda) or _is_differentiated(value):
+        return False
+    current = torch.cuda.current_stream(value.device)
+    return current != torch.cuda.default_stream(value.device) and not torch.cuda.is_current_stream_capturing()
+
+
+def _is_differentiated(value: Tensor) -> bool:
+    """Whether somebody outside differentiates with respect to a value, or might."""
+    transforms = retrieve_all_functorch_interpreters()
+    mapped_only = all(transform.key() == TransformType.Vmap for transform in transforms)
+    return not mapped_only or (value.requires_grad and torch.is_grad_enabled())
+
+
+def repeat(
+    step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], state: tuple[Tensor, Tensor], times: int
+) -> tuple[Tensor, Tensor]:
+    """Return the state after `state = step(i, *state)` for i = 0, 1, ..., times - 1.
+
+    Args:
+        step: of the repetition's number, int64 [], and two tensors; returns two of the same shapes.
+        state: two tensors on a GPU, maybe with axes that `vmap` hides.
+        times: at least 2.
+    """
+    i = torch.zeros((), dtype=torch.int64, device=state[0].device)
+    # Twice one by one: libraries choose their kernels, and Triton compiles its own, for what a recording will see. The
+    # first time a state may still be the same for all clients; from the second on each has its own.
+    for _ in range(2):
+        state = step(i, *state)
+        i.add_(1)
+    held = (state[0].clone(), state[1].clone())
+    del state
+    graph = torch.cuda.CUDAGraph()
+    with recording(graph, torch.cuda.current_stream(i.device)):
+        for mine, after in zip(held, step(i, *held), strict=True):
+            mine.copy_(after)
+        i.add_(1)
+    for _ in range(times - 2):
+        graph.replay()
+    return held
