@@ -228,7 +228,9 @@ def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
     assert chosen("fedavg", "cifar10", 500, tmp_path) == ({}, "defaults")
     write("cifar10-fedavg-n100", 0.1)
     write("cifar10-fedavg-n1000", 0.3)
-    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.1}, "tuned at n=100")
+    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    assert chosen("fedavg", "cifar10", 300, tmp_path) == ({"client_lr": 0.1}, "tuned at n=100")
+    assert chosen("fedavg", "cifar100", 100, tmp_path).source == "defaults"
     assert chosen("fedavg", "cifar10", 1000, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
     assert chosen("local", "cifar10", 100, tmp_path).source == "defaults"
 

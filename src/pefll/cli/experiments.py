@@ -134,7 +134,7 @@ def reproduce(
     """Reproduce the paper's Table 1: run what is missing, then write results/table1.md, .tex and .csv.
 
     A run is missing while `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
-    These are what `pefll tune` found best for the cell, or else for 100 clients of the same data, or else the method's
+    These are what `pefll tune` found best for the cell, or else for the nearest number of clients, or else the method's
     defaults. The cheapest runs come first. A result is written as its run ends; after Ctrl-C or a crash, give the
     command again: runs that were under way go on from their last checkpoint.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -320,8 +321,8 @@ def advice(trials: Trials, search: Search) -> list[str]:
     return sentences
 
 
-def file_name(data: str, method: str, clients: int) -> str:
-    """Return the name of the file of trials, without its ending."""
+def file_name(data: str, method: str, clients: int | str) -> str:
+    """Return the name of the file of trials, without its ending; "*" for the number of clients stands for any."""
     return f"{Path(data).stem}-{method}-n{clients}"
 
 
@@ -335,8 +336,8 @@ class Chosen(NamedTuple):
 def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen:
     """Return what was found best for a method on a federation.
 
-    A federation that nobody tuned on takes what was found for 100 clients of the same data; without that either, the
-    method's defaults remain.
+    A federation that nobody tuned on takes what was found for the number of clients that is nearest, of the same data;
+    without that either, the method's defaults remain.
 
     Args:
         method: its name.
@@ -344,9 +345,12 @@ def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen
         clients: how many.
         folder: has the files of trials.
     """
-    for number in dict.fromkeys((clients, 100)):
-        path = folder / f"{file_name(data, method, number)}.json"
-        found = read_json(path) if path.is_file() else None
-        if found and found["best"]:
-            return Chosen(found["best"]["settings"], f"tuned at n={number}")
+    tuned: dict[int, Settings] = {}
+    for path in folder.glob(f"{file_name(data, method, '*')}.json"):
+        found = read_json(path)
+        if found["best"]:
+            tuned[int(path.stem.rpartition("-n")[2])] = found["best"]["settings"]
+    if tuned:
+        number = min(tuned, key=lambda number: (abs(math.log(number / clients)), number))
+        return Chosen(tuned[number], f"tuned at n={number}")
     return Chosen({}, "defaults")
