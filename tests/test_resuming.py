@@ -22,7 +22,8 @@ from tests.federations import flat, ragged
 ROUNDS, EVERY = 80, 20
 TRAIN = (
     f"--data digits --clients 8 --model mlp --rounds {ROUNDS} --clients-per-round 2 --eval-every {EVERY} "
-    "--checkpoint-every 10 --engine serial --set hypernetwork=S --set local_steps=2 --set embedding=linear --seed 3"
+    "--checkpoint-every 10 --engine serial --set hypernetwork=S --set local_steps=2 --set embedding=linear "
+    "--set server_average=0.9 --seed 3"
 ).split()
 
 

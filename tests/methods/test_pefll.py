@@ -181,12 +181,51 @@ def test_settings_are_checked():
         build_method("pefll", problem, {"client_lr": "fast"})
     with pytest.raises(PefllError, match="non-negative"):
         build_method("pefll", problem, {"client_lr": -1})
+    with pytest.raises(PefllError, match="server_average must be less than 1"):
+        build_method("pefll", problem, {"server_average": 1.0})
     with pytest.raises(PefllError, match="server optimizer"):
         build_method("pefll", problem, {"server_optimizer": "lion"})
     with pytest.raises(PefllError, match="embedding network"):
         build_method("pefll", problem, {"embedding": "cnvnet"}).phi  # noqa: B018
     with pytest.raises(PefllError, match="hypernetwork size"):
         build_method("pefll", problem, {"hypernetwork": "XL"}).h  # noqa: B018
+
+
+@pytest.mark.parametrize("make_engine", [SerialEngine, VectorEngine])
+def test_models_are_made_with_the_mean_of_the_networks_over_rounds(make_engine):
+    federation = ragged(clients=7, seen=5)
+    settings = {"embedding": "mlp", "local_steps": 2, "server_lr": 1e-2}
+    plain, averaging = (
+        build_method("pefll", problem_of(federation), settings | more) for more in ({}, {"server_average": 0.3})
+    )
+    states, servings = [], []
+    for method in (plain, averaging):
+        engine = make_engine(federation, method, seed=3, clients_per_round=3, dtype=torch.float64)
+        servers = [engine.start()]
+        for t in range(4):
+            servers.append(engine.advance(engine.snapshot(servers[-1]), t, 1))
+        ((_, cohort),) = engine.cohorts(np.array([6]))
+        states.append(servers)
+        servings.append(method.personalize(servers[-1], cohort))
+        engine.close()
+    for one, other in zip(*states, strict=True):  # training takes no notice
+        assert torch.equal(one.hypernetwork, other.hypernetwork)
+        assert torch.equal(one.embedder, other.embedder)
+    kept = [1 / 10, 2 / 11, 3 / 12, 0.3]  # t / (t + 9), at most 0.3
+    for part in ("hypernetwork", "embedder"):
+        mean = getattr(states[0][0], part)
+        for share, server in zip(kept, states[0][1:], strict=True):
+            mean = share * mean + (1 - share) * getattr(server, part)
+        torch.testing.assert_close(getattr(states[1][-1].average, part), mean)
+    # As if η were its mean.
+    mean = plain.serving(states[1][-1])
+    assert mean is states[1][-1].average
+    engine = make_engine(federation, plain, seed=3, clients_per_round=3, dtype=torch.float64)
+    ((_, cohort),) = engine.cohorts(np.array([6]))
+    replaced = states[0][-1]._replace(hypernetwork=mean.hypernetwork, embedder=mean.embedder)
+    torch.testing.assert_close(plain.personalize(replaced, cohort), servings[1])
+    assert (servings[0] - servings[1]).abs().max() > 1e-4
+    engine.close()
 
 
 def test_training_helps():

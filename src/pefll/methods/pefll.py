@@ -22,6 +22,22 @@ from pefll.models.network import Network
 from pefll.ops.alone import pull_back
 
 
+class Average(NamedTuple):
+    """A running mean of η over the rounds: models are made with it, and training goes on with η itself.
+
+    Attributes:
+        hypernetwork: of η_h, [H].
+        embedder: of η_v, [E].
+    """
+
+    hypernetwork: Tensor
+    embedder: Tensor
+
+
+class NoAverage(NamedTuple):
+    """Nothing is averaged: models are made with η as it is."""
+
+
 class Server(NamedTuple):
     """What the server keeps.
 
@@ -33,6 +49,7 @@ class Server(NamedTuple):
         step: int64 [], rounds done.
         hypernetwork_moments: Adam's, unused by plain SGD.
         embedder_moments: Adam's, unused by plain SGD.
+        average: of η over the rounds, where there is one.
     """
 
     hypernetwork: Tensor
@@ -42,6 +59,7 @@ class Server(NamedTuple):
     step: Tensor
     hypernetwork_moments: Moments
     embedder_moments: Moments
+    average: Average | NoAverage = NoAverage()
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,8 @@ class PeFLL:
         server_optimizer: adam, or sgd for Algorithm 2's averaged steps to the letter.
         server_lr: of adam; Algorithm 2 has none.
         server_clip: of adam: the mean gradient's norm is cut to this; 0 for no cut.
+        server_average: share of the running mean of η that a round leaves in it, such as 0.99; 0 for no mean, as in the
+            paper.
         lambda_h: λ_h of the objective.
         lambda_v: λ_v of the objective.
         lambda_theta: λ_θ of the objective; 2.5e-5 is the published code's weight decay of 5e-5.
@@ -80,6 +100,7 @@ class PeFLL:
     server_optimizer: str = "adam"
     server_lr: float = 2e-4
     server_clip: float = 50.0
+    server_average: float = 0.0
     lambda_h: float = 0.0
     lambda_v: float = 0.0
     lambda_theta: float = 2.5e-5
@@ -93,6 +114,8 @@ class PeFLL:
             raise unknown("server optimizer", self.server_optimizer, ("adam", "sgd"))
         if self.local_steps < 1:
             raise PefllError("local_steps must be at least 1")
+        if self.server_average >= 1:
+            raise PefllError("server_average must be less than 1, or the mean would never change")
         _ = self.phi, self.h  # built now, so that names that are wrong are told before a run starts
 
     # The networks.
@@ -137,6 +160,7 @@ class PeFLL:
             step=torch.zeros((), dtype=torch.int64, device=v.device),
             hypernetwork_moments=no_moments(hypernetwork),
             embedder_moments=no_moments(embedder),
+            average=Average(hypernetwork.clone(), embedder.clone()) if self.server_average else NoAverage(),
         )
 
     def round(self, server: Server, cohort: Cohort) -> Server:
@@ -148,7 +172,7 @@ class PeFLL:
         d_hypernetwork, d_v = pullback(delta / cohort.size)
         d_v = cohort.size * d_v
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
-        return self.step(server, d_hypernetwork, d_embedder.mean(dim=0))
+        return self.averaged(self.step(server, d_hypernetwork, d_embedder.mean(dim=0)))
 
     def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
         """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]."""
@@ -184,13 +208,32 @@ class PeFLL:
         norms = torch.stack([torch.linalg.vector_norm(part) for part in (d_hypernetwork, d_embedder)])
         return shrinkage(torch.linalg.vector_norm(norms), self.server_clip)
 
+    def averaged(self, server: Server) -> Server:
+        """Move the mean of η, where there is one, towards η; in early rounds faster, so that it forgets the start."""
+        if isinstance(server.average, NoAverage):
+            return server
+        rounds = server.step.to(server.shift.dtype)
+        change = 1 - (rounds / (rounds + 9)).clamp(max=self.server_average)
+        return server._replace(
+            average=Average(
+                torch.lerp(server.average.hypernetwork, server.hypernetwork, change),
+                torch.lerp(server.average.embedder, server.embedder, change),
+            )
+        )
+
+    def serving(self, server: Server) -> Average:
+        """Return the η that models are made with: its mean, or η itself."""
+        if isinstance(server.average, NoAverage):
+            return Average(server.hypernetwork, server.embedder)
+        return server.average
+
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Algorithm 1: one descriptor up, one model [c, D] down."""
-        return self.generate(server, server.hypernetwork, self.descriptors(server, cohort))
+        return self.generate(server, self.serving(server).hypernetwork, self.descriptors(server, cohort))
 
     def descriptors(self, server: Server, cohort: Cohort) -> Tensor:
         """Return what the clients of a cohort look like to the server, [c, l]."""
-        v: Tensor = cohort.run(self.describe_all, everyone(server.embedder))
+        v: Tensor = cohort.run(self.describe_all, everyone(self.serving(server).embedder))
         return v
 
     # One client.
