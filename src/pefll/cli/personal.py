@@ -89,7 +89,7 @@ def personalize(
     personal = trained.personalize(x, y)
     with files.sentences_for_disk_errors(str(model)):
         model.parent.mkdir(parents=True, exist_ok=True)
-    personal.save(model)
+    personal.save(model, overwrite=force)
     say(out, f"{model}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
     if y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
 from pefll.errors import PefllError
@@ -80,7 +81,7 @@ def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
         name: of the data, for errors.
         tokens: x holds whole numbers that are not scaled and not reshaped.
     """
-    array = _array(x, "x", name)
+    array = as_array(x, "x", name)
     if array.dtype.kind not in "uif":
         raise PefllError(f"{name}: x is {_kind(array)}; it must hold numbers (uint8 pixels, float features or tokens)")
     if array.ndim < 2:
@@ -129,7 +130,16 @@ def _kind(array: Array) -> str:
     return "made of texts or other objects" if array.dtype.kind in "OUS" else str(array.dtype)
 
 
-def _array(values: Any, what: str, name: str) -> Array:
+def as_array(values: Any, what: str, name: str) -> Array:
+    """Return a user's array, list or tensor as an array; PefllError where it cannot be one.
+
+    Args:
+        values: to convert; a tensor may be on any device, and may be part of a computation.
+        what: of the data they are, for errors.
+        name: of the data, for errors.
+    """
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
     try:
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -141,7 +151,7 @@ def _array(values: Any, what: str, name: str) -> Array:
 
 def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
     """Return a one-dimensional array of int64 or of texts (dtype object); `floats` lets whole numbers be floats."""
-    array = _array(values, what, name)
+    array = as_array(values, what, name)
     if array.ndim != 1:
         raise PefllError(f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}")
     if array.dtype.kind == "S":

@@ -135,7 +135,7 @@ def _personal_model(folder: Path, runs: dict[str, list[Run]], console: Console) 
     model = run.personalize(x[now], y[now])
     took = time.perf_counter() - started
     path = folder / "new_client.safetensors"
-    model.save(path)
+    model.save(path, overwrite=True)
     right = int((model.predict(x[later]) == y[later]).sum())
     say(
         console,
