@@ -184,3 +184,22 @@ def test_client_columns_of_other_names(pefll, tmp_path, kind):
     asked = ("train", "--data", path, "--data-dir", tmp_path, *SMALL[2:], "--client-column", "writer")
     assert pefll(*asked, "--out", tmp_path / "r").code == 0
     assert RunFolder(tmp_path / "r").summary()["num_clients"] == 8
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_a_summary_of_columns_of_other_names(pefll, tmp_path, kind):
+    path = features(tmp_path / "mine.npz")
+    if kind == "csv":
+        pytest.importorskip("pandas")
+        path = table(path, tmp_path / "mine.csv", label="species", client="writer")
+    else:
+        with np.load(path) as arrays:
+            npz(path, x=arrays["x"], species=arrays["y"], writer=arrays["client"])
+    columns = ("--label", "species", "--client-column", "writer")
+    said = pefll("data", "summary", path, "--data-dir", tmp_path, *columns)
+    assert said.code == 0, said.err
+    assert "8 clients: 7 seen, 1 unseen; 3 classes" in said.out
+    grid = ("--grid", "client_lr=0.01", "--out", tmp_path / "runs", "--to", tmp_path / "trials", "--rounds", 1)
+    said = pefll("tune", "--data", path, "--data-dir", tmp_path, *columns, *grid, "--processes", 1)
+    assert said.code == 0, said.err
+    assert pefll("data", "summary", "digits", *columns).code == 2

@@ -13,7 +13,7 @@ import typer
 from pefll import data as sources
 from pefll import files, preparing, run
 from pefll.cli.console import err, out
-from pefll.cli.options import Force, RunPath, check_free
+from pefll.cli.options import Force, Label, RunPath, check_free
 from pefll.cli.tables import accuracy_table
 from pefll.errors import PefllError
 from pefll.personal import PersonalModel
@@ -72,7 +72,7 @@ def personalize(
         Path, typer.Option(help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png.")
     ],
     model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
-    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    label: Label = sources.LABEL,
     force: Force = False,
 ) -> None:
     """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
@@ -110,7 +110,7 @@ def predict(
     target: Annotated[
         Path | None, typer.Option("--out", help="Write a CSV with sample, class and probability.")
     ] = None,
-    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    label: Label = sources.LABEL,
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, for a model that is not the package's own.")
     ] = None,

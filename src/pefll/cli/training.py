@@ -83,7 +83,10 @@ def train(
             "--set", help="A hyper-parameter of the method, NAME=VALUE; may be repeated. See `pefll methods`."
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The label's column in a table. [default: label]")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="The label's column in a table, or array in an .npz. [default: label, in an .npz y]"),
+    ] = None,
     client_column: Annotated[
         str | None, typer.Option(help="The client's column in a table or .npz. [default: client]")
     ] = None,
