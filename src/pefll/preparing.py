@@ -76,9 +76,10 @@ def headline(config: Config, federation: Federation) -> str:
     precision = pick_precision(config.precision, device)
     if config.precision not in ("auto", precision):
         precision += f" (only a GPU has {config.precision})"
+    untested = f" ({federation.num_untested:,} without test samples)" if federation.num_untested else ""
     return (
         f"{config.method} on {federation.name}, {federation.partition}: {federation.num_seen} seen and "
-        f"{federation.num_unseen} unseen clients, model {model}, {rounds}, {device_name(device)}, {precision}"
+        f"{federation.num_unseen} unseen clients{untested}, model {model}, {rounds}, {device_name(device)}, {precision}"
     )
 
 

@@ -117,6 +117,12 @@ def test_accuracies_that_nobody_can_measure(pefll, tmp_path):
     alone = features(tmp_path / "alone.npz", client=np.arange(96))
     said = pefll("train", "--data", alone, *SMALL[2:], "--out", tmp_path / "alone")
     assert "No client has a test sample" in said.out
+    some = features(tmp_path / "some.npz", client=np.r_[0, 1, np.repeat(np.arange(2, 10), 12)[:94]])
+    said = pefll("train", "--data", some, *SMALL[2:], "--out", tmp_path / "some")
+    assert "9 seen and 1 unseen clients (2 without test samples), model" in said.err
+    assert "\n2 of 10 clients have no test sample: accuracies are those of the others.\n" in said.out
+    assert "2 of 10 clients have no test sample" in pefll("evaluate", tmp_path / "some").err
+    assert "sample" not in pefll("evaluate", tmp_path / "some", "--split", "train").err
     few = features(tmp_path / "few.npz", clients=3)
     said = pefll("train", "--data", few, *SMALL[2:], "--out", tmp_path / "few", "--precision", "bf16")
     assert "--unseen" in said.out

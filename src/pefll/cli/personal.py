@@ -19,7 +19,7 @@ from pefll.errors import PefllError
 from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import MEASURES
-from pefll.wording import counted
+from pefll.wording import counted, without_samples
 
 
 def evaluate(
@@ -58,6 +58,9 @@ def evaluate(
     clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
+    empty = sum(not one.samples for one in clients)
+    if empty:
+        say(err, without_samples(empty, len(clients), split))
     result = run.evaluation_of_clients(clients)
     groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
     if as_json:

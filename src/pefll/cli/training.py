@@ -21,6 +21,7 @@ from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.progress import say
 from pefll.record import RunFolder, run_folders, seed_folder
+from pefll.wording import without_samples
 
 
 def train(
@@ -222,10 +223,8 @@ def _free(folder: Path) -> Path:
 def _nothing_to_measure(federation: sources.Federation) -> list[str]:
     """Return a sentence for what an accuracy is not there for."""
     sentences = []
-    if not int(federation.count[sources.TEST].sum()):
-        sentences.append(
-            "No client has a test sample, so there is no accuracy: clients need more than one sample each."
-        )
-    elif not federation.num_unseen:
+    if federation.num_untested:
+        sentences.append(without_samples(federation.num_untested, federation.num_clients, "test"))
+    if federation.num_untested < federation.num_clients and not federation.num_unseen:
         sentences.append("No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
     return sentences
