@@ -108,7 +108,9 @@ class PersonalModel(nn.Module):
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except (safetensors.SafetensorError, OSError) as error:
-            raise PefllError(f"{path} is not a safetensors file, or it is damaged") from error
+            raise PefllError(
+                f"{path} is not a safetensors file, or it is damaged; make one with `pefll personalize`"
+            ) from error
         if metadata.get("format") != FORMAT:
             raise PefllError(f"{path} is not a personal model; make one with `pefll personalize`")
         facts = json.loads(metadata["facts"])

@@ -113,7 +113,10 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
     if config.data not in DATASETS and config.data_sha256 and not Path(config.data).exists():
         if Path(config.data).suffix or len(Path(config.data).parts) > 1:
             raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
-        raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
+        raise PefllError(
+            f"the run was trained on data given in Python ({config.data}); evaluate it there, with "
+            "pefll.load(path).evaluate(federation=...)"
+        )
     samples = load_samples(
         config.data,
         config.data_dir,

@@ -113,7 +113,7 @@ def test_files_that_are_wrong(refused, tmp_path):
     for name, part in (
         ("a.npz", "cannot be read as an .npz file"),
         ("a.txt", "is of no known kind"),
-        ("b.npz", "has no array y"),
+        ("b.npz", "has no array y; it has x; save it again with np.savez(path, x=..., y=...)"),
         ("c.npz", "does not say whose each sample is; add --partition"),
     ):
         assert part in refused("train", "--data", tmp_path / name, *SMALL[2:], "--out", tmp_path / "r")
@@ -136,6 +136,14 @@ def table(arrays: Path, path: Path, **named: str) -> Path:
     rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
     path.write_text("\n".join([",".join(names), *rows]))
     return path
+
+
+def test_a_table_without_rows(pefll, tmp_path):
+    pytest.importorskip("pandas")
+    (tmp_path / "bare.csv").write_text("a,b,label,client\n")
+    said = pefll("data", "summary", tmp_path / "bare.csv", "--data-dir", tmp_path)
+    assert said.code == 2
+    assert said.err.endswith("error: bare: there are no samples, only the names of columns\n")
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv"])

@@ -50,6 +50,7 @@ def test_a_finished_run_is_not_tested_again(pefll, tmp_path, monkeypatch):
     said = pefll("train", "--resume", tmp_path / "r")
     assert said.code == 2
     assert "start the run anew" in said.err, "what cannot be gone on with is not finished"
+    assert (tmp_path / "r" / "summary.json").read_bytes() == summary, "but keeps its results"
 
 
 @pytest.mark.parametrize("partition", ["by-class 2", "dirichlet 0.5", "dirichlet 0.3/2"])

@@ -321,7 +321,7 @@ def test_folder_of_images(tmp_path):
     np.testing.assert_array_equal(x[4], pixels["ann", "dog", 1].transpose(2, 0, 1))
     with pytest.raises(PefllError, match="class 'dog', but the model's classes are cat, emu"):
         read_client(tmp_path / "set" / "ann", class_names=("cat", "emu"))
-    with pytest.raises(PefllError, match="have no names"):
+    with pytest.raises(PefllError, match="class 'cat', but the model's classes are whole numbers"):
         read_client(tmp_path / "set" / "ann")
 
 

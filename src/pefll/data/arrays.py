@@ -121,7 +121,7 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array
         return np.asarray([int(word) for word in own], dtype=np.int64)[labels]
     strange = [word for word in own if word not in place]
     if strange:
-        known = f"the model's classes are {', '.join(place)}" if place else "the model's classes have no names"
+        known = f"the model's classes are {', '.join(place)}" if place else "the model's classes are whole numbers"
         raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}")
     return np.asarray([place[word] for word in own], dtype=np.int64)[labels]
 
@@ -172,7 +172,10 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         bad |= ~np.isfinite(array)
         if bad.any():
             place = int(bad.argmax())
-            raise PefllError(f"{name}: {what} {array[place]} of sample {place} is not a whole number")
+            raise PefllError(
+                f"{name}: {what} {array[place]} of sample {place} is not a whole number; mend it or leave the "
+                "sample out"
+            )
         if not floats:
             raise PefllError(
                 f"{name}: {what}s are {array.dtype}; convert them to whole numbers, for example with y.astype(int)"

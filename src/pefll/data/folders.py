@@ -111,7 +111,7 @@ def _pixels(image_module: Any, path: Path) -> Array:
             grey = image.mode in ("1", "L", "LA")
             array = np.asarray(image.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, EOFError, image_module.DecompressionBombError) as error:
-        raise PefllError(f"{path} cannot be read as an image: {error}") from None
+        raise PefllError(f"{path} cannot be read as an image: {error}; replace or remove it") from None
     return array[:, :, None] if grey else array
 
 

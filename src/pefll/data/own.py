@@ -150,7 +150,7 @@ def read_client(
         x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
     """
     path = Path(path).expanduser()
-    kind = _kind(path)
+    kind = _kind(path, "class")
     y: Any
     if kind == "folder":
         refuse_columns(path.name, label)
@@ -304,7 +304,8 @@ def federation_from_frame(
     return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
-def _kind(path: Path) -> str:
+def _kind(path: Path, layout: str = "client/class") -> str:
+    """Return whether a path is a folder, an npz or a table; `layout` is what a folder would have, for errors."""
     if path.is_dir():
         return "folder"
     if not path.is_file():
@@ -314,7 +315,7 @@ def _kind(path: Path) -> str:
         return "npz"
     if suffix in frames.TABLES:
         return "table"
-    raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder client/class/*.png")
+    raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder {layout}/*.png")
 
 
 def _checked(x: Array, y: Array | None, path: Path, tokens: bool) -> Array:

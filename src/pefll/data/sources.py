@@ -163,7 +163,7 @@ def make_federation(
     if kind == "natural":
         return measured(natural(samples, seed, unseen=unseen, clients=clients))
     if clients is None:
-        raise PefllError(f"the partition {partition!r} needs a number of clients")
+        raise PefllError(f"the partition {partition!r} needs a number of clients: add --clients 50")
     if kind == "by-class":
         return measured(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
     other = numbers[1] if len(numbers) == 2 else None

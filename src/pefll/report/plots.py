@@ -102,7 +102,7 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
         if apart := different_data(runs):
             # In the picture too, which is looked at long after what was printed beside it.
             warning = f"These lines are of different data, and cannot be compared: {'; '.join(apart)}"
-            figure.suptitle(shorten(warning, _WARNING, placeholder=" …"), x=0.01, ha="left", fontsize=9.5, color=UNSEEN)
+            figure.suptitle(shorten(warning, _WARNING, placeholder=" …"), x=0.01, ha="left", fontsize=9.5, color=INK)
 
 
 def descriptor_map(folder: RunFolder, out: Path) -> None:
