@@ -88,3 +88,9 @@ def test_unknown_names_are_answered_with_the_nearest_one():
         "unknown method 'pefl': did you mean 'pefll'? known are fedavg, pefll"
     )
     assert "did you mean" not in str(unknown("method", "zzz", ["pefll"]))
+
+
+def test_a_file_beyond_the_limit_names_the_limit():
+    sentence = "cannot write it: File too large; raise the limit that `ulimit -f` shows"
+    with pytest.raises(PefllError, match=sentence), sentences_for_disk_errors("it"):
+        raise OSError(errno.EFBIG, "File too large")

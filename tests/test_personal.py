@@ -69,3 +69,61 @@ def test_many_samples_are_scored_in_parts():
     x = np.random.default_rng(0).normal(size=(1100, 4)).astype(np.float32)
     parts = np.concatenate([model.probabilities(x[i : i + 1]) for i in range(0, 1100, 100)])
     np.testing.assert_allclose(model.probabilities(x)[::100], parts, atol=1e-6)
+
+
+@pytest.mark.parametrize("give", [torch.from_numpy, np.array, np.ndarray.tolist])
+def test_called_with_tensors_arrays_and_lists(give):
+    rng = np.random.default_rng(0)
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(18, 3))
+    for network, facts, x in (
+        (linear, PIXELS, rng.integers(0, 256, (7, 2, 3, 3), dtype=np.uint8)),
+        (nn.Linear(4, 3), FEATURES, rng.normal(size=(7, 4)).astype(np.float32)),
+        (CharLSTM((5,), 6, embedding=2, hidden=3), TOKENS, rng.integers(0, 6, (7, 5))),
+    ):
+        model = PersonalModel(network, facts)
+        scores = model(give(x))
+        assert scores.requires_grad, "an ordinary module, which can be trained on"
+        np.testing.assert_allclose(scores.softmax(1).detach().numpy(), model.probabilities(x), atol=1e-6)
+
+
+def test_gradients_reach_the_features_of_a_tensor():
+    x = torch.zeros(2, 4, requires_grad=True)
+    PersonalModel(nn.Linear(4, 3), FEATURES)(x).sum().backward()
+    assert x.grad is not None
+    assert PersonalModel(nn.Linear(4, 3), FEATURES).predict(x).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("facts", "x", "sentence"),
+    [
+        (PIXELS, torch.zeros(2, 2, 3, 3), "uint8 pixels 0..255, but these samples are torch.float32; convert them, or"),
+        (PIXELS, torch.zeros(2, 3, 3, dtype=torch.uint8), r"the shape of one sample, \(2, 3, 3\), .*: write x\[None\]"),
+        (PIXELS, torch.zeros(4, 3, 3, 2, dtype=torch.uint8), r"shape \(3, 3, 2\), but .* an array \[N, 2, 3, 3\]"),
+        (PIXELS, np.zeros((2, 3, 3), np.uint8), r"write x\[None\]"),
+        (PIXELS, np.full((1, 2, 3, 3), 7).tolist()[0], r"write x\[None\]"),
+        (PIXELS, np.full((1, 2, 3, 3), 256).tolist(), "uint8 pixels 0..255"),
+        (FEATURES, torch.tensor(1.0), r"an array \[N, 4\]"),
+        (FEATURES, torch.zeros(2, 4, dtype=torch.complex64), "trained on numbers, but these samples are torch.complex"),
+        (FEATURES, [1.0, 2.0, 3.0, 4.0], r"write x\[None\]"),
+        (FEATURES, [[1.0], [2.0, 3.0]], "the samples: x cannot be made into one array"),
+        (FEATURES, np.zeros((2, 5)), r"shape \(5,\), but .*; N samples are an array \[N, 4\]"),
+        (TOKENS, torch.zeros(2, 5), "whole numbers, which are tokens"),
+    ],
+)
+def test_called_with_what_is_no_sample(facts, x, sentence):
+    with pytest.raises(PefllError, match=sentence):
+        PersonalModel(nn.Linear(4, 3), facts)(x)
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
+    path = tmp_path / "me.safetensors"
+    model = PersonalModel(nn.Linear(4, 3), FEATURES)
+    model.save(path)
+    before = path.read_bytes()
+    other = PersonalModel(nn.Linear(4, 3), FEATURES)
+    with pytest.raises(PefllError, match=r"me\.safetensors is there already: .* overwrite=True"):
+        other.save(path)
+    assert path.read_bytes() == before
+    other.save(path, overwrite=True)
+    again = PersonalModel.load(path, nn.Linear(4, 3))
+    assert torch.equal(again.network.weight, other.network.weight)

@@ -48,12 +48,22 @@ def test_summary(tmp_path):
     folder.write_summary({"rounds": 3})
     assert folder.summary() == {"rounds": 3}
     folder.summary_file.write_text("{")
-    with pytest.raises(PefllError, match="is damaged"):
-        folder.summary()
+    for content in ("{", "[1]"):
+        folder.summary_file.write_text(content)
+        with pytest.raises(
+            PefllError, match=r"is damaged: .*; remove it, and `pefll train --resume .*` makes it again"
+        ):
+            folder.summary()
 
 
 def test_what_is_a_run(tmp_path):
     with pytest.raises(PefllError, match=r"is not a run folder: it has no config\.toml"):
+        RunFolder(tmp_path).check_is_run()
+    with pytest.raises(PefllError, match="is not a run folder: there is no such folder; `pefll train --out FOLDER`"):
+        RunFolder(tmp_path / "none").check_is_run()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_text("")
+    with pytest.raises(PefllError, match=r"is not a run folder but holds some; name one, such as .*mine"):
         RunFolder(tmp_path).check_is_run()
     (tmp_path / "config.toml").write_text("")
     RunFolder(tmp_path).check_is_run()

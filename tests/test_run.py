@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from torch import nn
 
 import pefll
 from pefll.lockstep import Stopped
@@ -63,3 +64,14 @@ def test_a_loaded_run_finds_its_data(tmp_path):
     loaded = pefll.load(tmp_path / "run")
     assert loaded.evaluate() == run.evaluate()
     assert repr(loaded) == "Run(pefll on digits, best of 2 rounds)"
+
+
+def test_what_is_easily_given_in_place_of_a_federation_or_a_model():
+    arrays = (np.zeros((4, 2)), np.zeros(4, dtype=int))
+    for call in (lambda: pefll.fit(arrays, rounds=1), lambda: pefll.fit_seeds(arrays, seeds=[0], rounds=1)):
+        with pytest.raises(pefll.PefllError, match=r"not a tuple: make one with pefll\.federation_from_arrays"):
+            call()
+    with pytest.raises(pefll.PefllError, match=r"the model is a class, Linear; give one that is made, such as Linear"):
+        pefll.fit(ragged(), model=nn.Linear, rounds=1)
+    with pytest.raises(pefll.PefllError, match=r"a name or a torch\.nn\.Module, not a int"):
+        pefll.fit(ragged(), model=3, rounds=1)

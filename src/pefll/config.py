@@ -49,7 +49,7 @@ class Config:
         eval_clients: how many clients evaluations during training use; 0 for as many as cost little beside training.
             The final test always uses all.
         checkpoint_every: rounds between checkpoints (one is also made every five minutes).
-        label: the label's column, for data in a table.
+        label: the label's column, for data in a table, or array, in an .npz, where "label" stands for y.
         client_column: the client's column, for data in a table, or array, in an .npz.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """

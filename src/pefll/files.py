@@ -22,8 +22,11 @@ def sentences_for_disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "free some space or choose another place" if full else "choose another place"
+        advice = "choose another place"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "free some space or choose another place"
+        elif error.errno == errno.EFBIG:
+            advice = "raise the limit that `ulimit -f` shows, or choose another place"
         raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}") from error
 
 

@@ -56,6 +56,7 @@ def fit(
     Returns:
         The run, with the state of the round that was best on seen clients' validation samples.
     """
+    _check_asked(federation, model)
     if config is None:
         config = _config(federation, method, model, rounds, seed, settings)
     return fit_together([Order(config, federation, out)], model, console)[0]
@@ -97,7 +98,8 @@ def fit_seeds(
         raise PefllError("seeds must be different from each other, and there must be at least one")
     orders = []
     for seed in seeds:
-        data = federation if isinstance(federation, Federation) else federation(seed)
+        data = federation(seed) if callable(federation) else federation
+        _check_asked(data, model)
         config = _config(data, method, model, rounds, seed, settings)
         orders.append(Order(config, data, None if out is None else seed_folder(Path(out), seed)))
     return fit_together(orders, model, console)
@@ -232,8 +234,6 @@ def _fitting(
 ) -> Turns[Run]:
     """Train and test one run, in turns with others."""
     config, federation = order.config, order.federation
-    if folder:
-        folder.summary_file.unlink(missing_ok=True)  # of a run that is being extended
     with screen.line(order.title, config.rounds) as watch:
         try:
             progress = yield from train(engine, learner, config, folder, watch, facts, asked_to_stop, together)
@@ -247,6 +247,21 @@ def _fitting(
             write_descriptors(engine, learner, progress.best, federation, folder)
         folder.write_summary(summary)
     return Run(config, learner, progress.best, progress.server, facts, summary, federation)
+
+
+def _check_asked(federation: Any, model: Any) -> None:
+    """Raise PefllError for what is easily given in place of a federation or of a model."""
+    if not isinstance(federation, Federation):
+        raise PefllError(
+            f"a federation is needed, not a {type(federation).__name__}: make one with "
+            "pefll.federation_from_arrays(x, y, client)"
+        )
+    if isinstance(model, type):
+        raise PefllError(
+            f"the model is a class, {model.__name__}; give one that is made, such as {model.__name__}(...)"
+        )
+    if not isinstance(model, str | nn.Module):
+        raise PefllError(f"the model must be a name or a torch.nn.Module, not a {type(model).__name__}")
 
 
 def _config(

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from pefll.data.arrays import inputs
+from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
 from pefll.errors import PefllError
 from pefll.files import write_whole
@@ -39,11 +39,21 @@ class PersonalModel(nn.Module):
         self.facts = facts
         self.normalise = Normalise(*map(tuple, facts["normalise"])) if facts["normalise"] else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map samples [b, ...], as stored in the training data, to scores [b, classes]."""
+    def forward(self, x: Any) -> Tensor:
+        """Map samples, as stored in the training data, to scores [b, classes].
+
+        Args:
+            x: [b, ...] uint8 pixels 0..255, float features, or tokens. A tensor is on the model's device, and gradients
+                reach its features; an array or a list is taken as `predict` takes it.
+        """
+        weight = next(self.network.parameters())
+        if isinstance(x, Tensor):
+            check_tensor(x, self.facts)
+        else:
+            x = torch.from_numpy(check_input(x, self.facts)).to(weight.device)
         if self.facts["tokens"]:
             return self.network(x.long())  # type: ignore[no-any-return]
-        dtype = next(self.network.parameters()).dtype
+        dtype = weight.dtype
         x = x.to(dtype)
         if self.normalise is not None:
             shape = (-1,) + (1,) * (x.dim() - 2)
@@ -52,19 +62,29 @@ class PersonalModel(nn.Module):
         return self.network(x)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def probabilities(self, x: Array) -> Array:
+    def probabilities(self, x: Any) -> Array:
         """Return the probability of each class for samples [N, ...], float [N, classes]."""
         x = check_input(x, self.facts)
-        parts = [self(torch.from_numpy(x[start : start + 512])).softmax(dim=1) for start in range(0, len(x), 512)]
-        return torch.cat(parts).numpy()
+        parts = [self(x[start : start + 512]).softmax(dim=1) for start in range(0, len(x), 512)]
+        return torch.cat(parts).cpu().numpy()
 
-    def predict(self, x: Array) -> Array:
+    def predict(self, x: Any) -> Array:
         """Return the most likely class of each sample [N, ...], int64 [N]."""
         classes: Array = self.probabilities(x).argmax(axis=1)
         return classes
 
-    def save(self, path: Path | str) -> None:
-        """Write weights and facts as one safetensors file, which other programs can read too."""
+    def save(self, path: Path | str, *, overwrite: bool = False) -> None:
+        """Write weights and facts as one safetensors file, which other programs can read too.
+
+        Args:
+            path: the file.
+            overwrite: whether a file that is there already may be replaced.
+
+        Raises:
+            PefllError: where it is there and may not, or cannot be written.
+        """
+        if Path(path).is_file() and not overwrite:
+            raise PefllError(f"{path} is there already: choose another name, or replace it with overwrite=True")
         # Cloned, because a weight that is used twice is written under both of its names.
         tensors = {name: value.contiguous().clone() for name, value in self.network.state_dict().items()}
         metadata = {"format": FORMAT, "facts": json.dumps(self.facts)}
@@ -88,7 +108,9 @@ class PersonalModel(nn.Module):
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except (safetensors.SafetensorError, OSError) as error:
-            raise PefllError(f"{path} is not a safetensors file, or it is damaged") from error
+            raise PefllError(
+                f"{path} is not a safetensors file, or it is damaged; make one with `pefll personalize`"
+            ) from error
         if metadata.get("format") != FORMAT:
             raise PefllError(f"{path} is not a personal model; make one with `pefll personalize`")
         facts = json.loads(metadata["facts"])
@@ -113,15 +135,19 @@ class PersonalModel(nn.Module):
 def check_input(x: Any, facts: dict[str, Any]) -> Array:
     """Return samples [N, ...] as the training data stores them; PefllError where they are not like it."""
     expected = tuple(facts["input_shape"])
-    x = np.asarray(x)
+    listed = isinstance(x, list | tuple)
+    x = as_array(x, "x", "the samples")
+    if x.shape == expected and expected[:1] != (1,):  # a grey image is also a stack of one without channels
+        raise _one_sample(expected)
+    if listed and facts["normalise"] and x.dtype.kind == "i" and x.size and 0 <= x.min() <= x.max() <= 255:
+        x = x.astype(np.uint8)  # a list has no way to say it
     if tuple(x.shape[1:]) != expected or x.dtype.kind not in "uif" or facts["tokens"]:
-        x = inputs(
-            x, "x", tokens=facts["tokens"]
-        )  # other layouts of images, as in the training data; and what is wrong
+        # Other layouts of images, as in the training data; and what is wrong.
+        x = inputs(x, "the samples", tokens=facts["tokens"])
     if len(x) == 0:
         raise PefllError("there are no samples")
     if tuple(x.shape[1:]) != expected:
-        raise PefllError(f"the samples have shape {tuple(x.shape[1:])}, but the run was trained on {expected}")
+        raise _other_shape(tuple(x.shape[1:]), expected)
     if facts["normalise"] and x.dtype != np.uint8:
         raise PefllError(f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them")
     if facts["tokens"] and facts["model"] == "lstm" and int(x.max()) >= facts["classes"]:
@@ -129,3 +155,31 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
         raise PefllError("there is a NaN or infinite value among the samples; remove or fill it")
     return np.ascontiguousarray(x if facts["normalise"] or facts["tokens"] else x.astype(np.float32))
+
+
+def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
+    """Raise PefllError where a tensor's shape or type is not that of samples [b, ...]; its values are not looked at."""
+    expected = tuple(facts["input_shape"])
+    if tuple(x.shape) == expected:
+        raise _one_sample(expected)
+    if x.dim() == 0 or tuple(x.shape[1:]) != expected:
+        raise _other_shape(tuple(x.shape[1:]), expected)
+    if facts["normalise"] and x.dtype != torch.uint8:
+        raise PefllError(
+            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them, or give what "
+            "is normalised already to model.network"
+        )
+    if x.is_complex() or x.dtype == torch.bool or (facts["tokens"] and x.is_floating_point()):
+        wanted = "whole numbers, which are tokens" if facts["tokens"] else "numbers"
+        raise PefllError(f"the run was trained on {wanted}, but these samples are {x.dtype}; convert them")
+
+
+def _one_sample(expected: tuple[int, ...]) -> PefllError:
+    return PefllError(f"x has the shape of one sample, {expected}, but there must be a row per sample: write x[None]")
+
+
+def _other_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> PefllError:
+    rows = ", ".join(map(str, ("N", *expected)))
+    return PefllError(
+        f"the samples have shape {found}, but the run was trained on {expected}; N samples are an array [{rows}]"
+    )

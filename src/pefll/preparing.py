@@ -76,9 +76,10 @@ def headline(config: Config, federation: Federation) -> str:
     precision = pick_precision(config.precision, device)
     if config.precision not in ("auto", precision):
         precision += f" (only a GPU has {config.precision})"
+    untested = f" ({federation.num_untested:,} without test samples)" if federation.num_untested else ""
     return (
         f"{config.method} on {federation.name}, {federation.partition}: {federation.num_seen} seen and "
-        f"{federation.num_unseen} unseen clients, model {model}, {rounds}, {device_name(device)}, {precision}"
+        f"{federation.num_unseen} unseen clients{untested}, model {model}, {rounds}, {device_name(device)}, {precision}"
     )
 
 
@@ -112,7 +113,10 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
     if config.data not in DATASETS and config.data_sha256 and not Path(config.data).exists():
         if Path(config.data).suffix or len(Path(config.data).parts) > 1:
             raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
-        raise PefllError(f"the run was trained on data given in Python ({config.data}); evaluate it there")
+        raise PefllError(
+            f"the run was trained on data given in Python ({config.data}); evaluate it there, with "
+            "pefll.load(path).evaluate(federation=...)"
+        )
     samples = load_samples(
         config.data,
         config.data_dir,

@@ -63,7 +63,11 @@ class RunFolder:
         seeds = _of_seeds(self.path)
         if seeds:
             raise PefllError(f"{self.path} holds runs of several seeds; name one of them, such as {seeds[0].path}")
-        raise PefllError(f"{self.path} is not a run folder: it has no config.toml")
+        inside = sorted(self.path.glob("*/config.toml"))
+        if inside:
+            raise PefllError(f"{self.path} is not a run folder but holds some; name one, such as {inside[0].parent}")
+        reason = "it has no config.toml" if self.path.is_dir() else "there is no such folder"
+        raise PefllError(f"{self.path} is not a run folder: {reason}; `pefll train --out FOLDER` makes one")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -75,7 +79,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PefllError(f"cannot make the folder {self.path}: {error.strerror}") from error
+            raise PefllError(f"cannot make the folder {self.path}: {error.strerror}; choose another place") from error
         lock = self.path / LOCK
         with sentences_for_disk_errors(str(lock)):
             handle = os.open(lock, os.O_RDWR | os.O_CREAT)
@@ -120,7 +124,13 @@ class RunFolder:
         """Return the summary, or None while the run is not finished."""
         if not self.summary_file.is_file():
             return None
-        summary: dict[str, Any] = read_json(self.summary_file)
+        advice = f"remove it, and `pefll train --resume {self.path}` makes it again"
+        try:
+            summary: Any = read_json(self.summary_file)
+        except PefllError as error:
+            raise PefllError(f"{error}; {advice}") from error
+        if not isinstance(summary, dict):
+            raise PefllError(f"{self.summary_file} is damaged: it must hold a JSON object; {advice}")
         return summary
 
     def write_summary(self, summary: dict[str, Any]) -> None:

@@ -117,6 +117,8 @@ def train(
     progress = _resume(engine, folder, monitor) or _begin(engine)
     progress.lockstep = max(progress.lockstep, lockstep)
     if folder:
+        # Of a run that is being extended; not before, so that one that cannot go on keeps its results.
+        folder.summary_file.unlink(missing_ok=True)
         folder.keep_history_until(progress.round)  # also where a run was stopped before its first checkpoint
     events = Events(folder.path) if folder else None
     monitor.begin(progress.round)

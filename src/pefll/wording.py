@@ -17,6 +17,20 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
+def without_samples(number: int, clients: int, split: str) -> str:
+    """Return the sentence for clients that are in no accuracy.
+
+    Args:
+        number: how many have no sample in a split.
+        clients: how many there are.
+        split: its name.
+    """
+    if number == clients:
+        return f"No client has a {split} sample, so there is no accuracy: clients need more than one sample each."
+    has = "has" if number == 1 else "have"
+    return f"{number:,} of {counted(clients, 'client')} {has} no {split} sample: accuracies are those of the others."
+
+
 def first_few(names: Iterable[object], most: int = 5) -> str:
     """Return names as in a sentence, for example `"1, 2 and 3"`, or `"1, 2, 3, 4, 5 and 12 more"`."""
     words = [str(name) for name in names]

@@ -113,7 +113,7 @@ def test_files_that_are_wrong(refused, tmp_path):
     for name, part in (
         ("a.npz", "cannot be read as an .npz file"),
         ("a.txt", "is of no known kind"),
-        ("b.npz", "has no array y"),
+        ("b.npz", "has no array y; it has x; save it again with np.savez(path, x=..., y=...)"),
         ("c.npz", "does not say whose each sample is; add --partition"),
     ):
         assert part in refused("train", "--data", tmp_path / name, *SMALL[2:], "--out", tmp_path / "r")
@@ -136,6 +136,14 @@ def table(arrays: Path, path: Path, **named: str) -> Path:
     rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
     path.write_text("\n".join([",".join(names), *rows]))
     return path
+
+
+def test_a_table_without_rows(pefll, tmp_path):
+    pytest.importorskip("pandas")
+    (tmp_path / "bare.csv").write_text("a,b,label,client\n")
+    said = pefll("data", "summary", tmp_path / "bare.csv", "--data-dir", tmp_path)
+    assert said.code == 2
+    assert said.err.endswith("error: bare: there are no samples, only the names of columns\n")
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv"])
@@ -184,3 +192,22 @@ def test_client_columns_of_other_names(pefll, tmp_path, kind):
     asked = ("train", "--data", path, "--data-dir", tmp_path, *SMALL[2:], "--client-column", "writer")
     assert pefll(*asked, "--out", tmp_path / "r").code == 0
     assert RunFolder(tmp_path / "r").summary()["num_clients"] == 8
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_a_summary_of_columns_of_other_names(pefll, tmp_path, kind):
+    path = features(tmp_path / "mine.npz")
+    if kind == "csv":
+        pytest.importorskip("pandas")
+        path = table(path, tmp_path / "mine.csv", label="species", client="writer")
+    else:
+        with np.load(path) as arrays:
+            npz(path, x=arrays["x"], species=arrays["y"], writer=arrays["client"])
+    columns = ("--label", "species", "--client-column", "writer")
+    said = pefll("data", "summary", path, "--data-dir", tmp_path, *columns)
+    assert said.code == 0, said.err
+    assert "8 clients: 7 seen, 1 unseen; 3 classes" in said.out
+    grid = ("--grid", "client_lr=0.01", "--out", tmp_path / "runs", "--to", tmp_path / "trials", "--rounds", 1)
+    said = pefll("tune", "--data", path, "--data-dir", tmp_path, *columns, *grid, "--processes", 1)
+    assert said.code == 0, said.err
+    assert pefll("data", "summary", "digits", *columns).code == 2

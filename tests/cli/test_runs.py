@@ -33,6 +33,10 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(labelled, folder)
     good = pefll("evaluate", folder, "--json").out
+    history = (folder / "history.jsonl").read_text()
+    (folder / "history.jsonl").write_text('{"a": 1}\n')
+    assert "line 1 is not an evaluation" in refused("results", "add", folder, "--to", tmp_path / "results")
+    (folder / "history.jsonl").write_text(history)
     newest, older = sorted((folder / "checkpoints").iterdir(), reverse=True)
     state = newest / checkpoint.TENSORS
     state.write_bytes(state.read_bytes()[:1000])

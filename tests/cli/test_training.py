@@ -26,7 +26,31 @@ def test_local_trains_nothing_together(pefll, tmp_path):
     said = pefll("train", "--method", "local", *DIGITS[:-2], "--set", "epochs=1", "--out", tmp_path / "l")
     assert said.code == 0
     assert RunFolder(tmp_path / "l").summary()["rounds"] == 0
-    assert pefll("train", "--resume", tmp_path / "l").code == 0
+    said = pefll("train", "--resume", tmp_path / "l")
+    assert said.code == 0
+    assert said.err.endswith(f"nothing is done again: its results are in {tmp_path}/l/summary.json.\n")
+
+
+def test_a_finished_run_is_not_tested_again(pefll, tmp_path, monkeypatch):
+    path = features(tmp_path / "mine.npz")
+    first = pefll("train", "--data", path, *SMALL[2:], "--out", tmp_path / "r")
+    summary = (tmp_path / "r" / "summary.json").read_bytes()
+    path.unlink()  # which is not even read
+    again = pefll("train", "--resume", tmp_path / "r")
+    assert again == (
+        0,
+        first.out,
+        f"{tmp_path}/r was finished already, and nothing is done again: its results are in {tmp_path}/r/summary.json; "
+        "--rounds 8 would go on.\n",
+    )
+    assert (tmp_path / "r" / "summary.json").read_bytes() == summary
+    features(path)
+    for state in tmp_path.glob("r/checkpoints/*/state.safetensors"):
+        state.write_bytes(state.read_bytes()[:-1])
+    said = pefll("train", "--resume", tmp_path / "r")
+    assert said.code == 2
+    assert "start the run anew" in said.err, "what cannot be gone on with is not finished"
+    assert (tmp_path / "r" / "summary.json").read_bytes() == summary, "but keeps its results"
 
 
 @pytest.mark.parametrize("partition", ["by-class 2", "dirichlet 0.5", "dirichlet 0.3/2"])
@@ -74,7 +98,9 @@ def test_several_seeds_at_once(pefll, tmp_path, monkeypatch):
         files = [next(folder.glob("checkpoints/*/state.safetensors")) for folder in
                  (together / f"seed-{seed}", tmp_path / f"alone-{seed}")]  # fmt: skip
         assert files[0].read_bytes() == files[1].read_bytes()
-    assert "finished already" in pefll("train", "--resume", together).err
+    again = pefll("train", "--resume", together)
+    assert f"are in {together}/seed-0/summary.json and {together}/seed-2/summary.json; --rounds 8 would" in again.err
+    assert again.out == said.out.replace("runs/digits-pefll", str(together))
     assert pefll("train", "--resume", together, "--rounds", 6).code == 0
     assert [RunFolder(together / f"seed-{seed}").summary()["rounds"] for seed in (0, 2)] == [6, 6]
     said = pefll("results", "add", together, "--to", tmp_path / "results")
@@ -117,6 +143,12 @@ def test_accuracies_that_nobody_can_measure(pefll, tmp_path):
     alone = features(tmp_path / "alone.npz", client=np.arange(96))
     said = pefll("train", "--data", alone, *SMALL[2:], "--out", tmp_path / "alone")
     assert "No client has a test sample" in said.out
+    some = features(tmp_path / "some.npz", client=np.r_[0, 1, np.repeat(np.arange(2, 10), 12)[:94]])
+    said = pefll("train", "--data", some, *SMALL[2:], "--out", tmp_path / "some")
+    assert "9 seen and 1 unseen clients (2 without test samples), model" in said.err
+    assert "\n2 of 10 clients have no test sample: accuracies are those of the others.\n" in said.out
+    assert "2 of 10 clients have no test sample" in pefll("evaluate", tmp_path / "some").err
+    assert "sample" not in pefll("evaluate", tmp_path / "some", "--split", "train").err
     few = features(tmp_path / "few.npz", clients=3)
     said = pefll("train", "--data", few, *SMALL[2:], "--out", tmp_path / "few", "--precision", "bf16")
     assert "--unseen" in said.out

@@ -15,6 +15,7 @@ from pefll.data import (
     federation_from_arrays,
     federation_from_frame,
     from_frame,
+    load_samples,
     make_federation,
     read_client,
     read_samples,
@@ -320,7 +321,7 @@ def test_folder_of_images(tmp_path):
     np.testing.assert_array_equal(x[4], pixels["ann", "dog", 1].transpose(2, 0, 1))
     with pytest.raises(PefllError, match="class 'dog', but the model's classes are cat, emu"):
         read_client(tmp_path / "set" / "ann", class_names=("cat", "emu"))
-    with pytest.raises(PefllError, match="have no names"):
+    with pytest.raises(PefllError, match="class 'cat', but the model's classes are whole numbers"):
         read_client(tmp_path / "set" / "ann")
 
 
@@ -338,11 +339,54 @@ def test_folder_by_split_and_of_grey_and_coloured_images(tmp_path):
     assert read_client(tmp_path / "train" / "1")[1].tolist() == [7]
 
 
+def test_folders_of_other_layouts(tmp_path):
+    def said(read):
+        with pytest.raises(PefllError) as error:
+            read(tmp_path)
+        return str(error.value)
+
+    kinds = ".png, .jpg, .jpeg or .bmp files"
+    assert said(read_samples) == (
+        f"{tmp_path} has no images in folders client/class/; expected are {kinds} such as {tmp_path}/ann/cat/1.png; "
+        "found no file at all"
+    )
+    assert said(read_client) == (
+        f"{tmp_path} has no images in folders class/; expected are {kinds} such as {tmp_path}/cat/1.png; "
+        "found no file at all"
+    )
+    for name in ("b.png", "a.png"):
+        _save(tmp_path / name, np.zeros((4, 4), np.uint8))
+    assert said(read_client).endswith("; found a.png and b.png")
+    for name in ("b.png", "a.png"):
+        (tmp_path / name).rename(tmp_path / f".{name}")
+    for number in range(3):
+        _save(tmp_path / "bob" / "dog" / f"{number}.png", np.zeros((4, 4), np.uint8))
+    assert said(read_client).endswith("; found bob/dog/0.png and bob/dog/1.png"), "several clients' in place of one's"
+
+
+def test_labels_of_an_npz_by_another_name(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.zeros((3, 2)), species=np.array([0, 1, 1]), y=np.array([0, 0, 0]))
+    assert read_samples(path, label="species").y.tolist() == [0, 1, 1]
+    assert read_samples(path).y.tolist() == [0, 0, 0]
+    assert read_client(path, label="species")[1].tolist() == [0, 1, 1]
+    assert read_client(path)[1].tolist() == [0, 0, 0]
+    for read in (read_samples, read_client):
+        with pytest.raises(PefllError, match="has no array kind; it has species, x, y"):
+            read(path, label="kind")
+
+
+def test_columns_of_data_that_has_none(tmp_path):
+    _save(tmp_path / "ann" / "cat" / "1.png", np.zeros((4, 4), np.uint8))
+    for read in (read_samples, read_client):
+        with pytest.raises(PefllError, match="has no columns: leave --label species away"):
+            read(tmp_path, label="species")
+    for source in ("digits", tmp_path):
+        with pytest.raises(PefllError, match="has no columns: leave --client-column writer away"):
+            load_samples(source, tmp_path / "data", client="writer")
+
+
 def test_bad_images(tmp_path, monkeypatch):
-    with pytest.raises(PefllError, match="no images in folders client/class"):
-        read_samples(tmp_path)
-    with pytest.raises(PefllError, match="no images in folders class"):
-        read_client(tmp_path)
     one, two = tmp_path / "a" / "b" / "1.png", tmp_path / "a" / "b" / "2.png"
     _save(one, np.zeros((4, 4, 3), np.uint8))
     _save(two, np.zeros((4, 5, 3), np.uint8))

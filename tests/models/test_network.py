@@ -155,6 +155,7 @@ def test_a_model_that_changes_its_own_buffers_is_refused():
     [
         ("tests.models.nowhere:f", "cannot import the model 'tests.models.nowhere:f'"),
         ("tests.models.zoo:nothing", "cannot import the model .*nothing"),
+        ("tests.models.unfit:f", r"cannot .*: ZeroDivisionError in .*unfit\.py, line 3: division by zero"),
         ("tests.models.zoo:no_module", "returned a str, not a torch.nn.Module"),
         (":f", "cannot import the model"),
         ("tests.models.zoo:__name__", "tests.models.zoo:__name__"),

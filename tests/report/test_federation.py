@@ -17,6 +17,7 @@ def summary_of(classes: int, names: tuple[str, ...] = ()) -> Summary:
         num_clients=1000,
         num_seen=900,
         num_unseen=100,
+        num_untested=0,
         classes=classes,
         class_names=names,
         samples=(40000, 10000, 9000),
@@ -31,6 +32,7 @@ def test_the_numbers_are_there(console: Console) -> None:
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "CIFAR-10, by-class 2"
+    assert lines[2] == "", "everybody has test samples"
     text = " ".join(" ".join(lines).split())
     assert "1,000 clients: 900 seen, 100 unseen; 3 classes, 1 to 3 (median 2) per client" in text
     rows = [line.split() for line in lines]
@@ -53,6 +55,17 @@ def test_of_a_real_federation(console: Console) -> None:
     samples = Samples(x=np.zeros((6, 2), np.float32), y=np.array([0, 1, 1, 0, 1, 1]), classes=2, name="tiny")
     owner, split = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 2, 0, 1, 2], dtype=np.int8)
     print_federation(summarise(assemble(samples, owner, split, 1, "by hand")), console)
-    rows = [line.split() for line in console.export_text().splitlines()]
+    text = console.export_text()
+    assert "test sample" not in text
+    rows = [line.split() for line in text.splitlines()]
     assert ["train", "3", "1", "1.5", "2"] in rows
     assert ["1", "1", "1", "2", "33.3%", "█" * 10] in rows
+
+
+def test_clients_without_test_samples(console: Console) -> None:
+    samples = Samples(x=np.zeros((5, 2), np.float32), y=np.zeros(5, np.int64), classes=1, name="tiny")
+    owner, split = np.array([0, 0, 1, 2, 2]), np.array([0, 2, 0, 0, 1], dtype=np.int8)
+    federation = assemble(samples, owner, split, 2, "by hand")
+    print_federation(summarise(federation), console)
+    assert "2 of 3 clients have no test sample: accuracies are those of the others.\n" in console.export_text()
+    assert "3 clients (2 seen, 1 unseen, 2 without test samples)" in repr(federation)

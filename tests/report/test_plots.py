@@ -60,6 +60,22 @@ def test_curves_have_a_colour_per_group_and_a_band_over_seeds(make_run: MakeRun,
     assert pixels(out, LINES[2]) == 0, "a second seed is no second line"
 
 
+def test_curves_of_different_data_say_so(make_run: MakeRun, tmp_path: Path) -> None:
+    out = tmp_path / "curves.svg"
+    mine = make_run("mine")
+    curves([mine, make_run("seed", seed=1)], out)
+    assert "different data" not in out.read_text()
+    other = make_run("set", asked={"data": "cifar100", "data_sha256": "x"}, dataset="CIFAR-100")
+    curves([mine, other], out)
+    assert (
+        "These lines are of different data, and cannot be compared: CIFAR-10, by-class 2, 100 clients; CIFAR-100, "
+        "by-class 2, 100 clients" in out.read_text()
+    )
+    bare = make_run("bare", evaluations=0, asked={"data": "digits", "data_sha256": "y"}, dataset="digits")
+    curves([mine, bare], out)
+    assert "different data" not in out.read_text(), "only what is drawn counts"
+
+
 def test_mean_curve_and_band_are_right(make_run: MakeRun) -> None:
     from pefll.report.plots import _curve
 

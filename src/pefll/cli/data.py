@@ -14,7 +14,7 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import preparing
 from pefll.cli.console import err, out
-from pefll.cli.options import DataDir, Force, check_free
+from pefll.cli.options import ClientColumn, DataDir, Force, Label, check_free
 from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.progress import say
@@ -92,18 +92,34 @@ def data_summary(
     clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    label: Label = sources.LABEL,
+    client_column: ClientColumn = sources.CLIENT,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of who has what.")] = None,
     force: Force = False,
 ) -> None:
     """Show a federation before training on it: clients, samples, classes, and a picture.
 
-    For example: `pefll data summary digits --partition 'dirichlet 0.3' --clients 100 --picture who.png`
+    For example:
+
+    - `pefll data summary digits --partition 'dirichlet 0.3' --clients 100 --picture who.png`
+
+    - `pefll data summary my.csv --label y --client-column writer`
     """
     from pefll.report import federation_picture, print_federation
 
     check_free(picture, "--picture", force)
     federation = preparing.federation_of(
-        Config(data=data, data_dir=str(data_dir), partition=partition, clients=clients, unseen=unseen, seed=seed), err
+        Config(
+            data=data,
+            data_dir=str(data_dir),
+            partition=partition,
+            clients=clients,
+            unseen=unseen,
+            seed=seed,
+            label=label,
+            client_column=client_column,
+        ),
+        err,
     )
     print_federation(sources.summarise(federation), out)
     if picture is not None:

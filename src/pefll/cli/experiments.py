@@ -11,7 +11,7 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import err, out
-from pefll.cli.options import DataDir, parse_seeds, parse_settings
+from pefll.cli.options import ClientColumn, DataDir, Label, parse_seeds, parse_settings
 from pefll.config import Config
 from pefll.errors import PefllError, unknown
 from pefll.lockstep import Stopped
@@ -47,6 +47,8 @@ def tune(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE.")
     ] = None,
+    label: Label = sources.LABEL,
+    client_column: ClientColumn = sources.CLIENT,
     eval_every: Annotated[int, typer.Option(help="As in `pefll train`.")] = 30,
     engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
@@ -93,6 +95,8 @@ def tune(
         device=device,
         precision=precision,
         processes=processes,
+        label=label,
+        client_column=client_column,
     )
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)))
     try:

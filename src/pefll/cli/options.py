@@ -10,6 +10,10 @@ import typer
 from pefll.errors import PefllError
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
+Label = Annotated[
+    str, typer.Option(help="The label's column in a table, or array in an .npz, where it is y otherwise.")
+]
+ClientColumn = Annotated[str, typer.Option(help="The client's column in a table or .npz.")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there already.")]

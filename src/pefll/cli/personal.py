@@ -13,13 +13,13 @@ import typer
 from pefll import data as sources
 from pefll import files, preparing, run
 from pefll.cli.console import err, out
-from pefll.cli.options import Force, RunPath, check_free
+from pefll.cli.options import Force, Label, RunPath, check_free
 from pefll.cli.tables import accuracy_table
 from pefll.errors import PefllError
 from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import MEASURES
-from pefll.wording import counted
+from pefll.wording import counted, without_samples
 
 
 def evaluate(
@@ -58,6 +58,9 @@ def evaluate(
     clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
+    empty = sum(not one.samples for one in clients)
+    if empty:
+        say(err, without_samples(empty, len(clients), split))
     result = run.evaluation_of_clients(clients)
     groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
     if as_json:
@@ -72,7 +75,7 @@ def personalize(
         Path, typer.Option(help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png.")
     ],
     model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
-    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    label: Label = sources.LABEL,
     force: Force = False,
 ) -> None:
     """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
@@ -89,7 +92,7 @@ def personalize(
     personal = trained.personalize(x, y)
     with files.sentences_for_disk_errors(str(model)):
         model.parent.mkdir(parents=True, exist_ok=True)
-    personal.save(model)
+    personal.save(model, overwrite=force)
     say(out, f"{model}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
     if y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
@@ -110,7 +113,7 @@ def predict(
     target: Annotated[
         Path | None, typer.Option("--out", help="Write a CSV with sample, class and probability.")
     ] = None,
-    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    label: Label = sources.LABEL,
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, for a model that is not the package's own.")
     ] = None,

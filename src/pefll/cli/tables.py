@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from pefll import run
 from pefll.record import GROUPS, MEASURES
 
 
@@ -20,8 +19,8 @@ def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...]
     return table
 
 
-def seeds_table(runs: list[run.Run]) -> Table:
-    """Return a table with a row for each run and their mean ± standard deviation."""
+def seeds_table(summaries: list[dict[str, Any]]) -> Table:
+    """Return a table with a row for each run, from its summary, and their mean ± standard deviation."""
     from pefll.report import mean_and_std
 
     def per_cent(values: list[float]) -> str:
@@ -30,13 +29,13 @@ def seeds_table(runs: list[run.Run]) -> Table:
 
     table = Table("seed", "best round", *GROUPS, title="Test accuracy at the best round", title_justify="left")
     columns: dict[str, list[float]] = {group: [] for group in GROUPS}
-    for one in runs:
+    for one in summaries:
         cells = []
         for group, values in columns.items():
-            score = one.summary["accuracy"]["best"][group]
+            score = one["accuracy"]["best"][group]
             mine = [100 * score["per_sample"]] if score else []
             values += mine
             cells.append(per_cent(mine))
-        table.add_row(str(one.config.seed), str(one.summary["best_round"]), *cells)
+        table.add_row(str(one["seed"]), str(one["best_round"]), *cells)
     table.add_row("mean", "", *map(per_cent, columns.values()))
     return table

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pefll import checkpoint, fitting, preparing
 from pefll import data as sources
-from pefll import fitting, preparing
 from pefll.cli.console import err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
@@ -21,6 +21,7 @@ from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.progress import say
 from pefll.record import RunFolder, run_folders, seed_folder
+from pefll.wording import first_few, without_samples
 
 
 def train(
@@ -83,7 +84,10 @@ def train(
             "--set", help="A hyper-parameter of the method, NAME=VALUE; may be repeated. See `pefll methods`."
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The label's column in a table. [default: label]")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="The label's column in a table, or array in an .npz. [default: label, in an .npz y]"),
+    ] = None,
     client_column: Annotated[
         str | None, typer.Option(help="The client's column in a table or .npz. [default: client]")
     ] = None,
@@ -141,8 +145,13 @@ def train(
         target, folders = resume, run_folders(resume)
         started = [_started(each) for each in folders]
         configs = [_resumed(config, given) for config in started]
-        longer = any(new.rounds > old.rounds for new, old in zip(configs, started, strict=True))
-        finished = not longer and all(each.summary() is not None for each in folders)
+        if all(_is_finished(each, config.rounds) for each, config in zip(folders, configs, strict=True)):
+            more = f"; --rounds {2 * configs[0].rounds} would go on" if configs[0].rounds else ""
+            results = first_few(each.summary_file for each in folders)
+            say(err, f"{target} was finished already, and nothing is done again: its results are in {results}{more}.")
+            _print_results(folders, [each.summary() or {} for each in folders])
+            say(out, f"Next: pefll show {target}")
+            return
     else:
         if "data" not in given:
             raise PefllError("say what to train on: --data digits needs no file, `pefll data list` shows the others")
@@ -162,7 +171,6 @@ def train(
             raise PefllError(
                 f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out"
             )
-        finished = False
     orders = [
         preparing.Order(
             dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients),
@@ -179,17 +187,9 @@ def train(
         sys.exit(128 + stopped.signal)
     except fitting.RunsFailed as failed:
         if failed.runs:
-            out.print(seeds_table(failed.runs))
+            out.print(seeds_table([one.summary for one in failed.runs]))
         raise
-    if finished:
-        say(err, f"The run was finished already; --rounds {2 * configs[0].rounds} would go on.")
-    if len(trained) > 1:
-        out.print(seeds_table(trained))
-    else:
-        summary = trained[0].summary
-        if summary["rounds"]:
-            say(out, f"{folders[0].path}: best round {summary['best_round']} of {summary['rounds']}")
-        out.print(accuracy_table(summary["accuracy"]["best"], "Test accuracy at the best round"))
+    _print_results(folders, [one.summary for one in trained])
     for sentence in _nothing_to_measure(orders[0].federation):
         say(out, sentence)
     say(out, f"Next: pefll show {target}")
@@ -209,6 +209,28 @@ def _resumed(started: Config, given: dict[str, Any]) -> Config:
     return config
 
 
+def _is_finished(folder: RunFolder, rounds: int) -> bool:
+    """Return whether a run has its results, and its last state is whole: then nothing is left to do."""
+    summary = folder.summary()
+    if summary is None or summary.get("rounds", -1) < rounds:
+        return False
+    try:
+        return checkpoint.latest(folder.checkpoints, lambda damage: None).round >= rounds
+    except PefllError:  # to be said by who goes on from there
+        return False
+
+
+def _print_results(folders: list[RunFolder], summaries: list[dict[str, Any]]) -> None:
+    """Print the test accuracies of one run, or of several seeds."""
+    if len(summaries) > 1:
+        out.print(seeds_table(summaries))
+        return
+    (summary,) = summaries
+    if summary["rounds"]:
+        say(out, f"{folders[0].path}: best round {summary['best_round']} of {summary['rounds']}")
+    out.print(accuracy_table(summary["accuracy"]["best"], "Test accuracy at the best round"))
+
+
 def _free(folder: Path) -> Path:
     """Return the folder, with a number behind its name where it exists already."""
     if not folder.exists():
@@ -219,10 +241,8 @@ def _free(folder: Path) -> Path:
 def _nothing_to_measure(federation: sources.Federation) -> list[str]:
     """Return a sentence for what an accuracy is not there for."""
     sentences = []
-    if not int(federation.count[sources.TEST].sum()):
-        sentences.append(
-            "No client has a test sample, so there is no accuracy: clients need more than one sample each."
-        )
-    elif not federation.num_unseen:
+    if federation.num_untested:
+        sentences.append(without_samples(federation.num_untested, federation.num_clients, "test"))
+    if federation.num_untested < federation.num_clients and not federation.num_unseen:
         sentences.append("No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
     return sentences

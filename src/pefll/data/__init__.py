@@ -17,6 +17,8 @@ from pefll.data.federation import Samples as Samples
 from pefll.data.frames import TABLES as TABLES
 from pefll.data.frames import from_frame as from_frame
 from pefll.data.normalise import measured as measured
+from pefll.data.own import CLIENT as CLIENT
+from pefll.data.own import LABEL as LABEL
 from pefll.data.own import federation_from_arrays as federation_from_arrays
 from pefll.data.own import federation_from_frame as federation_from_frame
 from pefll.data.own import read_client as read_client

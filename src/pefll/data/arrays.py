@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
 from pefll.errors import PefllError
@@ -80,7 +81,7 @@ def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
         name: of the data, for errors.
         tokens: x holds whole numbers that are not scaled and not reshaped.
     """
-    array = _array(x, "x", name)
+    array = as_array(x, "x", name)
     if array.dtype.kind not in "uif":
         raise PefllError(f"{name}: x is {_kind(array)}; it must hold numbers (uint8 pixels, float features or tokens)")
     if array.ndim < 2:
@@ -120,7 +121,7 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array
         return np.asarray([int(word) for word in own], dtype=np.int64)[labels]
     strange = [word for word in own if word not in place]
     if strange:
-        known = f"the model's classes are {', '.join(place)}" if place else "the model's classes have no names"
+        known = f"the model's classes are {', '.join(place)}" if place else "the model's classes are whole numbers"
         raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}")
     return np.asarray([place[word] for word in own], dtype=np.int64)[labels]
 
@@ -129,7 +130,16 @@ def _kind(array: Array) -> str:
     return "made of texts or other objects" if array.dtype.kind in "OUS" else str(array.dtype)
 
 
-def _array(values: Any, what: str, name: str) -> Array:
+def as_array(values: Any, what: str, name: str) -> Array:
+    """Return a user's array, list or tensor as an array; PefllError where it cannot be one.
+
+    Args:
+        values: to convert; a tensor may be on any device, and may be part of a computation.
+        what: of the data they are, for errors.
+        name: of the data, for errors.
+    """
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
     try:
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -141,7 +151,7 @@ def _array(values: Any, what: str, name: str) -> Array:
 
 def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
     """Return a one-dimensional array of int64 or of texts (dtype object); `floats` lets whole numbers be floats."""
-    array = _array(values, what, name)
+    array = as_array(values, what, name)
     if array.ndim != 1:
         raise PefllError(f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}")
     if array.dtype.kind == "S":
@@ -162,7 +172,10 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         bad |= ~np.isfinite(array)
         if bad.any():
             place = int(bad.argmax())
-            raise PefllError(f"{name}: {what} {array[place]} of sample {place} is not a whole number")
+            raise PefllError(
+                f"{name}: {what} {array[place]} of sample {place} is not a whole number; mend it or leave the "
+                "sample out"
+            )
         if not floats:
             raise PefllError(
                 f"{name}: {what}s are {array.dtype}; convert them to whole numbers, for example with y.astype(int)"

@@ -190,9 +190,10 @@ class Federation:
         return _name_of(client, self.names, self.keys)
 
     def __repr__(self) -> str:
+        untested = f", {self.num_untested:,} without test samples" if self.num_untested else ""
         return (
             f"<Federation {self.name!r}, {self.partition}: {self.num_clients:,} clients "
-            f"({self.num_seen:,} seen, {self.num_unseen:,} unseen), {len(self.rows):,} samples of shape "
+            f"({self.num_seen:,} seen, {self.num_unseen:,} unseen{untested}), {len(self.rows):,} samples of shape "
             f"{self.input_shape}, {self.classes} classes>"
         )
 
@@ -205,6 +206,11 @@ class Federation:
     def num_unseen(self) -> int:
         """Clients that never take part in training."""
         return self.num_clients - self.num_seen
+
+    @property
+    def num_untested(self) -> int:
+        """Clients without a test sample, of which no accuracy knows; 0 where only they know what they have."""
+        return int((self.count[TEST] == 0).sum()) if len(self.rows) else 0
 
     @property
     def input_shape(self) -> tuple[int, ...]:

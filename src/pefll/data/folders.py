@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.federation import SPLITS, Array, Samples
 from pefll.errors import PefllError
+from pefll.wording import first_few
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 # The most folders above an image: split/client/class.
 _DEPTH = 3
+# So many of the files that lie elsewhere are named.
+_MENTIONED = 2
 
 
 def from_folder(folder: Path, classes: int | None = None) -> Samples:
@@ -41,7 +45,7 @@ def from_folder(folder: Path, classes: int | None = None) -> Samples:
                 clients += [client.name] * len(images)
                 splits += [top.name] * len(images)
     if not files:
-        raise PefllError(f"{folder} has no images in folders client/class/")
+        raise _other_layout(folder, "client/class/", "ann/cat/1.png")
     return samples_from_arrays(
         read_images(files), labels, clients, splits if by_split else None, classes, name=folder.resolve().name
     )
@@ -55,8 +59,25 @@ def one_client(folder: Path) -> tuple[Array, list[str]]:
         files += images
         labels += [kind.name] * len(images)
     if not files:
-        raise PefllError(f"{folder} has no images in folders class/")
+        raise _other_layout(folder, "class/", "cat/1.png")
     return read_images(files), labels
+
+
+def _other_layout(folder: Path, layout: str, example: str) -> PefllError:
+    """Return the error for a folder without images where they are looked for: what is expected, and what is there."""
+    kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+    there = first_few((path.relative_to(folder) for path in islice(_files(folder, _DEPTH), _MENTIONED)), _MENTIONED)
+    return PefllError(
+        f"{folder} has no images in folders {layout}; expected are {kinds} files such as {folder / example}; found "
+        f"{there or 'no file at all'}"
+    )
+
+
+def _files(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the files in a folder and then those below it, in order, down to `depth` folders."""
+    yield from sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    for below in _folders(folder) if depth else []:
+        yield from _files(below, depth - 1)
 
 
 def read_images(files: Sequence[Path]) -> Array:
@@ -90,7 +111,7 @@ def _pixels(image_module: Any, path: Path) -> Array:
             grey = image.mode in ("1", "L", "LA")
             array = np.asarray(image.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, EOFError, image_module.DecompressionBombError) as error:
-        raise PefllError(f"{path} cannot be read as an image: {error}") from None
+        raise PefllError(f"{path} cannot be read as an image: {error}; replace or remove it") from None
     return array[:, :, None] if grey else array
 
 

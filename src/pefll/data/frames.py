@@ -65,6 +65,8 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
     if not features:
         raise PefllError(f"{name}: there are no feature columns")
     first = column(frame, features[0], name)
+    if not len(first):
+        raise PefllError(f"{name}: there are no samples, only the names of columns")
     # Column by column into the result, so that a wide table is never there twice in float64.
     x = np.empty((len(first), len(features)), dtype=np.int64 if tokens else np.float32)
     for place, each in enumerate(features):

@@ -30,11 +30,14 @@ def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) ->
             names = set(archive.files)
             missing = [name for name in needed if name not in names]
             if missing:
-                raise PefllError(
-                    f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(names)) or 'none at all'}"
-                )
+                # Other names were asked for by whoever called, and are not how the file should have been saved.
+                advice = "; save it again with np.savez(path, x=..., y=...)" if {"x", "y"} & set(missing) else ""
+                have = ", ".join(sorted(names)) or "none at all"
+                raise PefllError(f"{path} has no array {', '.join(missing)}; it has {have}{advice}")
             return {name: archive[name] for name in (*needed, *optional) if name in names}
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
         if "allow_pickle" in str(error):
             raise PefllError(f"{path} holds Python objects; save arrays of numbers or of texts instead") from None
-        raise PefllError(f"{path} cannot be read as an .npz file: it is damaged or of another kind") from None
+        raise PefllError(
+            f"{path} cannot be read as an .npz file: it is damaged or of another kind; save it again"
+        ) from None

@@ -19,18 +19,20 @@ from pefll.data.npz import read_npz
 from pefll.data.partition import natural
 from pefll.errors import PefllError
 
-# Where clients are looked for when nobody says where; another name was asked for, and must be there.
-CLIENT = "client"
+# Where labels and clients are looked for when nobody says where; another name was asked for, and must be there.
+LABEL, CLIENT = "label", "client"
+# What an .npz calls its labels when nobody says so.
+_NPZ_LABEL = "y"
 
 
 def read_samples(
-    path: Path | str, *, label: str = "label", client: str = CLIENT, split: str = "split", classes: int | None = None
+    path: Path | str, *, label: str = LABEL, client: str = CLIENT, split: str = "split", classes: int | None = None
 ) -> Samples:
     """Return the samples in a user's file or folder.
 
     Args:
         path: an `.npz` with x, y and maybe client and split; a CSV or Parquet table; a folder `client/class/*.png`.
-        label: a table's column of labels.
+        label: a table's column, or an npz's array, of labels; `LABEL` stands for an npz's y.
         client: a table's column, or an npz's array, that says whose each sample is; only `CLIENT` may be absent.
         split: a table's column, or an npz's array, with train, validation, test; may be absent.
         classes: how many classes there are; by default the largest label + 1.
@@ -38,12 +40,14 @@ def read_samples(
     path = Path(path).expanduser()
     kind = _kind(path)
     if kind == "folder":
+        refuse_columns(path.name, label, client)
         return folders.from_folder(path, classes)
     if kind == "npz":
         named = () if client == CLIENT else (client,)
-        arrays = read_npz(path, needed=("x", "y", *named), optional=(client, split))
+        y = _npz_label(label)
+        arrays = read_npz(path, needed=("x", y, *named), optional=(client, split))
         return samples_from_arrays(
-            arrays["x"], arrays["y"], arrays.get(client), arrays.get(split), classes, name=path.stem
+            arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem
         )
     frame = frames.read_frame(path)
     names = frames.columns(frame)
@@ -72,8 +76,8 @@ def load(
     data_dir: Path,
     report: cache.Report | None = None,
     *,
-    label: str = "label",
-    client: str = "client",
+    label: str = LABEL,
+    client: str = CLIENT,
 ) -> Samples:
     """Return what `read_samples` does, from the cache in the data folder where nothing has changed since.
 
@@ -121,8 +125,8 @@ def state_of(path: Path) -> str | list[int]:
 def read_client(
     path: Path | str,
     *,
-    label: str = "label",
-    client: str = "client",
+    label: str = LABEL,
+    client: str = CLIENT,
     split: str = "split",
     features: Sequence[str] = (),
     class_names: Sequence[str] = (),
@@ -133,7 +137,8 @@ def read_client(
 
     Args:
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
-        label: a table's column of labels; may be absent.
+        label: a table's column of labels, which may be absent, or an npz's array; `LABEL` stands for an npz's y, which
+            may be absent too.
         client: a table's column that is no feature; may be absent.
         split: another one.
         features: a table's columns that make up x, in order: those the model was trained on. By default all others.
@@ -145,14 +150,16 @@ def read_client(
         x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
     """
     path = Path(path).expanduser()
-    kind = _kind(path)
+    kind = _kind(path, "class")
     y: Any
     if kind == "folder":
+        refuse_columns(path.name, label)
         x, y = folders.one_client(path)
         owners = None
     elif kind == "npz":
-        arrays = read_npz(path, needed=("x",), optional=("y", client))
-        x, y = arrays["x"], arrays.get("y")
+        named = () if label == LABEL else (label,)
+        arrays = read_npz(path, needed=("x", *named), optional=(_NPZ_LABEL, client))
+        x, y = arrays["x"], arrays.get(_npz_label(label))
         owners = arrays.get(client)
     else:
         frame = frames.read_frame(path)
@@ -170,7 +177,7 @@ def read_member(
     path: Path | str,
     *,
     classes: int,
-    label: str = "label",
+    label: str = LABEL,
     split: str = "split",
     features: Sequence[str] = (),
     class_names: Sequence[str] = (),
@@ -205,6 +212,26 @@ def read_member(
         return natural(samples, seed, unseen=0.0)
     assert samples.client is not None
     return assemble(samples, samples.client, samples.split, num_seen=1, partition="one client")
+
+
+def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
+    """Raise PefllError where a label or client was named for data that has no columns.
+
+    Args:
+        name: of the data.
+        label: as it was asked for; `LABEL` where it was not.
+        client: as it was asked for; `CLIENT` where it was not.
+    """
+    for option, asked, usual in (("--label", label, LABEL), ("--client-column", client, CLIENT)):
+        if asked != usual:
+            raise PefllError(
+                f"{name} has no columns: leave {option} {asked} away, which is for tables and .npz files only"
+            )
+
+
+def _npz_label(label: str) -> str:
+    """Return what an .npz's array of labels is called."""
+    return _NPZ_LABEL if label == LABEL else label
 
 
 def _split_of(path: Path, split: str) -> Any:
@@ -277,7 +304,8 @@ def federation_from_frame(
     return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
-def _kind(path: Path) -> str:
+def _kind(path: Path, layout: str = "client/class") -> str:
+    """Return whether a path is a folder, an npz or a table; `layout` is what a folder would have, for errors."""
     if path.is_dir():
         return "folder"
     if not path.is_file():
@@ -287,7 +315,7 @@ def _kind(path: Path) -> str:
         return "npz"
     if suffix in frames.TABLES:
         return "table"
-    raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder client/class/*.png")
+    raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder {layout}/*.png")
 
 
 def _checked(x: Array, y: Array | None, path: Path, tokens: bool) -> Array:

@@ -118,8 +118,8 @@ def load_samples(
     data_dir: Path | str = "data",
     report: Report | None = None,
     *,
-    label: str = "label",
-    client: str = "client",
+    label: str = own.LABEL,
+    client: str = own.CLIENT,
 ) -> Samples:
     """Return the samples of a named data set, or those in a user's file or folder.
 
@@ -127,7 +127,8 @@ def load_samples(
         name_or_path: a key of `DATASETS`, or a path to an `.npz`, CSV or Parquet file or a folder of images.
         data_dir: where the named data sets lie, and the cache: what is slow to read is read once.
         report: is told what takes time.
-        label: a table's column of labels; named data sets and other files have no use for it.
+        label: a table's column, or an npz's array, of labels; another name than "label" must be there, and "label"
+            stands for an npz's y.
         client: a table's column, or an npz's array, that says whose each sample is; another name than "client" must
             be there.
     """
@@ -139,6 +140,7 @@ def load_samples(
         if path.exists() or path.suffix or len(path.parts) > 1:
             return own.load(path, data_dir, report, label=label, client=client)
         raise unknown("data set", str(name_or_path), DATASETS)
+    own.refuse_columns(source.name, label, client)
     found = source.found(data_dir)
     if not found:
         return source.load(data_dir)
@@ -161,7 +163,7 @@ def make_federation(
     if kind == "natural":
         return measured(natural(samples, seed, unseen=unseen, clients=clients))
     if clients is None:
-        raise PefllError(f"the partition {partition!r} needs a number of clients")
+        raise PefllError(f"the partition {partition!r} needs a number of clients: add --clients 50")
     if kind == "by-class":
         return measured(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
     other = numbers[1] if len(numbers) == 2 else None

@@ -33,6 +33,7 @@ class Summary:
         num_clients: all clients.
         num_seen: those that take part in training.
         num_unseen: those that never do.
+        num_untested: those without a test sample.
         classes: the number of classes.
         class_names: one per class, or empty.
         samples: in train, validation and test, over all clients.
@@ -46,6 +47,7 @@ class Summary:
     num_clients: int
     num_seen: int
     num_unseen: int
+    num_untested: int
     classes: int
     class_names: tuple[str, ...]
     samples: tuple[int, ...]
@@ -78,6 +80,7 @@ def summarise(federation: Federation) -> Summary:
         num_clients=n,
         num_seen=federation.num_seen,
         num_unseen=federation.num_unseen,
+        num_untested=federation.num_untested,
         classes=classes,
         class_names=federation.class_names,
         samples=tuple(int(total) for total in count.sum(axis=1)),

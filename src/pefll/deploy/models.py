@@ -51,7 +51,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
     facts = facts_of(member.agreement)
     facts |= {"neighbours": module.settings} if isinstance(module, NeighbourModel) else {}
     member.model.parent.mkdir(parents=True, exist_ok=True)
-    PersonalModel(module.eval(), facts).save(member.model)
+    PersonalModel(module.eval(), facts).save(member.model, overwrite=True)
     return {}
 
 

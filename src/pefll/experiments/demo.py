@@ -16,6 +16,7 @@ from rich.table import Table
 
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
 from pefll.errors import PefllError
+from pefll.files import sentences_for_disk_errors
 from pefll.fitting import fit
 from pefll.progress import monitor, say
 from pefll.record import RunFolder
@@ -129,13 +130,14 @@ def _personal_model(folder: Path, runs: dict[str, list[Run]], console: Console) 
     now = federation.indices(client, TRAIN)
     later = torch.cat([federation.indices(client, split) for split in (VALIDATION, TEST)])
     x, y = federation.x.numpy(), federation.y.numpy()
-    np.savez(folder / "new_client.npz", x=x[now], y=y[now])
-    np.savez(folder / "new_client_later.npz", x=x[later], y=y[later])
+    with sentences_for_disk_errors(str(folder)):
+        np.savez(folder / "new_client.npz", x=x[now], y=y[now])
+        np.savez(folder / "new_client_later.npz", x=x[later], y=y[later])
     started = time.perf_counter()
     model = run.personalize(x[now], y[now])
     took = time.perf_counter() - started
     path = folder / "new_client.safetensors"
-    model.save(path)
+    model.save(path, overwrite=True)
     right = int((model.predict(x[later]) == y[later]).sum())
     say(
         console,

@@ -15,6 +15,7 @@ from pefll.files import read_json, write_json
 from pefll.methods import hyperparameters
 from pefll.record import GROUPS, RunFolder
 from pefll.report import mean_and_std
+from pefll.report.runs import read_run
 
 # Runs that differ in none of these are one setting with several seeds.
 SAME = (
@@ -33,15 +34,15 @@ def collect(folder: RunFolder, target: Path) -> Path:
     Returns:
         The file, named after what was run. A file that holds another run is left alone, and a longer name is taken.
     """
-    folder.check_is_run()
-    summary = folder.summary()
+    run = read_run(folder)
+    summary = run.summary
     if summary is None:
         raise PefllError(f"{folder.path} is not finished; go on with `pefll train --resume {folder.path}`")
     if summary.get("split", "test") != "test":
         raise PefllError(f"{folder.path} was made to choose hyper-parameters; it has no test accuracy")
     history = [
-        {"round": row["round"]} | {group: round(row[group]["per_sample"], 4) for group in GROUPS if row[group]}
-        for row in folder.history()
+        {"round": row["round"]} | {group: round(row[group]["per_sample"], 4) for group in GROUPS if row.get(group)}
+        for row in run.history
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
     target.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from rich.text import Text
 from pefll.data.federation import SPLITS
 from pefll.data.summary import Spread, Summary
 from pefll.report.table import new_table
-from pefll.wording import counted
+from pefll.wording import counted, without_samples
 
 MOST_CLASSES = 20
 
@@ -27,6 +27,8 @@ def print_federation(summary: Summary, console: Console) -> None:
         f"{counted(summary.classes, 'class')}, {_spread(summary.classes_per_client)} per client",
         highlight=False,
     )
+    if summary.num_untested:
+        console.print(without_samples(summary.num_untested, summary.num_clients, "test"), highlight=False)
     console.print()
     console.print(_samples_table(summary))
     console.print()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
 from pefll.record import GROUPS, RunFolder
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import Group, Run, group_runs, read_runs
+from pefll.report.runs import Group, Run, different_data, group_runs, read_runs
 from pefll.wording import counted
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ SEEN, UNSEEN = "#0072B2", "#D55E00"
 INK, FAINT = "#333333", "#8a8a8a"
 MOST_SHOWN = 60
 MOST_DOTS = 3_000
+_WARNING = 160  # letters that fit into a line across the picture
 
 _STYLE: dict[str, Any] = {
     "font.size": 9.5,
@@ -72,13 +74,14 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     """Draw validation accuracy over rounds and over the megabytes that were sent.
 
     Seen clients are solid lines, unseen ones dashed. Runs that differ only by seed become their mean with a band of one
-    standard deviation. A dot marks the round that is best on seen clients.
+    standard deviation. A dot marks the round that is best on seen clients. Runs of different data are said to be.
 
     Args:
         folders: the runs; those without an evaluation are left out.
         out: the file to write.
     """
-    groups = [_curve(group) for group in group_runs([run for run in read_runs(folders) if run.history])]
+    runs = [run for run in read_runs(folders) if run.history]
+    groups = [_curve(group) for group in group_runs(runs)]
     groups = [group for group in groups if len(group.rounds)]
     if not groups:
         raise PefllError("there is nothing to draw yet: none of the runs has been evaluated on validation samples")
@@ -96,6 +99,10 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
         if talks:
             _megabyte_axis(panels[1])
         _line_legend(figure, groups)
+        if apart := different_data(runs):
+            # In the picture too, which is looked at long after what was printed beside it.
+            warning = f"These lines are of different data, and cannot be compared: {'; '.join(apart)}"
+            figure.suptitle(shorten(warning, _WARNING, placeholder=" …"), x=0.01, ha="left", fontsize=9.5, color=INK)
 
 
 def descriptor_map(folder: RunFolder, out: Path) -> None:

@@ -117,7 +117,7 @@ def number(value: Any) -> float | None:
 def read_run(folder: RunFolder) -> Run:
     """Read one run folder, or raise PefllError with one sentence where it is none or is damaged."""
     folder.check_is_run()
-    return Run(folder, _read_config(folder.config_file), _read_history(folder), _read_summary(folder))
+    return Run(folder, _read_config(folder.config_file), _read_history(folder), folder.summary())
 
 
 def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
@@ -133,13 +133,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise PefllError(f"{path} is damaged: {error}") from error
-
-
-def _read_summary(folder: RunFolder) -> dict[str, Any] | None:
-    summary: Any = folder.summary()
-    if summary is not None and not isinstance(summary, dict):
-        raise PefllError(f"{folder.summary_file} is damaged: it must hold a JSON object")
-    return summary
 
 
 def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
