@@ -171,12 +171,17 @@ def short(value: float) -> str:
 
 
 def _by_federation(bills: Sequence[Bill]) -> dict[str, list[Bill]]:
-    """Return the bills of each federation, in the order of the paper's rows."""
+    """Return the bills of each federation, smaller ones of the same data first, in the order of the paper's rows."""
     order = list(ROWS)
+
+    def place(bill: Bill) -> tuple[str, int, int]:
+        row = order.index(bill.method) if bill.method in order else len(order)
+        return bill.results[0]["dataset"], bill.results[0]["num_clients"], row
+
     groups: dict[str, list[Bill]] = {}
-    for bill in sorted(bills, key=lambda bill: order.index(bill.method) if bill.method in order else len(order)):
+    for bill in sorted(bills, key=place):
         groups.setdefault(f"{bill.data}: a new client with {counted(bill.cost.samples, 'sample')}", []).append(bill)
-    return dict(sorted(groups.items()))
+    return groups
 
 
 def costs_tables(bills: Sequence[Bill]) -> list[Table]:
