@@ -127,6 +127,7 @@ class Roster:
             self._report(f"a second node calls itself {name}; it is left alone")
             return
         self._nodes[client] = node
+        self._declared.pop(client, None)  # what it said when it was met before
         if counts is not None:
             self._declared[client] = counts
             self._counts[:, client] = torch.tensor(counts)
