@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.flower_node import CARRIED, NATURAL, PLAIN, SimulatedNode, client
+from benchmarks.flower_requests import Bytes, Counts, OpeningProxy, since
 from pefll.data.client import Client
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.deploy.demo import write_client
@@ -65,8 +66,7 @@ from pefll.summary import commit
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)
 RESULT = "result.json"
 IDLE_SECONDS = 30
-# Of a message and its reply, each of three objects: ask for messages, get each object, confirm; announce, put each.
-REQUESTS = 3 + 2 * 3
+TLS_RECORD = 22  # bytes around what it carries
 EXCHANGES = 3  # of a round of PeFLL
 WAYS = ("ours", "natural", "plain", "carried")
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
@@ -389,15 +389,23 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     with Loopback(folder / "logs", folder / "home", folder=home) as there:
         there.start_server()
-        proxy = CountingProxy(port, int(there.address.rpartition(":")[2]))
+        target = int(there.address.rpartition(":")[2])
+        opening = None
+        if method != ECHO:  # what is timed has no second proxy in its way
+            opened_at = free_port()
+            opening = OpeningProxy(opened_at, target, home / "server")
+            target = opened_at
+        proxy = CountingProxy(port, target)
         for name in plan.names:
             there.start_client(name, folder / "data" / f"{name}.npz", through=f"127.0.0.1:{port}")
         process = there.start_run()
         counts: dict[str, dict[str, int]] = {}
+        opened: dict[str, Counts] = {}
         while process.poll() is None:
             for moment in ("round.begins", "round.ends", "idle.begins", "idle.ends"):
                 if moment not in counts and (home / moment).exists():
                     counts[moment] = proxy.counts()
+                    opened[moment] = opening.counts() if opening else {}
             time.sleep(0.05)
         proxy.close()
         if not (home / RESULT).exists():
@@ -405,15 +413,33 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
         found: dict[str, Any] = json.loads((home / RESULT).read_text())
     if method == ECHO:
         return row("deployment", clients, found)
+    return byte_row(clients, found, counts, opened)
+
+
+def byte_row(
+    clients: int, found: dict[str, Any], counts: dict[str, dict[str, int]], opened: dict[str, Counts]
+) -> dict[str, Any]:
+    """Return where the bytes of one round are.
+
+    Args:
+        clients: how many.
+        found: what the server has counted at its door.
+        counts: of the proxy that only counts, at the beginnings and ends of the round and of the idle time.
+        opened: of the proxy that looks inside, at the same moments.
+    """
     wire, idle = (
         {key: counts[f"{part}.ends"][key] - before for key, before in counts[f"{part}.begins"].items()}
         for part in ("round", "idle")
     )
     door = found["down"] + found["up"]
-    # A handshake can look like one request more; so these are the fewest polls that there were, and polls are what is
-    # sent when nothing else is.
-    polls = max(0, wire["requests"] - wire["connections"] - REQUESTS * EXCHANGES * clients)
-    poll_bytes = polls * (idle["down"] + idle["up"]) / max(1, idle["requests"])
+    requests = since(opened["round.begins"], opened["round.ends"])
+    plain = sum(part.heads + part.up + part.down for part in requests.values())
+    # Of the requests for messages those that got one are needed; what the others cost is what they cost in idle time.
+    asking = next((part for path, part in requests.items() if path.endswith("pull-messages")), Bytes())
+    idle_asking = since(opened["idle.begins"], opened["idle.ends"])
+    one = next((part for path, part in idle_asking.items() if path.endswith("pull-messages")), Bytes(1))
+    polls = asking.requests - EXCHANGES * clients
+    poll_bytes = polls * ((one.heads + one.up + one.down) / one.requests + 2 * TLS_RECORD * 2)
     line = {
         "mode": "deployment, one round of PeFLL",
         "clients": clients,
@@ -422,15 +448,23 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
         "door_up": found["up"],
         "wire_down": wire["down"],
         "wire_up": wire["up"],
-        "requests": wire["requests"],
+        "requests": sum(part.requests for part in requests.values()),
         "connections": wire["connections"],
+        "polls_in_vain": polls,
         "idle_bytes_per_client_and_second": round((idle["down"] + idle["up"]) / found["idle_seconds"] / clients, 1),
-        "idle_requests_per_client_and_second": round(idle["requests"] / found["idle_seconds"] / clients, 3),
         "overhead_bytes_per_client": round((wire["down"] + wire["up"] - door) / clients),
         "wire_over_door_per_cent": round(100 * ((wire["down"] + wire["up"]) / door - 1), 2),
         "without_polls_per_cent": round(100 * ((wire["down"] + wire["up"] - poll_bytes) / door - 1), 2),
+        "of_the_door_per_cent": {
+            "heads": round(100 * sum(part.heads for part in requests.values()) / door, 3),
+            "content_beyond_the_door": round(
+                100 * (sum(part.up + part.down for part in requests.values()) / door - 1), 3
+            ),
+            "tls": round(100 * (wire["down"] + wire["up"] - plain) / door, 3),
+        },
+        "by_request": {path: part._asdict() for path, part in requests.items()},
     }
-    print(line, flush=True)
+    print(json.dumps(line, indent=1), flush=True)
     return line
 
 

@@ -133,7 +133,7 @@ def test_another_agreement_does_not_go_on_with_a_run(tmp_path):
 def test_clients_that_do_not_come_are_not_waited_for_for_ever(tmp_path):
     here = setting(tmp_path)
     here.grid.online.discard(1000)
-    with pytest.raises(PefllError, match="5 of 6 clients were there after 0 s"):
+    with pytest.raises(PefllError, match="5 of 6 clients came within 0 s"):
         server.train(here.grid, plan_of(here, tmp_path, wait_seconds=0.0))
 
 

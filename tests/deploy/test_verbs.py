@@ -55,6 +55,13 @@ class TestWithFlower:
         assert code == 0, said
         return folder
 
+    def test_one_client_is_one(self, tmp_path, capsys):
+        folder = tmp_path / "alone"
+        code, said = pefll(capsys, "flower", "init", str(folder), "--like", "digits", "--clients", "ann")
+        assert code == 0, said
+        assert "a federation of 1 client for pefll" in said
+        assert "A federation of 1 client for pefll" in (folder / "README.md").read_text()
+
     def test_init_makes_a_ready_app(self, federation, tmp_path):
         from flwr.cli.build import build_fab_from_disk
         from flwr.cli.config_utils import load_and_validate
@@ -101,7 +108,7 @@ class TestWithFlower:
             (["init", "NEW", "--like", "digits", "--set", "nope=1"], "unknown hyper-parameter"),
             (["init", "NEW", "--like", "digits", "--set", "nope"], "takes NAME=VALUE"),
             (["init", "NEW", "--like", "digits", "--quorum", "2"], "quorum is 2.0"),
-            (["init", "NEW", "--like", "digits", "--clients-per-round", "9"], "but there are 8 clients"),
+            (["init", "NEW", "--like", "digits", "--clients-per-round", "9"], "but this is a federation of 8 clients"),
             (["init", "NEW", "--like", "nothing.npz"], "there is no file"),
             (["server", "NEW"], "is not a federation"),
             (["add", "FED", "alice"], "there is a client alice already"),

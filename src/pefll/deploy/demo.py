@@ -26,6 +26,7 @@ from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import RunFolder
 from pefll.tree import named_leaves
+from pefll.wording import counted
 
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"
@@ -56,7 +57,7 @@ def demo(folder: Path, clients: int, rounds: int, console: Console) -> None:
     home = folder / "federation"
     make_folder(home, plan, f"127.0.0.1:{free_port()}")
     add_client(home, NEWCOMER)
-    say(console, f"{home}: an app, certificates and {clients + 1} keys")
+    say(console, f"{home}: an app, certificates and {counted(clients + 1, 'key')}")
     with Loopback(folder / "logs", folder.resolve() / "flower", folder=home) as there:
         there.start_server()
         say(console, f"a server at {there.address}, with TLS and node authentication; logs are in {folder}/logs")
@@ -64,7 +65,8 @@ def demo(folder: Path, clients: int, rounds: int, console: Console) -> None:
             there.start_client(name, folder / "data" / f"{name}.npz", folder / f"{name}.safetensors")
         say(
             console,
-            f"{clients} clients, each with its own digits; {rounds} rounds of three exchanges take a minute or more",
+            f"{counted(clients, 'client')}, each with its own digits; {counted(rounds, 'round')} of three exchanges: a "
+            "minute or more",
         )
         text = there.run(120 + 60 * clients * rounds)
         _say_lines(text, console)
@@ -126,7 +128,10 @@ def _try_model(model: Path, data: Path, console: Console) -> None:
     content = np.load(data)
     mine = content["split"] == TEST
     right = float((PersonalModel.load(model).predict(content["x"][mine]) == content["y"][mine]).mean())
-    say(console, f"{model}: the new client's own model is right on {right:.0%} of its {int(mine.sum())} test samples")
+    say(
+        console,
+        f"{model}: the new client's own model is right on {right:.0%} of its {counted(int(mine.sum()), 'test sample')}",
+    )
 
 
 def _say_lines(text: str, console: Console) -> None:

@@ -13,10 +13,11 @@ from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
+from pefll.wording import counted
 
 README = """# {name}
 
-A federation of {clients} clients for {method}, made by `pefll flower init`.
+A federation of {clients} for {method}, made by `pefll flower init`.
 
 On the server's machine:
 
@@ -78,7 +79,7 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
         _make_bundle(folder, name, address)
     text = README.format(
         name=folder.resolve().name,
-        clients=len(plan.names),
+        clients=counted(len(plan.names), "client"),
         method=plan.agreement.method,
         address=address,
         connection=connection or "deployment",

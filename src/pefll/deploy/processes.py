@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pefll.deploy.certificates import public_key_as_pem
+from pefll.engines.flower.surroundings import check_surroundings
 from pefll.errors import PefllError
 
 QUIET = {
@@ -37,11 +38,12 @@ _KNOWN_KEY = 412  # what the control interface answers to a key that it has
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """Return the environment for a process of Flower's.
+    """Return the environment for a process of Flower's; PefllError where this one has what Flower cannot read.
 
     Args:
         home: where Flower keeps its apps and settings; None for the user's own place.
     """
+    check_surroundings()
     ours = str(Path(__file__).parents[2])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pefll import fitting, run
 from pefll.config import Config
+from pefll.deploy.orphan import ends_with_its_parent
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.engine import FlowerEngine
 from pefll.errors import PefllError
@@ -32,10 +33,11 @@ def main(grid: Any, context: Any) -> None:
     console = Console(stderr=True, soft_wrap=True)
     plan = Plan.from_config(context.run_config)
     try:
-        if plan.task == "personalize":
-            personalize(grid, plan, console)
-        else:
-            train(grid, plan, console)
+        with ends_with_its_parent(_reporter(console)):
+            if plan.task == "personalize":
+                personalize(grid, plan, console)
+            else:
+                train(grid, plan, console)
     except PefllError as error:
         say(console, f"error: {error}")
         raise

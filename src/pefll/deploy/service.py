@@ -31,6 +31,7 @@ from pefll.deploy.processes import (
 )
 from pefll.errors import PefllError
 from pefll.progress import say
+from pefll.wording import counted
 
 AGAIN_SECONDS = 10
 
@@ -54,8 +55,11 @@ def serve(folder: Path, host: str | None, console: Console) -> None:
         wait_for_server(here, time.monotonic() + 60)
         keys = sorted((folder / "keys").glob("*.pub"))
         new = register(keys, here, folder / "server" / "ca.crt")
-        say(console, f"{address}: {len(keys)} clients may come in, {len(new)} of them are new")
-        say(console, f"Next, once they are there: flwr run {folder} deployment --stream ({plan.rounds} rounds)")
+        say(console, f"{address}: {counted(len(keys), 'client')} may come in, of which {len(new):,} new")
+        say(
+            console,
+            f"Next, once they are there: flwr run {folder} deployment --stream ({counted(plan.rounds, 'round')})",
+        )
         _wait([process])
 
 

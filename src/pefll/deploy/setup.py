@@ -24,7 +24,7 @@ def client_names(text: str) -> tuple[str, ...]:
     """Return the names of clients, from their number or from names with commas between them."""
     if text.strip().isdecimal():
         if not 1 <= int(text) <= MOST_MADE_UP:
-            raise PefllError(f"{text} clients: give a number from 1 to {MOST_MADE_UP:,}, or names with commas")
+            raise PefllError(f"--clients {text}: give a number from 1 to {MOST_MADE_UP:,}, or names with commas")
         return tuple(client_name(number) for number in range(int(text)))
     names = tuple(name.strip() for name in text.split(","))
     check_names(names)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pefll.errors import PefllError
 from pefll.progress import say
+from pefll.wording import counted
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
@@ -23,7 +24,10 @@ FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.",
 
 
 def need_flower() -> None:
-    """Raise PefllError where Flower is not installed."""
+    """Raise PefllError where Flower is not installed, or would not start in this environment."""
+    from pefll.engines.flower.surroundings import check_surroundings
+
+    check_surroundings()
     try:
         import flwr  # noqa: F401
     except ImportError:
@@ -77,12 +81,14 @@ def init(
         terms=Terms(exchange_seconds=exchange_seconds, round_seconds=max(600.0, 6 * exchange_seconds), quorum=quorum),
     )
     if plan.clients_per_round > len(names):
-        raise PefllError(f"{clients_per_round} clients per round were asked for, but there are {len(names)} clients")
+        raise PefllError(
+            f"--clients-per-round is {clients_per_round:,}, but this is a federation of {counted(len(names), 'client')}"
+        )
     make_federation(folder, plan, address, host or [], connection)
     if connection:
         path = write_connection(connection, address, folder / "server" / "ca.crt")
         say(out, f"{path}: {connection} is this federation's server")
-    say(out, f"{folder}: a federation of {len(names)} clients for {method}, model {agreed.model}")
+    say(out, f"{folder}: a federation of {counted(len(names), 'client')} for {method}, model {agreed.model}")
     say(out, f"Next: pefll flower server {folder}; what each client needs is in {folder}/clients/NAME")
 
 

@@ -60,6 +60,10 @@ def misbehave(kind: str, message: Message, reply: Message) -> Message:
         tensors["0"] = 1e6 * tensors["0"]
     elif kind == "100mb":
         tensors["more"] = torch.zeros(25_000_000)
+    elif kind in ("another-format", "garbage"):
+        record = reply.content["pefll"]
+        record["format"], record["tensors"] = (2, "[]") if kind == "another-format" else (record["format"], "garbage")
+        return Message(reply.content, reply_to=message)
     elif kind == "raises":
         raise RuntimeError("a client's own error")
     else:

@@ -38,7 +38,7 @@ from tests.engines.flower.federations import Setting, WithoutSome, setting, sha2
 
 CLIENTS = 4
 BAD = 1
-REPLIES = ("another-round", "shape", "dtype", "nan", "norm", "100mb", "raises", "late")
+REPLIES = ("another-round", "shape", "dtype", "nan", "norm", "100mb", "another-format", "garbage", "raises", "late")
 WORDS = {
     "another-round": "answered for round",
     "shape": "instead of float32",
@@ -46,6 +46,8 @@ WORDS = {
     "nan": "NaN or infinity",
     "norm": "times as long as the median",
     "100mb": "bytes where",
+    "another-format": "speaks format 2, this server format 3: upgrade pefll on the client's machine",
+    "garbage": "sent a list of tensors that cannot be read",
     "raises": "failed in its app",
     "late": "did not answer within",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import torch
 
@@ -111,6 +113,91 @@ def test_the_result_is_that_of_a_round_without_the_offender(fault, exchange, tmp
     assert any(f"client-{offender:03d}" in line and reason in line for line in said)
 
 
+UNFORESEEN = [
+    OverflowError("int too large"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    RecursionError("too deep"),
+    struct.error("unpack requires 8 bytes"),
+    ValueError("a shape"),
+    RuntimeError("of torch"),
+    MemoryError(),
+    AttributeError("no such thing"),
+]
+
+
+@pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)
+def test_whatever_the_reading_of_a_reply_raises_its_sender_is_left_out_and_the_run_goes_on(
+    error, tmp_path, monkeypatch
+):
+    here = setting(tmp_path)
+    offender = sampled(here, ROUND)[1]
+
+    def act(request, deliver):
+        return changed(request, deliver, lambda header, tensors: (header | {"evil": True}, tensors))
+
+    def reading(content):
+        if header_of(content).get("evil"):
+            raise error
+        return tensors_of(content)
+
+    monkeypatch.setattr("pefll.engines.flower.reply.tensors_of", reading)
+    trouble(here, offender, ROUND, 1, act)
+    state, engine = flower_state(here)
+    assert sha256(state) == sha256(serial_state(here, {ROUND: {offender}}))
+    reason = f"sent a reply that cannot be read ({type(error).__name__})"
+    assert engine.dropped == [(ROUND, f"client-{offender:03d}", reason)]
+
+
+def test_an_error_of_the_servers_own_is_nobodys_fault_and_ends_the_run(tmp_path, monkeypatch):
+    def broken(self, *arguments):
+        raise AttributeError("of our own aggregation")
+
+    here = setting(tmp_path)
+    engine = here.engine()
+    state = engine.start()
+    monkeypatch.setattr("pefll.engines.flower.cohort.FlowerCohort._assemble", broken)
+    with pytest.raises(AttributeError, match="of our own aggregation"):
+        engine.advance(state, 0, 1)
+    engine.close()
+    assert not engine.dropped
+
+
+@exchanges
+def test_a_reply_that_flower_itself_cannot_read_costs_nobody_else_anything(exchange, tmp_path):
+    """Flower reads replies one after another, and where it stumbles those before are lost with it."""
+    here = setting(tmp_path)
+    offender = sampled(here, ROUND)[2]
+    broken: set[str] = set()
+    times = trouble(here, offender, ROUND, exchange, lambda r, d: [broken.add(r.metadata.message_id) or d(r)])
+    pull = here.grid.pull_messages
+
+    def stumbling(names):
+        names = list(names)
+        replies = pull(names)
+        if broken & set(names):
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        return replies
+
+    here.grid.pull_messages = stumbling
+    state, engine = flower_state(here)
+    assert len(times) == 2, "the offender is asked once more, and then read alone"
+    assert sha256(state) == sha256(serial_state(here, {ROUND: {offender}}))
+    reason = "sent a reply that Flower cannot read (UnicodeDecodeError)"
+    assert engine.dropped == [(ROUND, f"client-{offender:03d}", reason)]
+
+
+def test_a_server_that_is_gone_is_no_fault_of_a_client(tmp_path):
+    def gone(names):
+        raise ConnectionError("the SuperLink is gone")
+
+    here = setting(tmp_path)
+    here.grid.pull_messages = gone
+    engine = here.engine()
+    with pytest.raises(ConnectionError):
+        engine.present()
+    engine.close()
+
+
 @exchanges
 def test_an_answer_that_comes_twice_counts_once(exchange, tmp_path):
     here = setting(tmp_path)
@@ -190,7 +277,7 @@ def test_with_fewer_than_the_quorum_a_round_is_repeated_until_they_are_back(tmp_
     state = engine.advance(state, 1, ROUNDS - 1)
     engine.close()
     assert sha256(state) == expected
-    assert sum("0 of 4 clients are left, and 2 are needed; it is repeated" in line for line in said) == 3
+    assert sum("0 of 4 clients left, and 2 needed; it is repeated" in line for line in said) == 3
 
 
 def test_a_round_that_cannot_be_done_ends_the_run_and_fakes_nothing(tmp_path):
@@ -260,6 +347,44 @@ def test_in_an_evaluation_a_client_that_fails_is_left_out_of_the_mean(tmp_path):
         assert (part[2] == 0).all()
         assert (np.delete(part, 2, axis=0) == np.delete(whole, 2, axis=0)).all()
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        ({"1": torch.tensor(1e6)}, "right among"),
+        ({"1": torch.tensor(-3.0)}, "-3 right, which is no count"),
+        ({"0": torch.tensor(2.5)}, "2.5 samples, which is no count"),
+        ({"0": torch.tensor(1e6), "1": torch.tensor(1e6)}, "1e+06 samples, having said that it has"),
+    ],
+)
+def test_in_an_evaluation_a_score_that_cannot_be_is_left_out_of_the_mean(forged, reason, tmp_path):
+    import numpy as np
+
+    from pefll.data.federation import TEST
+    from pefll.evaluation import client_scores
+
+    here = setting(tmp_path)
+    said: list[str] = []
+    engine = here.engine(report=said.append)
+    state = engine.start()
+    everybody = np.arange(6)
+    whole = client_scores(engine, engine.method, state, everybody, TEST)
+
+    def postman(node, request, deliver):
+        if node == 1002 and request.metadata.message_type == "evaluate.predict":
+            return changed(request, deliver, lambda header, tensors: (header, tensors | forged))
+        return [deliver(request)]
+
+    here.grid.postman = postman
+    part = client_scores(engine, engine.method, state, everybody, TEST)
+    engine.close()
+    assert whole[2, 0] > 0
+    assert (part[2] == 0).all()
+    assert (np.delete(part, 2, axis=0) == np.delete(whole, 2, axis=0)).all()
+    (sentence,) = said
+    assert sentence.startswith("evaluation: client-002 sent a score")
+    assert reason in sentence
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "pfedme", "pfedhn"])

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,9 +25,10 @@ from pefll.engines.flower.message import (
     read_numbers,
     tensors_of,
 )
-from pefll.engines.flower.reply import introduced, told, too_large
+from pefll.engines.flower.reply import check_score, introduced, told, too_large
 from pefll.engines.flower.request import Asked, Visit
 from pefll.errors import PefllError
+from pefll.version import __version__
 from tests.engines.flower.federations import setting
 
 
@@ -85,41 +86,41 @@ def test_a_message_is_three_of_flowers_objects_and_one_more_for_each_further_pie
         assert all(torch.equal(found[key], leaf) for key, leaf in leaves.items())
 
 
-def test_numbers_are_written_with_the_lowest_byte_first():
-    content = pack({}, {"a": torch.tensor([1, 258])})
-    assert content[RECORD]["numbers"] == bytes([1, *[0] * 7, 2, 1, *[0] * 6])
-    assert content[RECORD]["tensors"] == '[["a", "int64", [2]]]'
-
-
 def test_truths_are_0_or_1_whatever_was_sent():
-    (found,) = read_numbers('[["a", "bool", [3]]]', bytes([0, 1, 77])).values()
+    (found,) = read_numbers('[["a", "|b1", [3]]]', bytes([0, 1, 77])).values()
     assert found.view(torch.uint8).tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[["a", "float32", [3]]]', "8 bytes as a tensor of shape"),
-        ('[["a", "float32", [1]]]', "8 bytes of numbers where its list says 4"),
+        ('[["a", "<f4", [3]]]', "8 bytes as a tensor of shape"),
+        ('[["a", "<f4", [1]]]', "8 bytes of numbers where its list says 4"),
         ("[]", "8 bytes of numbers where its list says 0"),
-        ('[["a", "float32", [1]], ["b", "float32", [2]]]', "4 bytes as a tensor of shape"),
-        ('[["a", "float16", [4]]]', "never asked for"),
-        ('[["a", "object", [1]]]', "never asked for"),
-        ('[["a", "float32", [-1, -2]]]', "cannot be read"),
-        ('[["a", "float32", [2.0]]]', "cannot be read"),
-        ('[["a", "float32", [true, 2]]]', "cannot be read"),
-        ('[["a", "float32", 2]]', "cannot be read"),
-        ('[["a", "float32"]]', "cannot be read"),
-        ('[["a", "float32", [1]], ["a", "float32", [1]]]', "cannot be read"),
-        ('[[1, "float32", [2]]]', "cannot be read"),
+        ('[["a", "<f4", [1]], ["b", "<f4", [2]]]', "4 bytes as a tensor of shape"),
+        ('[["a", "<f2", [4]]]', "never asked for"),
+        ('[["a", "|O", [1]]]', "never asked for"),
+        ('[["a", ">f4", [2]]]', "sent >f4 numbers, which are never asked for"),
+        (
+            f"[{', '.join(f'[{chr(34)}{n}{chr(34)}, {chr(34)}<f4{chr(34)}, [0]]' for n in range(1025))}]",
+            "sent 1,025 tensors",
+        ),
+        ('[["a", "<f4", [-1, -2]]]', "cannot be read"),
+        ('[["a", "<f4", [2.0]]]', "cannot be read"),
+        ('[["a", "<f4", [true, 2]]]', "cannot be read"),
+        ('[["a", "<f4", 2]]', "cannot be read"),
+        ('[["a", "<f4"]]', "cannot be read"),
+        ('[["a", "<f4", [1]], ["a", "<f4", [1]]]', "cannot be read"),
+        ('[[1, "<f4", [2]]]', "cannot be read"),
         ("{}", "cannot be read"),
         ("not json", "cannot be read"),
-        ("[" * 60_000, "cannot be read"),
+        ("[" * 60_000, "more than 32 lists inside one another"),
+        (f'[["a", "<f4", {"[" * 40}{"]" * 40}]]', "more than 32 lists inside one another"),
         (" " * 70_000, "too long"),
         (b"[]", "too long"),
-        ('[["a", "float32", [2]], ["b", "float32", [0, 99999999999999999999999999]]]', "cannot be read"),
-        ('[["a", "float32", [2, 1, 1, 1, 1, 1, 1, 1, 1]]]', "cannot be read"),
-        ('[["a", "float32", [2]], ["b", "float32", [0, 4611686018427387903, 4611686018427387903]]]', "which cannot be"),
+        ('[["a", "<f4", [2]], ["b", "<f4", [0, 99999999999999999999999999]]]', "cannot be read"),
+        ('[["a", "<f4", [2, 1, 1, 1, 1, 1, 1, 1, 1]]]', "cannot be read"),
+        ('[["a", "<f4", [2]], ["b", "<f4", [0, 4611686018427387903, 4611686018427387903]]]', "which cannot be"),
     ],
 )
 def test_tensors_that_are_not_what_the_list_says_are_refused(text, words):
@@ -128,7 +129,8 @@ def test_tensors_that_are_not_what_the_list_says_are_refused(text, words):
 
 
 def record(**changes):
-    return ConfigRecord({"format": FORMAT, "header": "{}", "tensors": "[]", "numbers": b""} | changes)
+    head = {"format": FORMAT, "version": __version__, "header": "{}", "tensors": "[]", "numbers": b""}
+    return ConfigRecord(head | changes)
 
 
 @pytest.mark.parametrize(
@@ -150,46 +152,16 @@ def record(**changes):
         (RecordDict({RECORD: record(header="[]")}), "header that cannot be read"),
         (RecordDict({RECORD: record(header="{" + " " * 70000)}), "too long"),
         (RecordDict({RECORD: record(header=3)}), "too long"),
-        (RecordDict({RECORD: record(format=99)}), "speaks format 99 and not 2: is its pefll of the same version"),
-        (RecordDict({RECORD: record(format="x" * 70_000)}), "speaks format of another kind and not 2"),
+        (RecordDict({RECORD: record(header='{"a":' + "[" * 40 + "]" * 40 + "}")}), "more than 32 lists inside one"),
+        (
+            RecordDict({RECORD: record()} | {f"{RECORD}.{n}": ConfigRecord({"numbers": b"1"}) for n in range(1, 4097)}),
+            "sent numbers in 4,097 pieces where 4,096 are the most",
+        ),
     ],
 )
 def test_headers_that_cannot_be_read_are_refused(content, words):
     with pytest.raises(BadMessage, match=words):
         header_of(content)
-
-
-def of_format_1(header="{}"):
-    """Return a message as versions before format 2 wrote it."""
-    numbers = Array("float32", (2,), "pefll.raw", b"12345678")
-    return RecordDict({RECORD: ConfigRecord({"format": 1, "header": header}), "tensors": ArrayRecord({"0": numbers})})
-
-
-def test_a_client_of_another_version_gets_one_clear_sentence_and_so_does_its_server(tmp_path):
-    here = setting(tmp_path)
-    here.grid.postman = lambda node, request, deliver: (
-        [Message(of_format_1(), reply_to=request)] if node == 1001 else [deliver(request)]
-    )
-    said: list[str] = []
-    engine = here.engine(report=said.append)
-    assert engine.present() == [0, 2, 3, 4, 5]
-    engine.close()
-    (sentence,) = said
-    assert sentence.endswith("speaks format 1 and not 2: is its pefll of the same version?")
-
-    replies = []
-
-    def from_an_older_server(node, request, deliver):
-        request.content = of_format_1()
-        replies.append(deliver(request))
-        return [replies[-1]]
-
-    here.grid.postman = from_an_older_server
-    engine = here.engine()
-    assert engine.present() == []
-    engine.close()
-    refusal = header_of(replies[0].content)["refusal"]
-    assert "saying that the server speaks format 1 and not 2: is its pefll of the same version?" in refusal
 
 
 @given(st.integers(0, 400_000), st.integers(0, 3), st.integers(0, 3))
@@ -283,13 +255,69 @@ def test_lists_and_names_count_as_bytes_and_empty_pieces_are_no_message():
     content = pack({"a": 1}, {})
     content[RECORD]["format"] = [0.5] * 1000
     assert bytes_of(content) > 8000
-    with pytest.raises(BadMessage, match="speaks format of another kind and not 2"):
+    with pytest.raises(BadMessage, match="speaks a format of another kind"):
         header_of(content)
     content = pack({"a": 1}, {})
     for place in range(1, 5):
         content[f"{RECORD}.{place}"] = ConfigRecord({"numbers": b""})
     with pytest.raises(BadMessage, match="no message of pefll"):
         header_of(content)
+
+
+def test_brackets_in_names_are_no_lists():
+    name = "[{" * 50
+    content = pack({"name": name}, {name: torch.zeros(1)})
+    assert header_of(content) == {"name": name}
+    assert list(tensors_of(content)) == [name]
+
+
+@pytest.mark.parametrize(
+    ("header", "tensors", "words"),
+    [
+        ({"name": "x" * 70_000}, {}, "a message's header is 65,536 bytes at most, and 70,011 were to be sent"),
+        ({}, {"x" * 70_000: torch.zeros(1)}, "a message's list of tensors is 65,536 bytes at most"),
+        ({}, {str(n): torch.zeros(()) for n in range(1025)}, "1,024 tensors at most, and 1,025 were to be sent"),
+        ({}, {"0": torch.zeros(2, dtype=torch.float16)}, "one of float16 with 1"),
+        ({}, {"0": torch.zeros([1] * 9)}, "up to 8 axes, and one of float32 with 9"),
+        ({"a": eval("[" * 40 + "]" * 40)}, {}, "at most 32 lists inside one another"),
+    ],
+)
+def test_what_nobody_would_read_is_not_written(header, tensors, words):
+    with pytest.raises(PefllError, match=words) as caught:
+        pack(header, tensors)
+    assert not isinstance(caught.value, BadMessage)
+
+
+def test_more_pieces_than_anybody_would_read_are_not_written(monkeypatch):
+    monkeypatch.setattr(message, "PIECE_BYTES", 1)
+    header_of(pack({}, {"0": torch.zeros(1024)}))
+    with pytest.raises(PefllError, match="4,096 bytes of numbers at most, and 4,100 were to be sent"):
+        pack({}, {"0": torch.zeros(1025)})
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [1, 2, -3], [1, 2, 3.0], [True, 2, 3], [1, 2, 1 << 50], "123", {}])
+def test_numbers_of_samples_that_cannot_be_are_refused(counts):
+    assert introduced(pack({"name": "ann", "counts": [1, 0, 3]}, {}))["counts"] == [1, 0, 3]
+    with pytest.raises(BadMessage, match="numbers of samples that cannot be"):
+        introduced(pack({"name": "ann", "counts": counts}, {}))
+
+
+@pytest.mark.parametrize(
+    ("score", "declared", "words"),
+    [
+        ((5.0, 6.0, 5.0, 1.0), None, "6 right among 5 samples"),
+        ((5.0, 4.0, 6.0, 1.0), None, "6 right among 5 samples"),
+        ((5.0, -1.0, 5.0, 1.0), None, "-1 right, which is no count"),
+        ((-5.0, 0.0, 0.0, 1.0), None, "-5 samples, which is no count"),
+        ((5.5, 4.0, 4.0, 1.0), None, "5.5 samples, which is no count"),
+        ((5.0, 4.0, 3.5, 1.0), None, "3.5 right among its own classes, which is no count"),
+        ((5.0, 4.0, 4.0, 1.0), 4, "5 samples, having said that it has 4"),
+    ],
+)
+def test_scores_that_no_samples_can_have_are_refused(score, declared, words):
+    check_score([torch.tensor(part) for part in (5.0, 4.0, 5.0, -1e-7)], 5)
+    with pytest.raises(BadMessage, match=words):
+        check_score([torch.tensor(part) for part in score], declared)
 
 
 def test_who_introduces_himself_sends_no_numbers():

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from pefll.engines.cohort import EngineSettings
 from pefll.engines.flower.keep import Store
-from pefll.engines.flower.member import Member
+from pefll.engines.flower.member import Member, name_in
 from pefll.engines.flower.message import (
     BadMessage,
     all_finite,
     header_of,
     pack,
+    printable,
     read_numbers,
     tensors_of,
     write_numbers,
@@ -88,10 +89,10 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
     header: dict[str, Any] = {}
     settings = _AtWork()
     try:
-        header = header_of(message.content)
+        header = header_of(message.content, "client")
         member = Member.of(context)
         if header.get("agreement") != member.agreement.sha256:
-            return _refusal(message, header, "was set up for another agreement; is its pefll of the same version?")
+            raise Refusal("was set up for another agreement than the server's")
         echo = {key: header[key] for key in ECHO} | {"name": member.name}
         EngineSettings.take(settings, keep_memory=False)  # as every engine does: one thread, so that sums repeat
         if header["task"] == HELLO:
@@ -105,16 +106,16 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         return Message(pack(echo, {str(place): leaf for place, leaf in enumerate(reply)}), reply_to=message)
     except BadMessage as error:
         log(_ERROR, "the server %s", error)
-        return _refusal(message, header, f"could not read the request, saying that the server {error}")
+        return _refusal(message, context, f"could not read the request, saying that the server {error}")
     except Refusal as error:
         log(_ERROR, "this client %s", error)
-        return _refusal(message, header, str(error))
+        return _refusal(message, context, str(error))
     except PefllError as error:
         log(_ERROR, "%s", error)
-        return _refusal(message, header, f"could not do {header.get('task')}; its own log says why")
+        return _refusal(message, context, f"could not do {header.get('task')}; its own log says why")
     except Exception as error:  # noqa: BLE001 - Flower would send the text of the error to the server
         log(_ERROR, "%s", traceback.format_exc())
-        return _refusal(message, header, f"failed in {header.get('task')} with {type(error).__name__}")
+        return _refusal(message, context, f"failed in {header.get('task')} with {type(error).__name__}")
     finally:
         EngineSettings.give_back(settings)
 
@@ -150,9 +151,9 @@ def owned(tree: Tree) -> list[Own]:
     return [part for branch in tree for part in owned(branch)] if isinstance(tree, tuple) else []
 
 
-def _refusal(message: Message, header: dict[str, Any], sentence: str) -> Message:
-    echo = {key: header.get(key) for key in ECHO}
-    return Message(pack(echo | {"name": "", "refusal": sentence}, {}), reply_to=message)
+def _refusal(message: Message, context: Context, sentence: str) -> Message:
+    # Nothing of the request is repeated: it may be what cannot be read, and a refusal is none that is used.
+    return Message(pack({"name": name_in(context), "refusal": printable(sentence, 400)}, {}), reply_to=message)
 
 
 def _hello(member: Member) -> dict[str, Any]:

@@ -24,14 +24,15 @@ from pefll.engines.flower.cohort import FlowerCohort
 from pefll.engines.flower.message import pack
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.rehearsal import Rehearsal
-from pefll.engines.flower.reply import Missing, accept, too_large
+from pefll.engines.flower.reply import Missing, accept, check_score, too_large
 from pefll.engines.flower.request import Asked, Request, Visit
 from pefll.engines.flower.roster import Roster
 from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
 from pefll.engines.prompt import PromptEngine
 from pefll.errors import PefllError
-from pefll.methods.contract import Each, Everyone, Method
+from pefll.methods.contract import Each, Everyone, Method, Score
 from pefll.tree import Tree, map_tree
+from pefll.wording import counted
 
 DELIVER = "deliver"
 CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
@@ -167,7 +168,7 @@ class FlowerEngine(PromptEngine):
                     self.report(f"round {t}: its {self.terms.round_seconds:.3g} s are over")
                     break
             left = len(sampled) - len(dropped)
-            self._wait(began, f"round {t}: {left} of {len(sampled)} clients are left, and {quorum} are needed")
+            self._wait(began, f"round {t}: {left} of {counted(len(sampled), 'client')} left, and {quorum} needed")
 
     def _wait(self, began: float, sentence: str) -> None:
         """Say that a round is repeated and pause; PefllError where that was done for too long."""
@@ -252,10 +253,11 @@ class FlowerEngine(PromptEngine):
                 letters,
                 self._seconds(visit),
                 ask.name,
-                lambda client, content: accept(content, ask.header(client) | {"name": self.name_of(client)}, form),
+                lambda client, content: self._accept(ask, client, content, form),
             )
             if outcome.strays:
-                self.report(f"round {ask.round}: {outcome.strays} replies that nobody asked for were thrown away")
+                strays = f"{outcome.strays:,} repl{'y' if outcome.strays == 1 else 'ies'}"
+                self.report(f"round {ask.round}: thrown away: {strays} that nobody asked for")
             faults |= outcome.faults
             # A node that was restarted in the middle of a round has forgotten what it was sent; once it is sent again.
             asked_again = [c for c, reply in outcome.replies.items() if isinstance(reply, Missing)]
@@ -272,6 +274,13 @@ class FlowerEngine(PromptEngine):
                 faults[client] = reason
                 del replies[client]
         return replies, faults
+
+    def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> list[Tensor] | Missing:
+        """Return the tensors of one client's reply, checked; BadMessage where it is not as it should be."""
+        reply = accept(content, ask.header(client) | {"name": self.name_of(client)}, form)
+        if isinstance(form, Score) and not isinstance(reply, Missing):
+            check_score(reply, self._roster.declared(client, ask.static.get("split")))
+        return reply
 
     def _seconds(self, visit: Visit) -> float:
         """Return how long the next exchange may take; OutOfTime where the attempt is over."""

@@ -99,6 +99,11 @@ class Member:
         return Store(self.state / self.agreement.sha256[:12])
 
 
+def name_in(context: Any) -> str:
+    """Return what a node is called, from its own config alone: that can be read when all else cannot."""
+    return str(_facts(tuple(context.node_config.items()), "")["name"])
+
+
 @lru_cache(maxsize=1024)
 def _facts(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[str, Any]:
     """Return what a node's own config says; it comes with every message."""

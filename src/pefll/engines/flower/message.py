@@ -3,11 +3,23 @@
 Flower asks for every object of a message with a request of its own, and a message of arrays is many objects: each array
 is one, and each of its chunks, and each record. So all numbers of a message lie one after another in the record that
 also has the header, and a message is the fewest objects that Flower can make it: itself, its content, and this record.
+
+The record, of format 3, on every machine:
+
+    format     3; looked at before all else, so it stays in every later format
+    version    of the sender's pefll, as text; server and clients have the same
+    header     JSON in ASCII, an object; a client's has its "name", which also stays
+    tensors    JSON in ASCII: [[name, type, shape], ...]; types are <f4, <f8, <i8 and |b1, so that < says the byte order
+    numbers    of all tensors one after another, in C order, little-endian, without gaps; truths are bytes 0 and 1
+
+Further pieces of the numbers, where they are more than one piece, are records of their own with nothing but `numbers`.
+A change of any of it is a new format: raise FORMAT, and change the bytes in tests/engines/flower/test_format.py.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from math import isfinite, prod
@@ -17,31 +29,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.engines.flower.surroundings import piece_bytes
 from pefll.errors import PefllError
+from pefll.version import __version__
+from pefll.wording import counted
+
+# Flower cuts arrays into chunks of this size and other records not at all; a model of gigabytes would be one request.
+PIECE_BYTES = piece_bytes()  # before Flower is imported, which stumbles over nonsense in the environment
 
 try:
     from flwr.app import ConfigRecord, RecordDict
-    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
-FORMAT = 2
+FORMAT = 3
 # The record of every message; where it has more numbers than one piece, the others are RECORD.1, RECORD.2, ...
 RECORD = "pefll"
-# Flower cuts arrays into chunks of this size and other records not at all; a model of gigabytes would be one request.
-PIECE_BYTES: int = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# How numbers are written, on every machine.
-_WRITTEN = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
-_KEYS = {"format", "header", "tensors", "numbers"}
-_AXES = 8  # the most that a tensor has
-HEADER_BYTES = 1 << 16  # the longest header that is read, and the longest list of tensors
+# How numbers are written, as numpy calls it, and what they are here.
+DTYPES = {"<f4": torch.float32, "<f8": torch.float64, "<i8": torch.int64, "|b1": torch.bool}
+_WRITTEN = {dtype: name for name, dtype in DTYPES.items()}
+_KEYS = {"format", "version", "header", "tensors", "numbers"}
+# The most that a message has; whoever writes one keeps to it, and whoever reads one looks before making anything of it.
+HEADER_BYTES = 1 << 16  # of the header, and of the list of tensors
+MOST_TENSORS = 1024
+MOST_PIECES = 4096  # 20 GB of numbers, as Flower cuts them
+_AXES = 8  # of a tensor
+_NESTING = 32  # lists and objects inside one another
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_OTHER = {"server": "client", "client": "server"}
 
 with warnings.catch_warnings():
     # Of memory that cannot be written, torch says once in a process that it does not know such tensors. Those in
@@ -67,15 +82,50 @@ def printable(text: str, most: int) -> str:
 
 
 def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
-    """Return the list of some tensors' names, types and shapes, and all their numbers, one after another."""
+    """Return the list of some tensors' names, types and shapes, and all their numbers, one after another.
+
+    Raises:
+        PefllError: where they are more, or of other kinds, than would be read.
+    """
+    if len(tensors) > MOST_TENSORS:
+        raise PefllError(f"a message holds {MOST_TENSORS:,} tensors at most, and {len(tensors):,} were to be sent")
     listed: list[tuple[str, str, list[int]]] = []
     parts = []
     for name, leaf in tensors.items():
-        kind = _NAMES[leaf.dtype]
+        kind = _WRITTEN.get(leaf.dtype)
+        if kind is None or leaf.dim() > _AXES:
+            raise PefllError(
+                f"a message holds tensors of float32, float64, int64 or bool with up to {_AXES} axes, and one of "
+                f"{str(leaf.dtype).removeprefix('torch.')} with {leaf.dim()} was to be sent"
+            )
         listed.append((name, kind, list(leaf.shape)))
         plain = leaf.detach().cpu().contiguous().numpy()
-        parts.append(plain.astype(_WRITTEN[kind], copy=False).reshape(-1).view(np.uint8).data)
-    return json.dumps(listed), b"".join(parts)
+        parts.append(plain.astype(kind, copy=False).reshape(-1).view(np.uint8).data)
+    return _text(listed, "list of tensors"), b"".join(parts)
+
+
+def _text(value: Any, what: str) -> str:
+    """Return a value as JSON that can be read again."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    if len(text) > HEADER_BYTES:
+        raise PefllError(f"a message's {what} is {HEADER_BYTES:,} bytes at most, and {len(text):,} were to be sent")
+    if _nested_deeper(text, _NESTING):
+        raise PefllError(
+            f"a message's {what} has at most {_NESTING} lists inside one another, and more were to be sent"
+        )
+    return text
+
+
+def _nested_deeper(text: str, most: int) -> bool:
+    """Whether lists and objects of a JSON text are inside one another more than so many times."""
+    if text.count("[") + text.count("{") <= most:  # as of nearly every message, and quickly seen
+        return False
+    depth = 0
+    for found in _BRACKET.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if depth > most:
+            return True
+    return False
 
 
 def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
@@ -115,15 +165,17 @@ def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
 def _shaped(numbers: bytes, start: int, count: int, kind: str, shape: list[int]) -> Tensor:
     if not count:
         return torch.empty(shape, dtype=DTYPES[kind])
-    if kind == "bool":  # a byte that is neither 0 nor 1 is no truth that torch knows
+    if DTYPES[kind] is torch.bool:  # a byte that is neither 0 nor 1 is no truth that torch knows
         return torch.from_numpy(np.frombuffer(numbers, np.uint8, count, start) != 0).view(shape)
-    flat = np.frombuffer(numbers, _WRITTEN[kind], count, start)
-    return torch.from_numpy(flat.astype(np.dtype(kind), copy=False)).view(shape)
+    flat = np.frombuffer(numbers, kind, count, start)
+    return torch.from_numpy(flat.astype(flat.dtype.newbyteorder("="), copy=False)).view(shape)
 
 
 def _listed(text: Any) -> list[list[Any]]:
     """Return a message's list of tensors, of which nothing is believed yet but that it is one."""
     listed = _parsed(text, "list of tensors")
+    if isinstance(listed, list) and len(listed) > MOST_TENSORS:
+        raise BadMessage(f"sent {len(listed):,} tensors where {MOST_TENSORS:,} are the most")
     names = set()
     for entry in listed if isinstance(listed, list) else [None]:
         match entry:
@@ -138,6 +190,8 @@ def _listed(text: Any) -> list[list[Any]]:
 def _parsed(text: Any, what: str) -> Any:
     if not isinstance(text, str) or len(text) > HEADER_BYTES:
         raise BadMessage(f"sent a {what} that is too long")
+    if _nested_deeper(text, _NESTING):
+        raise BadMessage(f"sent a {what} with more than {_NESTING} lists inside one another")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -145,26 +199,37 @@ def _parsed(text: Any, what: str) -> Any:
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:
-    """Return the content of a Flower message."""
+    """Return the content of a Flower message; PefllError where it would be one that nobody reads."""
     listed, numbers = write_numbers(tensors)
+    if len(numbers) > MOST_PIECES * PIECE_BYTES:
+        raise PefllError(
+            f"a message holds {MOST_PIECES * PIECE_BYTES:,} bytes of numbers at most, and {len(numbers):,} were to be "
+            f"sent; FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, now {PIECE_BYTES:,}, makes its {MOST_PIECES:,} pieces larger"
+        )
     first = numbers if len(numbers) <= PIECE_BYTES else numbers[:PIECE_BYTES]
-    head = {"format": FORMAT, "header": json.dumps(header, sort_keys=True), "tensors": listed, "numbers": first}
-    records = {RECORD: ConfigRecord(head)}
+    head = {"format": FORMAT, "version": __version__, "header": _text(header, "header"), "tensors": listed}
+    records = {RECORD: ConfigRecord(head | {"numbers": first})}
     for start in range(PIECE_BYTES, len(numbers), PIECE_BYTES):
         records[_piece(len(records))] = ConfigRecord({"numbers": numbers[start : start + PIECE_BYTES]})
     return RecordDict(records)
 
 
-def header_of(content: RecordDict) -> dict[str, Any]:
-    """Return the header of a message's content; BadMessage where it has none that can be read."""
+def header_of(content: RecordDict, here: str = "server") -> dict[str, Any]:
+    """Return the header of a message's content.
+
+    Args:
+        content: of the message.
+        here: who reads it, server or client, for sentences.
+
+    Raises:
+        BadMessage: where there is none that can be read.
+    """
     record = content.get(RECORD)
     if not isinstance(record, ConfigRecord) or "format" not in record:
         raise BadMessage("sent something that is no message of pefll")
-    if (
-        type(record["format"]) is not int or record["format"] != FORMAT
-    ):  # before all else: of other formats nothing else is known
-        spoken = record["format"] if type(record["format"]) is int else "of another kind"
-        raise BadMessage(f"speaks format {spoken} and not {FORMAT}: is its pefll of the same version?")
+    _check_format(record["format"], here)  # before all else: of other formats nothing else is known
+    if len(content) > MOST_PIECES:
+        raise BadMessage(f"sent numbers in {counted(len(content), 'piece')} where {MOST_PIECES:,} are the most")
     pieces = {_piece(place) for place in range(1, len(content))}
     if (
         set(record) != _KEYS
@@ -174,10 +239,32 @@ def header_of(content: RecordDict) -> dict[str, Any]:
         or not all(content[name]["numbers"] for name in pieces)
     ):
         raise BadMessage("sent something that is no message of pefll")
+    if record["version"] != __version__:
+        raise BadMessage(f"has pefll {record['version']!s:.20}, this {here} {__version__}: install the same on both")
     header = _parsed(record["header"], "header")
     if not isinstance(header, dict):
         raise BadMessage("sent a header that cannot be read")
     return header
+
+
+def _check_format(spoken: Any, here: str) -> None:
+    """Raise BadMessage for another format than this one, saying whose pefll is the older one."""
+    if type(spoken) is not int:
+        raise BadMessage(f"speaks a format of another kind, this {here} format {FORMAT}: is its pefll another one?")
+    if spoken != FORMAT:
+        older = _OTHER[here] if spoken < FORMAT else here
+        raise BadMessage(f"speaks format {spoken}, this {here} format {FORMAT}: upgrade pefll on the {older}'s machine")
+
+
+def sender_of(content: RecordDict) -> str:
+    """Return what the sender of a message calls itself, whatever the format; "" where that cannot be read."""
+    record = content.get(RECORD)
+    try:
+        header = _parsed(record["header"], "header") if isinstance(record, ConfigRecord) else None
+    except (BadMessage, KeyError):
+        return ""
+    name = header.get("name") if isinstance(header, dict) else None
+    return printable(name, 80) if isinstance(name, str) else ""
 
 
 def tensors_of(content: RecordDict) -> dict[str, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -12,13 +14,30 @@ from pefll.errors import PefllError
 
 try:
     from flwr.app import Message, RecordDict
+    from flwr.common.logger import log
     from flwr.serverapp import Grid
+    from flwr.supercore.inflatable.inflatable_utils import UnexpectedObjectContentError
+    from google.protobuf.message import DecodeError
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
 T = TypeVar("T")
 # Flower's own way of waiting looks for replies every 3 seconds. This looks often at first and then less so.
 _FIRST_LOOK, _LAST_LOOK = 0.01, 0.2
+# What Flower raises where the bytes of a reply, which are its sender's choice, are no message. That a server is gone is
+# none of these.
+_NO_MESSAGE = (
+    ArithmeticError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    UnexpectedObjectContentError,
+    ValueError,
+    struct.error,
+)
+_ERROR = 40  # a level of Python's logging
 _ERRORS = {
     1: "could not load the app",
     2: "failed in its app",
@@ -75,33 +94,28 @@ def exchange(
         accept: makes of a reply what is wanted; BadMessage where it is not as it should be.
     """
     outcome: Outcome[T] = Outcome({}, {})
-    if not letters:
-        return outcome
     ends = time.monotonic() + seconds
-    clients = list(letters)
-    messages = [
-        Message(letter.content, letter.node, letter.kind, ttl=max(seconds, 1e-3), group_id=group)
-        for letter in letters.values()
-    ]
-    waiting: dict[str, int] = {}
-    names = list(grid.push_messages(messages))
-    for client, name in zip(clients, names + [""] * (len(clients) - len(names)), strict=True):
-        if name:
-            waiting[name] = client
-        else:
-            outcome.faults[client] = "could not be sent the request: it is not connected any more"
+    waiting = _send(grid, letters, seconds, group, outcome.faults)
+    one_by_one = False
     pause = _FIRST_LOOK
     while waiting:
-        replies = list(grid.pull_messages(list(waiting)))
+        try:
+            replies = (
+                _pull_each(grid, waiting, outcome.faults) if one_by_one else list(grid.pull_messages(list(waiting)))
+            )
+        except _NO_MESSAGE:
+            # Flower reads replies several at a time, and one that it cannot read takes others along. Who was not heard
+            # is asked again, which changes nothing: a reply is a function of the request. Then each is read alone.
+            replies, one_by_one = [], True
+            again = {client: letters[client] for client in waiting.values()}
+            waiting = _send(grid, again, ends - time.monotonic(), group, outcome.faults)
         for reply in replies:
             asked = waiting.pop(reply.metadata.reply_to_message_id, None)
             if asked is None:
                 outcome.strays += 1
                 continue
             try:
-                if reply.has_error():
-                    raise BadMessage(_ERRORS.get(reply.error.code, f"failed with Flower's error {reply.error.code}"))
-                outcome.replies[asked] = accept(asked, reply.content)
+                outcome.replies[asked] = _read(reply, asked, accept)
             except BadMessage as error:
                 outcome.faults[asked] = str(error)
         left = ends - time.monotonic()
@@ -113,3 +127,53 @@ def exchange(
     for client in waiting.values():
         outcome.faults[client] = f"did not answer within {seconds:.3g} s"
     return outcome
+
+
+def _send(
+    grid: Grid, letters: Mapping[int, Letter], seconds: float, group: str, faults: dict[int, str]
+) -> dict[str, int]:
+    """Send letters; return who is waited for, by the names of the messages, and note who could not be sent one."""
+    if not letters:
+        return {}
+    messages = [
+        Message(letter.content, letter.node, letter.kind, ttl=max(seconds, 1e-3), group_id=group)
+        for letter in letters.values()
+    ]
+    names = list(grid.push_messages(messages))
+    waiting: dict[str, int] = {}
+    for client, name in zip(letters, names + [""] * (len(letters) - len(names)), strict=True):
+        if name:
+            waiting[name] = client
+        else:
+            faults[client] = "could not be sent the request: it is not connected any more"
+    return waiting
+
+
+def _pull_each(grid: Grid, waiting: dict[str, int], faults: dict[int, str]) -> list[Message]:
+    """Return the replies that are there; who sent one that Flower cannot read is noted and waited for no longer."""
+    replies: list[Message] = []
+    for name, client in list(waiting.items()):
+        try:
+            replies += grid.pull_messages([name])
+        except _NO_MESSAGE as error:
+            faults[waiting.pop(name)] = f"sent a reply that Flower cannot read ({type(error).__name__})"
+            log(_ERROR, "the reply of client %d: %s", client, traceback.format_exc())
+    return replies
+
+
+def _read(reply: Message, client: int, accept: Callable[[int, RecordDict], T]) -> T:
+    """Return what is wanted of one reply.
+
+    Raises:
+        BadMessage: whatever it is that cannot be read, since every byte of a reply is its sender's choice. Nothing else
+            of the server's work is done in here, so that no error of its own is taken for a client's.
+    """
+    try:
+        if reply.has_error():
+            raise BadMessage(_ERRORS.get(reply.error.code, f"failed with Flower's error {reply.error.code}"))
+        return accept(client, reply.content)
+    except BadMessage:
+        raise
+    except Exception as error:
+        log(_ERROR, "the reply of client %d: %s", client, traceback.format_exc())
+        raise BadMessage(f"sent a reply that cannot be read ({type(error).__name__})") from error

@@ -16,8 +16,11 @@ from pefll.engines.flower.message import (
     header_of,
     tensors_of,
 )
-from pefll.methods.contract import Own
+from pefll.methods.contract import Own, Score
 from pefll.tree import Tree, leaves
+from pefll.wording import counted
+
+_MOST_SAMPLES = 1 << 40  # of a split
 
 
 class Missing(NamedTuple):
@@ -35,11 +38,17 @@ def told(content: Any) -> dict[str, Any]:
 
 
 def introduced(content: Any) -> dict[str, Any]:
-    """Return what a node says of itself, which is a header and no numbers."""
+    """Return what a node says of itself: a header and no numbers, with three counts of samples or none."""
     size = bytes_of(content)
     if size > HEADER_BYTES:
         raise BadMessage(f"sent {size:,} bytes where {HEADER_BYTES:,} are the most")
-    return told(content)
+    header = told(content)
+    match header.get("counts"):
+        case None:
+            return header
+        case [int(), int(), int()] as counts if all(type(n) is int and 0 <= n < _MOST_SAMPLES for n in counts):
+            return header
+    raise BadMessage("sent numbers of samples that cannot be")
 
 
 def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Missing:
@@ -64,7 +73,7 @@ def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Mis
         return Missing(header["missing"])
     tensors = tensors_of(content)
     if set(tensors) != {str(place) for place in range(len(expected))}:
-        raise BadMessage(f"sent {len(tensors)} tensors instead of {len(expected)}")
+        raise BadMessage(f"sent {counted(len(tensors), 'tensor')} instead of {len(expected):,}")
     reply = [tensors[str(place)] for place in range(len(expected))]
     for leaf, like in zip(reply, expected, strict=True):
         if leaf.dtype != like.dtype or leaf.shape != like.shape:
@@ -72,6 +81,26 @@ def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Mis
         if not all_finite(leaf):
             raise BadMessage(f"sent NaN or infinity in {says['task']}")
     return reply
+
+
+def check_score(reply: list[Tensor], declared: int | None) -> None:
+    """Raise BadMessage for a score that no samples can have.
+
+    The loss is left alone: it may be any finite number, and nothing is chosen by it.
+
+    Args:
+        reply: the four tensors [] of a `Score`.
+        declared: how many samples the client has said to have; None where it keeps that to itself.
+    """
+    score = Score(*reply)
+    samples, correct, masked = (float(part) for part in (score.samples, score.correct, score.masked))
+    for name, value in (("samples", samples), ("right", correct), ("right among its own classes", masked)):
+        if value < 0 or not value.is_integer():
+            raise BadMessage(f"sent a score with {value:g} {name}, which is no count")
+    if max(correct, masked) > samples:
+        raise BadMessage(f"sent a score of {max(correct, masked):g} right among {samples:g} samples")
+    if declared is not None and samples > declared:
+        raise BadMessage(f"sent a score of {samples:g} samples, having said that it has {declared:,}")
 
 
 def too_large(replies: dict[int, list[Tensor]], limit: float) -> dict[int, str]:

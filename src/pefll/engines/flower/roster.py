@@ -11,11 +11,12 @@ import torch
 from pefll.data.federation import Federation
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import ECHO, HELLO
-from pefll.engines.flower.message import pack, printable
+from pefll.engines.flower.message import pack, printable, sender_of
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.reply import introduced
 from pefll.engines.flower.terms import Report, Terms
 from pefll.errors import PefllError
+from pefll.wording import counted
 
 
 class Roster:
@@ -45,13 +46,14 @@ class Roster:
     ) -> None:
         if len(names) != agreement.num_clients or len({*names, *newcomers}) != len(names) + len(newcomers):
             raise PefllError(
-                f"the federation agreed on {agreement.num_clients} clients, each with a name of its own, but "
-                f"{len(set(names))} names were given"
+                f"the federation agreed on {counted(agreement.num_clients, 'client')}, each with a name of its own, "
+                f"but {counted(len(set(names)), 'name')} came"
             )
         self._grid, self._agreement, self._terms, self._report = grid, agreement, terms, report
         self.names = [*names, *newcomers]
         self._nodes: dict[int, int] = {}  # the node of each client that is there, by the client's number
         self._strangers: dict[int, str] = {}  # nodes that are no client of this federation, and their names
+        self._declared: dict[int, list[int]] = {}  # the counts of samples that clients tell, by split
         self._counts = torch.zeros(3, len(self.names), dtype=torch.int64)
         self._counts[0] = 1  # nobody has nothing; how much they have, those tell who want to
         self.federation = self._federation(len(names))
@@ -74,14 +76,24 @@ class Roster:
         unmet = [node for node in sorted(online) if node not in met]
         header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "visit": "", "agreement": self._agreement.sha256}
         letters = {node: Letter(node, f"query.{HELLO}", pack(header, {})) for node in unmet}
-        outcome = exchange(
-            self._grid, letters, self._terms.exchange_seconds, HELLO, lambda _, content: introduced(content)
-        )
+        senders: dict[int, str] = {}
+
+        def accept(node: int, content: Any) -> dict[str, Any]:
+            senders[node] = sender_of(content)  # also where nothing else can be read
+            return introduced(content)
+
+        outcome = exchange(self._grid, letters, self._terms.exchange_seconds, HELLO, accept)
         for node, answer in outcome.replies.items():
             self._meet(node, answer)
-        for reason in outcome.faults.values():
-            self._report(f"a node that was asked who it is {reason}")
+        for node, reason in outcome.faults.items():
+            who = f"client {senders[node]}" if senders.get(node) else f"node {node}, asked who it is,"
+            self._report(f"{who} {reason}")
         return sorted(self._nodes)
+
+    def declared(self, client: int, split: int | None) -> int | None:
+        """Return how many samples of a split a client has said to have; None where it does not tell."""
+        counts = self._declared.get(client)
+        return counts[split] if counts is not None and split is not None else None
 
     def absent(self, clients: Sequence[int]) -> dict[int, str]:
         """Return those of some clients that are not connected."""
@@ -95,7 +107,7 @@ class Roster:
         while len(there) < clients:
             if time.monotonic() > ends:
                 raise PefllError(
-                    f"{len(there)} of {clients} clients were there after {seconds:.0f} s; start the others"
+                    f"{len(there)} of {counted(clients, 'client')} came within {seconds:.0f} s; start the others"
                 )
             time.sleep(min(1.0, self._terms.pause_seconds))
             there = self.present()
@@ -115,8 +127,10 @@ class Roster:
             self._report(f"a second node calls itself {name}; it is left alone")
             return
         self._nodes[client] = node
-        if isinstance(counts, list) and len(counts) == 3 and all(type(c) is int and 0 <= c < 1 << 40 for c in counts):
-            self._counts[:, client] = torch.tensor(counts).clamp(min=0)
+        self._declared.pop(client, None)  # what it said when it was met before
+        if counts is not None:
+            self._declared[client] = counts
+            self._counts[:, client] = torch.tensor(counts)
             self._counts[0, client].clamp_(min=1)
 
     def _federation(self, num_seen: int) -> Federation:

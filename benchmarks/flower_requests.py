@@ -1,0 +1,131 @@
+"""Which requests of Flower's clients the bytes on the wire belong to.
+
+A proxy with the server's own certificate and key opens the connections of all clients, so it sees what TLS hides: the
+path of each request, and how much of it and of its answer is HTTP's head and how much is content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class Bytes(NamedTuple):
+    """What requests to one path have come to.
+
+    Attributes:
+        requests: how many.
+        heads: bytes of HTTP's heads, both ways.
+        up: bytes of content of the requests.
+        down: bytes of content of the answers.
+    """
+
+    requests: int = 0
+    heads: int = 0
+    up: int = 0
+    down: int = 0
+
+    def plus(self, other: Bytes) -> Bytes:
+        """Return the sum."""
+        return Bytes(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def minus(self, other: Bytes) -> Bytes:
+        """Return the difference."""
+        return Bytes(*(mine - its for mine, its in zip(self, other, strict=True)))
+
+
+Counts = dict[str, Bytes]
+
+
+def since(before: Counts, after: Counts) -> Counts:
+    """Return what was counted in between, the largest first."""
+    between = {path: total.minus(before.get(path, Bytes())) for path, total in after.items()}
+    return dict(sorted(((p, b) for p, b in between.items() if any(b)), key=lambda item: -sum(item[1])))
+
+
+class OpeningProxy:
+    """Passes HTTPS on to a server whose secrets it knows, and counts by path.
+
+    Args:
+        port: where it listens.
+        target: the server's port.
+        secrets: the folder with ca.crt, server.crt and server.key.
+    """
+
+    def __init__(self, port: int, target: int, secrets: Path) -> None:
+        self._counts: Counts = {}
+        self._target = target
+        self._to_clients = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._to_clients.load_cert_chain(secrets / "server.crt", secrets / "server.key")
+        self._to_server = ssl.create_default_context(cafile=str(secrets / "ca.crt"))
+        ready = threading.Event()
+        threading.Thread(target=lambda: asyncio.run(self._serve(port, ready)), daemon=True).start()
+        ready.wait(10)
+
+    def counts(self) -> Counts:
+        """Return what was counted so far."""
+        return dict(self._counts)
+
+    async def _serve(self, port: int, ready: threading.Event) -> None:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", port, ssl=self._to_clients)
+        ready.set()
+        await server.serve_forever()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target, ssl=self._to_server)
+        except OSError:  # the server has ended before its clients
+            writer.close()
+            return
+        asked: deque[str] = deque()  # paths whose answers are still to come
+
+        def request(head: bytes, content: int) -> None:
+            asked.append(head.split(b" ", 2)[1].decode())
+            self._add(asked[-1], Bytes(1, len(head), up=content))
+
+        def answer(head: bytes, content: int) -> None:
+            self._add(asked.popleft(), Bytes(0, len(head), down=content))
+
+        ways = [
+            asyncio.create_task(_pass_on(reader, to_server, request)),
+            asyncio.create_task(_pass_on(from_server, writer, answer)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)  # one end has closed, so the other must too
+        for way in ways:
+            way.cancel()
+        for end in (writer, to_server):
+            with suppress(OSError, ssl.SSLError):
+                end.close()
+
+    def _add(self, path: str, more: Bytes) -> None:
+        self._counts[path] = self._counts.get(path, Bytes()).plus(more)
+
+
+async def _pass_on(
+    source: asyncio.StreamReader, target: asyncio.StreamWriter, note: Callable[[bytes, int], None]
+) -> None:
+    """Pass HTTP messages on until there are no more."""
+    with suppress(OSError, ssl.SSLError, asyncio.IncompleteReadError):
+        while True:
+            head = await source.readuntil(_END_OF_HEAD)
+            content = await source.readexactly(_length(head))
+            note(head, len(content))
+            for part in filter(None, (head, content)):  # apart, as Flower's server writes them: a TLS record each
+                target.write(part)
+            await target.drain()
+
+
+def _length(head: bytes) -> int:
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            return int(value)
+    return 0

@@ -1,0 +1,45 @@
+"""A run does not outlive the server that started it, whatever it is waiting for."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+CHILD = """
+import signal, time
+from pefll.deploy.orphan import ends_with_its_parent
+signal.signal(signal.SIGINT, lambda *_: None)  # as training does, which stops after the round
+with ends_with_its_parent(lambda sentence: print(sentence, flush=True)):
+    print("waiting", flush=True)
+    time.sleep(300)
+"""
+PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True).wait()"
+
+
+def test_a_process_ends_when_the_one_that_started_it_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "waiting\n"
+    parent.send_signal(signal.SIGKILL)
+    said, _ = parent.communicate(timeout=30)  # until the last that has this pipe is gone, which is the child
+    assert said == "the server that started this run is gone, so the run ends; start it again, and it goes on\n"
+
+
+def test_a_process_whose_parent_lives_goes_on_and_is_watched_no_longer_than_needed(monkeypatch):
+    import threading
+
+    from pefll.deploy import orphan
+
+    monkeypatch.setattr(orphan, "_WATCH_SECONDS", 0.01)
+    before = threading.active_count()
+    said: list[str] = []
+    with orphan.ends_with_its_parent(said.append):
+        assert threading.active_count() == before + 1
+        threading.Event().wait(0.1)
+    for _ in range(100):
+        if threading.active_count() == before:
+            break
+        threading.Event().wait(0.05)
+    assert threading.active_count() == before
+    assert not said
