@@ -1,7 +1,8 @@
 """What an exchange with real clients costs: in process, in Flower's simulation and in a deployment on this machine.
 
-An exchange sends every client a model of LeNet's size and gets one back. Ours goes through the door, with a task that
-returns what it got. Beside it are three of Flower's own with the same numbers and none of our code:
+An exchange sends every client a model of LeNet's size and gets one back, and a round has three of them, as PeFLL's has.
+Ours go through the door, with a task that returns what it got. Beside them are three of Flower's own with the same
+numbers and none of our code:
 
 - natural: an echo of the model as an `ArrayRecord` of its named arrays, made for each client, as contents differ by
   client, and returned untouched. This is what Flower itself costs, and what our part is compared with.
@@ -97,8 +98,9 @@ class Echo:
         return Server(self.problem.model.init(seed, "model"))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Send a model to each client and get it back; what a method would do with it is no part of the exchange."""
-        cohort.run(self.echo, each(server.theta.expand(cohort.size, -1)))
+        """Send a model to each client and get it back; what a method would do with it is no part of an exchange."""
+        for _ in range(EXCHANGES):
+            cohort.run(self.echo, each(server.theta.expand(cohort.size, -1)))
         return server
 
     def echo(self, client: Client, theta: Tensor) -> Tensor:
@@ -131,11 +133,11 @@ def federation_of(clients: int) -> Federation:
     return assemble(samples, np.repeat(np.arange(clients), 40), split, clients, "made up")
 
 
-def agreement_of(clients: int, method: str) -> Agreement:
-    """Return an agreement on LeNet."""
+def agreement_of(clients: int, method: str, model: str = "lenet") -> Agreement:
+    """Return an agreement on a model for pictures of CIFAR's shape."""
     return Agreement(
         method=method,
-        model="lenet",
+        model=model,
         input_shape=(3, 32, 32),
         classes=10,
         num_clients=clients,
@@ -159,7 +161,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
 
 
 def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
-    """Return the seconds of exchanges, ours and plain ones in turns; or, for PeFLL, the bytes of one round."""
+    """Return the seconds of exchanges, ours and Flower's in turns; or, for PeFLL, the bytes of one round."""
     engine = FlowerEngine(grid, plan.agreement, plan.names, len(plan.names), TERMS, print)
     try:
         engine.wait_for(len(plan.names), 600)
@@ -187,8 +189,8 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
                 time.sleep(0.1 * pauses.random())
                 cpu_before, began = cpu_seconds(), time.monotonic()
                 job()
-                found[name].append(time.monotonic() - began)
-                found[f"{name}_cpu"].append(cpu_seconds() - cpu_before)
+                found[name].append((time.monotonic() - began) / EXCHANGES)
+                found[f"{name}_cpu"].append((cpu_seconds() - cpu_before) / EXCHANGES)
         return {name: seconds[2:] for name, seconds in found.items()}
     finally:
         engine.close()
@@ -207,19 +209,20 @@ def _between_marks(place: Path, work: Callable[[], Any]) -> float:
 
 
 def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]], kind: str) -> None:
-    """Do an exchange with Flower alone, waiting for replies as often as ours does."""
-    letters = {
-        number: Letter(
-            node, kind, RecordDict({"model": ArrayRecord({name: Array(part) for name, part in model.items()})})
-        )
-        for number, node in enumerate(engine.nodes)
-    }
+    """Do the exchanges of a round with Flower alone, waiting for replies as often as ours do."""
 
     def read(_: int, content: RecordDict) -> Any:
         return content["model"].to_numpy_ndarrays() if kind == PLAIN else content
 
-    outcome = exchange(grid, letters, TERMS.exchange_seconds, "plain", read)
-    assert len(outcome.replies) == len(letters), outcome.faults
+    for _ in range(EXCHANGES):
+        letters = {
+            number: Letter(
+                node, kind, RecordDict({"model": ArrayRecord({name: Array(part) for name, part in model.items()})})
+            )
+            for number, node in enumerate(engine.nodes)
+        }
+        outcome = exchange(grid, letters, TERMS.exchange_seconds, "plain", read)
+        assert len(outcome.replies) == len(letters), outcome.faults
 
 
 def cpu_seconds() -> float:
@@ -253,10 +256,10 @@ def row(mode: str, clients: int, found: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def plan_of(clients: int, method: str, folder: Path, repeats: int) -> Plan:
+def plan_of(clients: int, method: str, folder: Path, repeats: int, model: str = "lenet") -> Plan:
     """Return a plan for the benchmark."""
     names = tuple(client_name(number) for number in range(clients))
-    return Plan(agreement_of(clients, method), names, str(folder), rounds=repeats, clients_per_round=clients)
+    return Plan(agreement_of(clients, method, model), names, str(folder), rounds=repeats, clients_per_round=clients)
 
 
 def write_clients(clients: int, folder: Path) -> None:
@@ -377,11 +380,11 @@ class CountingProxy:
         self._listener.close()
 
 
-def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> dict[str, Any]:
+def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, model: str = "lenet") -> dict[str, Any]:
     """Measure with a server and clients as processes, TLS and keys."""
     (folder / "data").mkdir()
     write_clients(clients, folder / "data")
-    plan = plan_of(clients, method, folder / "fed", repeats)
+    plan = plan_of(clients, method, folder / "fed", repeats, model)
     home = folder / "fed"
     made = make_federation(home, plan, f"127.0.0.1:{free_port()}")
     write_app(home, "fed", made, "benchmarks.flower_exchanges:server", "benchmarks.flower_node:client")
@@ -413,7 +416,7 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO) -> 
         found: dict[str, Any] = json.loads((home / RESULT).read_text())
     if method == ECHO:
         return row("deployment", clients, found)
-    return byte_row(clients, found, counts, opened)
+    return {"model": model} | byte_row(clients, found, counts, opened)
 
 
 def byte_row(
@@ -489,6 +492,7 @@ def main() -> None:
         ("content", lambda folder: content(8, folder)),
         ("bytes", lambda folder: deployment(8, 1, folder, "pefll")),
         ("bytes", lambda folder: deployment(2, 1, folder, "pefll")),
+        ("bytes", lambda folder: deployment(2, 1, folder, "pefll", "resnet20")),
     ]
     for part, job in jobs:
         if part in given.parts:

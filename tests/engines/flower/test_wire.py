@@ -25,7 +25,7 @@ from pefll.engines.flower.message import (
     read_numbers,
     tensors_of,
 )
-from pefll.engines.flower.reply import check_score, introduced, told, too_large
+from pefll.engines.flower.reply import Reply, accept, check_score, introduced, norm_of, told, too_large
 from pefll.engines.flower.request import Asked, Visit
 from pefll.errors import PefllError
 from pefll.version import __version__
@@ -215,7 +215,7 @@ def test_finite_numbers_are_told_from_others():
 def test_a_reply_is_found_again_for_the_very_same_request_only():
     visit = Visit("0")
     first = Asked(("adapt", "()"), (torch.tensor([0.0, 1.0]), torch.tensor(3)))
-    reply = [torch.ones(2)]
+    reply = Reply([torch.ones(2)], [1.0])
     visit.note_reply(1, 7, first, reply)
     assert visit.reply_to(1, 7, Asked(first.facts, tuple(leaf.clone() for leaf in first.tensors))) is reply
     assert visit.reply_to(2, 7, first) is None
@@ -229,7 +229,7 @@ def test_a_reply_is_found_again_for_the_very_same_request_only():
         (first.facts, first.tensors[:1]),
     ):
         assert visit.reply_to(1, 7, Asked(facts, tensors)) is None
-    another = [torch.zeros(2)]
+    another = Reply([torch.zeros(2)], [0.0])
     visit.note_reply(1, 7, Asked(first.facts, (torch.tensor([2.0, 1.0]), number)), another)
     assert visit.reply_to(1, 7, first) is reply
     assert visit.reply_to(1, 7, Asked(first.facts, (torch.tensor([2.0, 1.0]), number))) is another
@@ -237,9 +237,32 @@ def test_a_reply_is_found_again_for_the_very_same_request_only():
 
 def test_lengths_whose_square_is_too_large_for_their_type_are_compared_all_the_same():
     large = torch.full((4,), 1e30)
-    assert list(too_large({0: [large], 1: [large], 2: [1e4 * large]}, 1000)) == [2]
-    assert too_large({0: [large], 1: [large], 2: [10 * large]}, 1000) == {}
-    assert too_large({0: [large], 1: [large], 2: [1e4 * large]}, 0) == {}
+    content = pack({"task": "adapt"}, {"0": large})
+    assert accept(content, {"task": "adapt"}, large).norms == [pytest.approx(2e30)]
+
+    def replies(times: float) -> dict[int, Reply]:
+        return {client: Reply([], [norm_of(part)]) for client, part in enumerate((large, large, times * large))}
+
+    assert list(too_large(replies(1e4), 1000)) == [2]
+    assert too_large(replies(10), 1000) == {}
+    assert too_large(replies(1e4), 0) == {}
+
+
+def test_counts_are_not_compared_by_length():
+    count = torch.tensor(7.0)
+    assert accept(pack({"task": "adapt"}, {"0": count}), {"task": "adapt"}, count).norms == [0.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_replies_with_numbers_that_are_not_finite_are_refused(bad, dtype):
+    form = torch.full((4,), 1e30, dtype=dtype)
+    reply = form.clone()
+    reply[2] = bad
+    with pytest.raises(BadMessage, match="sent NaN or infinity in adapt"):
+        accept(pack({"task": "adapt"}, {"0": reply}), {"task": "adapt"}, form)
+    huge = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
+    accept(pack({"task": "adapt"}, {"0": huge}), {"task": "adapt"}, form)
 
 
 @pytest.mark.parametrize("said", ["\ud800", "x\nround 3: all is well", "\x1b[2J", "y" * 60_000])
@@ -315,9 +338,9 @@ def test_numbers_of_samples_that_cannot_be_are_refused(counts):
     ],
 )
 def test_scores_that_no_samples_can_have_are_refused(score, declared, words):
-    check_score([torch.tensor(part) for part in (5.0, 4.0, 5.0, -1e-7)], 5)
+    check_score(Reply([torch.tensor(part) for part in (5.0, 4.0, 5.0, -1e-7)], []), 5)
     with pytest.raises(BadMessage, match=words):
-        check_score([torch.tensor(part) for part in score], declared)
+        check_score(Reply([torch.tensor(part) for part in score], []), declared)
 
 
 def test_who_introduces_himself_sends_no_numbers():

@@ -24,7 +24,7 @@ from pefll.engines.flower.cohort import FlowerCohort
 from pefll.engines.flower.message import pack
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.rehearsal import Rehearsal
-from pefll.engines.flower.reply import Missing, accept, check_score, too_large
+from pefll.engines.flower.reply import Missing, Reply, accept, check_score, too_large
 from pefll.engines.flower.request import Asked, Request, Visit
 from pefll.engines.flower.roster import Roster
 from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
@@ -228,7 +228,7 @@ class FlowerEngine(PromptEngine):
         wanted = [client for client in ask.clients if client not in ask.failed]
         faults = {client: "is not connected" for client in wanted if client not in nodes}
         ledger = self.ledger if ask.trains else Ledger()
-        replies: dict[int, list[Tensor]] = {}
+        replies: dict[int, Reply] = {}
         asked: dict[int, Asked] = {}
         to_ask = [client for client in wanted if client not in faults]
         forget: set[int] = set()
@@ -268,15 +268,15 @@ class FlowerEngine(PromptEngine):
                 if not isinstance(reply, Missing):
                     replies[client] = reply
                     visit.note_reply(ask.exchange, client, asked[client], reply)
-                    ledger.up += sum(leaf.nbytes for leaf in reply)
+                    ledger.up += sum(leaf.nbytes for leaf in reply.tensors)
         if ask.trains:
             for client, reason in too_large(replies, self.terms.norm_limit).items():
                 faults[client] = reason
                 del replies[client]
-        return replies, faults
+        return {client: reply.tensors for client, reply in replies.items()}, faults
 
-    def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> list[Tensor] | Missing:
-        """Return the tensors of one client's reply, checked; BadMessage where it is not as it should be."""
+    def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> Reply | Missing:
+        """Return one client's reply, checked; BadMessage where it is not as it should be."""
         reply = accept(content, ask.header(client) | {"name": self.name_of(client)}, form)
         if isinstance(form, Score) and not isinstance(reply, Missing):
             check_score(reply, self._roster.declared(client, ask.static.get("split")))

@@ -11,7 +11,6 @@ from torch import Tensor
 from pefll.engines.flower.message import (
     HEADER_BYTES,
     BadMessage,
-    all_finite,
     bytes_of,
     header_of,
     tensors_of,
@@ -21,6 +20,18 @@ from pefll.tree import Tree, leaves
 from pefll.wording import counted
 
 _MOST_SAMPLES = 1 << 40  # of a split
+
+
+class Reply(NamedTuple):
+    """What a client has replied.
+
+    Attributes:
+        tensors: in the memory of the message, to be stacked and not to be changed.
+        norms: of the tensors that are vectors of numbers; 0 for all others: single numbers are counts, and these differ.
+    """
+
+    tensors: list[Tensor]
+    norms: list[float]
 
 
 class Missing(NamedTuple):
@@ -51,10 +62,8 @@ def introduced(content: Any) -> dict[str, Any]:
     raise BadMessage("sent numbers of samples that cannot be")
 
 
-def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Missing:
-    """Return the tensors of a reply that has the right header, sizes, types, shapes, and finite numbers only.
-
-    They are in the memory of the message, to be stacked and not to be changed.
+def accept(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missing:
+    """Return a reply that has the right header, sizes, types, shapes, and finite numbers only.
 
     Args:
         content: of the reply.
@@ -74,25 +83,27 @@ def accept(content: Any, says: dict[str, Any], form: Tree) -> list[Tensor] | Mis
     tensors = tensors_of(content)
     if set(tensors) != {str(place) for place in range(len(expected))}:
         raise BadMessage(f"sent {counted(len(tensors), 'tensor')} instead of {len(expected):,}")
-    reply = [tensors[str(place)] for place in range(len(expected))]
-    for leaf, like in zip(reply, expected, strict=True):
+    reply = Reply([tensors[str(place)] for place in range(len(expected))], [])
+    for leaf, like in zip(reply.tensors, expected, strict=True):
         if leaf.dtype != like.dtype or leaf.shape != like.shape:
             raise BadMessage(f"sent {_words(leaf)} instead of {_words(like)}")
-        if not all_finite(leaf):
+        norm = norm_of(leaf)
+        if not isfinite(norm) and not torch.isfinite(leaf).all():
             raise BadMessage(f"sent NaN or infinity in {says['task']}")
+        reply.norms.append(norm if leaf.numel() > 1 else 0.0)
     return reply
 
 
-def check_score(reply: list[Tensor], declared: int | None) -> None:
+def check_score(reply: Reply, declared: int | None) -> None:
     """Raise BadMessage for a score that no samples can have.
 
     The loss is left alone: it may be any finite number, and nothing is chosen by it.
 
     Args:
-        reply: the four tensors [] of a `Score`.
+        reply: its tensors are the four [] of a `Score`.
         declared: how many samples the client has said to have; None where it keeps that to itself.
     """
-    score = Score(*reply)
+    score = Score(*reply.tensors)
     samples, correct, masked = (float(part) for part in (score.samples, score.correct, score.masked))
     for name, value in (("samples", samples), ("right", correct), ("right among its own classes", masked)):
         if value < 0 or not value.is_integer():
@@ -103,7 +114,7 @@ def check_score(reply: list[Tensor], declared: int | None) -> None:
         raise BadMessage(f"sent a score of {samples:g} samples, having said that it has {declared:,}")
 
 
-def too_large(replies: dict[int, list[Tensor]], limit: float) -> dict[int, str]:
+def too_large(replies: dict[int, Reply], limit: float) -> dict[int, str]:
     """Return the clients with a vector that is far longer than the median of the cohort's.
 
     The lower of two medians is taken, so that among two clients the longer one is found.
@@ -115,18 +126,18 @@ def too_large(replies: dict[int, list[Tensor]], limit: float) -> dict[int, str]:
     faults: dict[int, str] = {}
     if not limit or len(replies) < 2:
         return faults
-    for place, like in enumerate(next(iter(replies.values()))):
-        if not like.is_floating_point() or like.numel() < 2:  # single numbers are counts, and these differ
-            continue
-        norms = {client: _norm(reply[place]) for client, reply in replies.items()}
-        median = sorted(norms.values())[(len(norms) - 1) // 2]
-        for client, norm in norms.items():
+    for norms in zip(*(reply.norms for reply in replies.values()), strict=True):
+        median = sorted(norms)[(len(norms) - 1) // 2]
+        for client, norm in zip(replies, norms, strict=True):
             if norm > limit * median > 0:
                 faults[client] = f"sent a vector {norm / median:.3g} times as long as the median of the round"
     return faults
 
 
-def _norm(leaf: Tensor) -> float:
+def norm_of(leaf: Tensor) -> float:
+    """Return the norm of a tensor of numbers, which is finite only if they are; 0 for whole numbers and truths."""
+    if not leaf.is_floating_point():
+        return 0.0
     norm = float(torch.linalg.vector_norm(leaf))
     return norm if isfinite(norm) else float(torch.linalg.vector_norm(leaf.double()))  # its square was too large
 

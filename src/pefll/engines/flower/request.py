@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pefll.engines.flower.client import KEPT, KNOWN, SENT, SHARED
 from pefll.engines.flower.keep import Ticket, ticket_in
+from pefll.engines.flower.reply import Reply
 from pefll.engines.wire import structure_of
 from pefll.methods.contract import Each, Everyone
 from pefll.tree import leaves
@@ -31,17 +32,17 @@ class Visit:
 
     name: str
     told: dict[int, set[str]] = field(default_factory=dict)
-    replies: dict[tuple[int, int], list[tuple[Asked, list[Tensor]]]] = field(default_factory=dict)
+    replies: dict[tuple[int, int], list[tuple[Asked, Reply]]] = field(default_factory=dict)
     ends: float = math.inf
 
-    def reply_to(self, exchange: int, client: int, asked: Asked) -> list[Tensor] | None:
+    def reply_to(self, exchange: int, client: int, asked: Asked) -> Reply | None:
         """Return the reply of an earlier attempt to the very same request; None where there is none."""
         for before, reply in self.replies.get((exchange, client), ()):
             if before.same_as(asked):
                 return reply
         return None
 
-    def note_reply(self, exchange: int, client: int, asked: Asked, reply: list[Tensor]) -> None:
+    def note_reply(self, exchange: int, client: int, asked: Asked, reply: Reply) -> None:
         """Remember a reply until the visit is over."""
         self.replies.setdefault((exchange, client), []).append((asked, reply))
 
