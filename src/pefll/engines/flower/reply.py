@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 
     Attributes:
         tensors: in the memory of the message, to be stacked and not to be changed.
-        norms: of the tensors that are vectors of numbers; 0 for all others: single numbers are counts, and these differ.
+        norms: of the tensors that are vectors of numbers; 0 for all others, as single numbers are counts.
     """
 
     tensors: list[Tensor]
