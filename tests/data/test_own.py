@@ -374,6 +374,9 @@ def test_labels_of_an_npz_by_another_name(tmp_path):
     for read in (read_samples, read_client):
         with pytest.raises(PefllError, match="has no array kind; it has species, x, y"):
             read(path, label="kind")
+    np.savez(path, x=np.zeros((3, 2)), label=np.array([1, 0, 1]))  # as a table's column is called
+    assert read_samples(path).y.tolist() == [1, 0, 1]
+    assert read_client(path, label="label")[1].tolist() == [1, 0, 1]
 
 
 def test_columns_of_data_that_has_none(tmp_path):

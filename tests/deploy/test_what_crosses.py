@@ -17,12 +17,13 @@ from tests.engines.flower.federations import CLIENTS, setting
 HEADER = {"task", "round", "exchange", "visit", "client", "agreement"}
 REQUEST = HEADER | {"static", "trees", "places", "keep"}
 REPLY = HEADER | {"name"}
+PARTS = ("average.hypernetwork", "hypernetwork")
 
 
 @pytest.fixture
 def recording(tmp_path):
     """Train, evaluate, test and personalise with PeFLL, and keep a copy of every message."""
-    here = setting(tmp_path)
+    here = setting(tmp_path, changes={"server_average": 0.9})
     messages = []
 
     def postman(node, request, deliver):
@@ -75,7 +76,9 @@ def test_no_sample_no_label_and_no_weight_of_the_hypernetwork_crosses(recording,
         pixels = sample.numpy().tobytes()
         assert not any(pixels in content for content in contents)
     state = last_state(tmp_path)
-    for part in ("server.hypernetwork", "best.hypernetwork"):
+    parts = [name for name in state if name.endswith("hypernetwork")]
+    assert sorted(parts) == [f"{which}.{part}" for which in ("best", "server") for part in PARTS]
+    for part in parts:
         weights = state[part].numpy().tobytes()
         for start in range(0, len(weights) - 32, 32):
             piece = weights[start : start + 32]

@@ -57,6 +57,8 @@ def test_a_graph_does_what_the_serial_engine_does(name, model):
 @pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "pfedhn"])
 def test_steps_that_are_recorded_and_repeated_are_those_of_the_serial_engine(name, model, dtype, off, monkeypatch):
     monkeypatch.setattr(recorded, "WORTH", 2)
+    repeat, repeated = recorded.repeat, []
+    monkeypatch.setattr(recorded, "repeat", lambda *arguments: repeated.append(arguments) or repeat(*arguments))
     federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")
     method = build_method(name, problem_of(federation, model), SETTINGS[name])
     clients = np.arange(federation.num_clients)
@@ -71,6 +73,7 @@ def test_steps_that_are_recorded_and_repeated_are_those_of_the_serial_engine(nam
                     models[ids] = method.personalize(server, cohort).cpu()
         made.append(models)
         engine.close()
+        assert bool(repeated) == (make is VectorEngine)
     torch.testing.assert_close(made[1], made[0], rtol=0, atol=off)
 
 

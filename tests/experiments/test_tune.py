@@ -231,6 +231,11 @@ def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
     assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
     assert chosen("fedavg", "cifar10", 300, tmp_path) == ({"client_lr": 0.1}, "tuned at n=100")
     assert chosen("fedavg", "cifar100", 100, tmp_path).source == "defaults"
+    write("cifar10-fedavg-n100-old", 0.7)  # files of other names are somebody else's
+    write("cifar10-fedavg-mine-n500", 0.7)
+    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    write("my[1]-fedavg-n20", 0.2)
+    assert chosen("fedavg", "my[1].csv", 20, tmp_path).source == "tuned at n=20"
     assert chosen("fedavg", "cifar10", 1000, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
     assert chosen("local", "cifar10", 100, tmp_path).source == "defaults"
 

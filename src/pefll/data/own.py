@@ -44,7 +44,7 @@ def read_samples(
         return folders.from_folder(path, classes)
     if kind == "npz":
         named = () if client == CLIENT else (client,)
-        y = _npz_label(label)
+        y = _npz_label(path, label)
         arrays = read_npz(path, needed=("x", y, *named), optional=(client, split))
         return samples_from_arrays(
             arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem
@@ -158,8 +158,9 @@ def read_client(
         owners = None
     elif kind == "npz":
         named = () if label == LABEL else (label,)
-        arrays = read_npz(path, needed=("x", *named), optional=(_NPZ_LABEL, client))
-        x, y = arrays["x"], arrays.get(_npz_label(label))
+        of_labels = _npz_label(path, label)
+        arrays = read_npz(path, needed=("x", *named), optional=(of_labels, client))
+        x, y = arrays["x"], arrays.get(of_labels)
         owners = arrays.get(client)
     else:
         frame = frames.read_frame(path)
@@ -229,9 +230,11 @@ def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
             )
 
 
-def _npz_label(label: str) -> str:
-    """Return what an .npz's array of labels is called."""
-    return _NPZ_LABEL if label == LABEL else label
+def _npz_label(path: Path, label: str) -> str:
+    """Return what an .npz's array of labels is called: as asked for, or else y, or else as a table's column is."""
+    if label != LABEL:
+        return label
+    return LABEL if set(read_npz(path, needed=(), optional=(_NPZ_LABEL, LABEL))) == {LABEL} else _NPZ_LABEL
 
 
 def _split_of(path: Path, split: str) -> Any:

@@ -27,8 +27,10 @@ def ends_with_its_parent(say: Callable[[str], None]) -> Iterator[None]:
     def watch() -> None:
         while not over.wait(_WATCH_SECONDS):
             if os.getppid() != parent:
-                say("the server that started this run is gone, so the run ends; start it again, and it goes on")
-                os._exit(1)  # the main thread may be inside Flower, waiting for the server
+                try:
+                    say("the server that started this run is gone, so the run ends; start it again, and it goes on")
+                finally:  # there may be nobody left to say it to
+                    os._exit(1)  # the main thread may be inside Flower, waiting for the server
 
     threading.Thread(target=watch, daemon=True).start()
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +36,9 @@ def main(grid: Any, context: Any) -> None:
     console = Console(stderr=True, soft_wrap=True)
     plan = Plan.from_config(context.run_config)
     try:
-        with ends_with_its_parent(_reporter(console)):
+        # A simulation is started by somebody's shell, which may go while it goes on.
+        deployed = Path(sys.argv[0]).name == "flwr-serverapp"
+        with ends_with_its_parent(_reporter(console)) if deployed else nullcontext():
             if plan.task == "personalize":
                 personalize(grid, plan, console)
             else:

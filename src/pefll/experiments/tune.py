@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -322,7 +323,7 @@ def advice(trials: Trials, search: Search) -> list[str]:
 
 
 def file_name(data: str, method: str, clients: int | str) -> str:
-    """Return the name of the file of trials, without its ending; "*" for the number of clients stands for any."""
+    """Return the name of the file of trials, without its ending; "" for the number of clients for all but that."""
     return f"{Path(data).stem}-{method}-n{clients}"
 
 
@@ -346,10 +347,11 @@ def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen
         folder: has the files of trials.
     """
     tuned: dict[int, Settings] = {}
-    for path in folder.glob(f"{file_name(data, method, '*')}.json"):
-        found = read_json(path)
-        if found["best"]:
-            tuned[int(path.stem.rpartition("-n")[2])] = found["best"]["settings"]
+    of_any_number = re.compile(re.escape(file_name(data, method, "")) + r"(\d+)")
+    for path in folder.glob("*.json"):
+        named = of_any_number.fullmatch(path.stem)
+        if named and (best := read_json(path)["best"]):
+            tuned[int(named[1])] = best["settings"]
     if tuned:
         number = min(tuned, key=lambda number: (abs(math.log(number / clients)), number))
         return Chosen(tuned[number], f"tuned at n={number}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from pefll.engines.flower.client import task_of
 from pefll.engines.flower.keep import Store, Ticket, ticket_in
 from pefll.engines.flower.message import (
     FORMAT,
+    HEADER_BYTES,
     RECORD,
     BadMessage,
     all_finite,
@@ -202,6 +205,16 @@ def test_a_client_does_only_what_its_method_has_for_clients(tmp_path):
     for name in ("init", "round", "step", "problem", "_clipped", "__class__", "nothing", "phi"):
         with pytest.raises(BadMessage, match="nothing that a client"):
             task_of(method, name)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]" * 33 + '"' + '\\"' * 32_000, "{}" * 33 + '"' * 65_000, '"\\' * 32_000 + "[" * 100]
+)
+def test_no_text_takes_long_to_look_through(text):
+    began = time.process_time()
+    with pytest.raises(BadMessage):
+        header_of(RecordDict({RECORD: record(header=text[:HEADER_BYTES])}))
+    assert time.process_time() - began < 5  # a minute, if it were looked through again from each quote
 
 
 def test_finite_numbers_are_told_from_others():

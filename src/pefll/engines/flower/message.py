@@ -55,7 +55,8 @@ MOST_TENSORS = 1024
 MOST_PIECES = 4096  # 20 GB of numbers, as Flower cuts them
 _AXES = 8  # of a tensor
 _NESTING = 32  # lists and objects inside one another
-_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+# A text may end inside a string: then all of it is looked at once, and not again from each of its quotes.
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _OTHER = {"server": "client", "client": "server"}
 
 with warnings.catch_warnings():

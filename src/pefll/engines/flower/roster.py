@@ -128,6 +128,7 @@ class Roster:
             return
         self._nodes[client] = node
         self._declared.pop(client, None)  # what it said when it was met before
+        self._counts[:, client] = torch.tensor([1, 0, 0])
         if counts is not None:
             self._declared[client] = counts
             self._counts[:, client] = torch.tensor(counts)
