@@ -140,6 +140,14 @@ def test_forked_processes_of_several_runs_do_not_mix(tmp_path, alone):
         same(tmp_path / f"seed-{seed}", alone["serial"] / f"seed-{seed}")
 
 
+def test_the_summary_says_that_other_processes_shared_the_device_if_whoever_started_them_does(monkeypatch):
+    monkeypatch.setenv("PEFLL_SHARED", "1")
+    run = fit(ragged(), **QUICK)
+    assert run.summary["timing"].startswith("shared the device with other processes")
+    monkeypatch.setenv("PEFLL_SHARED", "0")
+    assert fit(ragged(), **QUICK).summary["timing"] == "alone"
+
+
 def test_the_summary_says_that_the_time_was_shared(tmp_path, alone):
     fit_seeds(ragged(), seeds=[4, 5], out=tmp_path, **QUICK)
     summary = RunFolder(tmp_path / "seed-4").summary()

@@ -131,7 +131,12 @@ def summary_of(
 
 
 def _timing(lockstep: int, device: torch.device) -> str:
-    """Return how the seconds of a run are to be read, in words."""
+    """Return how the seconds of a run are to be read, in words.
+
+    What other processes do on the device cannot be seen from here; whoever starts several says PEFLL_SHARED=1.
+    """
+    if lockstep == 1 and os.environ.get("PEFLL_SHARED", "0") != "0":
+        return "shared the device with other processes: seconds are of this run while they slowed it down"
     if lockstep == 1:
         return "alone"
     if device.type == "cpu":
