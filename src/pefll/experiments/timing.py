@@ -19,7 +19,8 @@ Result = dict[str, Any]
 # Client steps of LeNet (32 samples) in a second, by how many clients train at once, where no result tells: some two
 # thirds of what PeFLL does on an H200 (results/lockstep.json).
 GUESSES = {5: 23_000.0, 50: 57_000.0}
-# Where all training happens when clients are personalised, no graph is recorded, and a GPU waits for Python.
+# Where all training happens when clients are personalised, and no result tells: a guess from before a step of such a
+# training was recorded.
 UNRECORDED = 10_000.0
 
 

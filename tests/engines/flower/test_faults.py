@@ -178,9 +178,17 @@ def test_a_reply_that_flower_itself_cannot_read_costs_nobody_else_anything(excha
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
         return replies
 
-    here.grid.pull_messages = stumbling
+    push, sent = here.grid.push_messages, []
+
+    def counting(messages):
+        messages = list(messages)
+        sent.extend(leaf.nbytes for message in messages for leaf in tensors_of(message.content).values())
+        return push(messages)
+
+    here.grid.pull_messages, here.grid.push_messages = stumbling, counting
     state, engine = flower_state(here)
     assert len(times) == 2, "the offender is asked once more, and then read alone"
+    assert engine.ledger.down == sum(sent), "what was sent again counts again"
     assert sha256(state) == sha256(serial_state(here, {ROUND: {offender}}))
     reason = "sent a reply that Flower cannot read (UnicodeDecodeError)"
     assert engine.dropped == [(ROUND, f"client-{offender:03d}", reason)]

@@ -234,6 +234,7 @@ class FlowerEngine(PromptEngine):
         forget: set[int] = set()
         while to_ask:
             letters: dict[int, Letter] = {}
+            down: dict[int, int] = {}
             for client in to_ask:
                 knows = set() if client in forget else visit.told.get(client, set())
                 header, tensors, asked[client] = ask.letter(client, knows)
@@ -244,7 +245,7 @@ class FlowerEngine(PromptEngine):
                 letters[client] = Letter(nodes[client], ask.kind, pack(header, tensors))
                 told = {what for kind, what in header["places"] if kind == SHARED}
                 visit.told.setdefault(client, set()).update(told)
-                ledger.down += sum(leaf.nbytes for leaf in tensors.values())
+                down[client] = sum(leaf.nbytes for leaf in tensors.values())
             if not letters:
                 break
             ledger.exchanges += 1
@@ -255,6 +256,7 @@ class FlowerEngine(PromptEngine):
                 ask.name,
                 lambda client, content: self._accept(ask, client, content, form),
             )
+            ledger.down += sum(down.values()) + sum(down[client] for client in outcome.sent_again)
             if outcome.strays:
                 strays = f"{outcome.strays:,} repl{'y' if outcome.strays == 1 else 'ies'}"
                 self.report(f"round {ask.round}: thrown away: {strays} that nobody asked for")

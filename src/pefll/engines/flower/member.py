@@ -25,7 +25,7 @@ class Member:
     Attributes:
         name: what it is called in the federation.
         data: where its samples are.
-        label: a table's column of labels.
+        label: a table's column of labels, or an .npz's array of them.
         state: its folder for what it keeps; None for none.
         tells_counts: whether the server may know how many samples it has.
         model: where its personal model is written when the server sends one; None for nowhere.

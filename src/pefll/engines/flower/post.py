@@ -6,7 +6,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from pefll.engines.flower.message import BadMessage
@@ -70,11 +70,13 @@ class Outcome(Generic[T]):
         replies: of those that answered as they should, by client.
         faults: what the others did, as the end of a sentence that begins with their name.
         strays: replies that nobody asked for or that came twice; none of them was used.
+        sent_again: who was sent the same letter a second time.
     """
 
     replies: dict[int, T]
     faults: dict[int, str]
     strays: int = 0
+    sent_again: list[int] = field(default_factory=list)
 
 
 def exchange(
@@ -109,6 +111,7 @@ def exchange(
             replies, one_by_one = [], True
             again = {client: letters[client] for client in waiting.values()}
             waiting = _send(grid, again, ends - time.monotonic(), group, outcome.faults)
+            outcome.sent_again += waiting.values()
         for reply in replies:
             asked = waiting.pop(reply.metadata.reply_to_message_id, None)
             if asked is None:
