@@ -23,10 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,7 +42,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.flower_node import CARRIED, NATURAL, PLAIN, SimulatedNode, client
-from benchmarks.flower_requests import Bytes, Counts, OpeningProxy, since
+from benchmarks.flower_requests import Bytes, CountingProxy, Counts, OpeningProxy, since
 from pefll.data.client import Client
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.deploy.demo import write_client
@@ -334,50 +332,6 @@ def content(clients: int, folder: Path) -> dict[str, Any]:
     }
     print(line, flush=True)
     return line
-
-
-class CountingProxy:
-    """Passes connections on to a server and counts the bytes of both directions, connections, and requests.
-
-    All is encrypted, so that a request is what a client sends after the server has sent something.
-    """
-
-    def __init__(self, port: int, target: int) -> None:
-        self.down = self.up = self.connections = self.requests = 0
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", port))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                mine, _ = self._listener.accept()
-                theirs = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                return
-            self.connections += 1
-            last = [""]
-            threading.Thread(target=self._copy, args=(mine, theirs, "up", last), daemon=True).start()
-            threading.Thread(target=self._copy, args=(theirs, mine, "down", last), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket, counter: str, last: list[str]) -> None:
-        with suppress(OSError):
-            while part := source.recv(1 << 16):
-                setattr(self, counter, getattr(self, counter) + len(part))
-                self.requests += counter == "up" and last[0] == "down"
-                last[0] = counter
-                target.sendall(part)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def counts(self) -> dict[str, int]:
-        """Return what was counted so far."""
-        return {"down": self.down, "up": self.up, "connections": self.connections, "requests": self.requests}
-
-    def close(self) -> None:
-        """Take no more connections."""
-        self._listener.close()
 
 
 def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, model: str = "lenet") -> dict[str, Any]:

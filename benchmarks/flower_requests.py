@@ -1,12 +1,14 @@
-"""Which requests of Flower's clients the bytes on the wire belong to.
+"""How many bytes Flower's clients send and get on the wire, and which requests they belong to.
 
-A proxy with the server's own certificate and key opens the connections of all clients, so it sees what TLS hides: the
-path of each request, and how much of it and of its answer is HTTP's head and how much is content.
+One proxy counts the bytes of connections as they are. Another, with the server's own certificate and key, opens the
+connections of all clients, so it sees what TLS hides: the path of each request, and how much of it and of its answer is
+HTTP's head and how much is content.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import threading
 from collections import deque
@@ -129,3 +131,47 @@ def _length(head: bytes) -> int:
         if name.lower() == b"content-length":
             return int(value)
     return 0
+
+
+class CountingProxy:
+    """Passes connections on to a server and counts the bytes of both directions, connections, and requests.
+
+    All is encrypted, so that a request is what a client sends after the server has sent something.
+    """
+
+    def __init__(self, port: int, target: int) -> None:
+        self.down = self.up = self.connections = self.requests = 0
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                mine, _ = self._listener.accept()
+                theirs = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            self.connections += 1
+            last = [""]
+            threading.Thread(target=self._copy, args=(mine, theirs, "up", last), daemon=True).start()
+            threading.Thread(target=self._copy, args=(theirs, mine, "down", last), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, counter: str, last: list[str]) -> None:
+        with suppress(OSError):
+            while part := source.recv(1 << 16):
+                setattr(self, counter, getattr(self, counter) + len(part))
+                self.requests += counter == "up" and last[0] == "down"
+                last[0] = counter
+                target.sendall(part)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def counts(self) -> dict[str, int]:
+        """Return what was counted so far."""
+        return {"down": self.down, "up": self.up, "connections": self.connections, "requests": self.requests}
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()

@@ -1,0 +1,59 @@
+"""When steps are recorded, and what is let be meanwhile; that they are the same steps is tested with the engines."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from pefll.ops import recorded
+
+
+def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch):
+    """A graph that is freed during a recording breaks it; here without a GPU, on one in test_cuda.py."""
+    seen = []
+
+    @contextmanager
+    def graph(*_, **__):
+        seen.append(gc.isenabled())
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(ZeroDivisionError), recorded.recording(None, None):
+        seen.append(1 / 0)
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_when_steps_are_recorded(monkeypatch):
+    """What is asked of the device is made up here: streams that are not the default one, and nobody who records."""
+    value = torch.zeros(2)
+    asked = {"is_current_stream_capturing": lambda: False, "current_stream": lambda _: "own", "default_stream": str}
+    for name, answer in asked.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    worth = recorded.worth_recording
+    assert worth(value, recorded.WORTH)
+    assert not worth(value, recorded.WORTH - 1)
+    with recorded.in_full():
+        assert not worth(value, recorded.WORTH)
+    inside = []
+
+    def ask(x):
+        inside.append(worth(x, recorded.WORTH))
+        return x.sum()
+
+    torch.vmap(ask)(torch.zeros(3, 2))
+    torch.func.grad(ask)(value)
+    torch.vmap(torch.func.grad(ask))(torch.zeros(3, 2))
+    assert inside == [True, False, False]
+    assert not worth(value.requires_grad_(), recorded.WORTH)
+    with torch.no_grad():
+        assert worth(value, recorded.WORTH)
+        monkeypatch.setattr(torch.cuda, "current_stream", str)
+        assert not worth(value, recorded.WORTH)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "own")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert not worth(value, recorded.WORTH)
