@@ -71,6 +71,20 @@ def test_many_samples_are_scored_in_parts():
     np.testing.assert_allclose(model.probabilities(x)[::100], parts, atol=1e-6)
 
 
+def test_samples_are_looked_through_once(monkeypatch):
+    looked = []
+
+    def counting(x, facts):
+        looked.append(len(x))
+        return check_input(x, facts)
+
+    monkeypatch.setattr("pefll.personal.check_input", counting)
+    model = PersonalModel(nn.Linear(4, 3), FEATURES)
+    assert model.probabilities(np.zeros((1100, 4))).shape == (1100, 3)
+    assert model(np.zeros((5, 4))).shape == (5, 3)
+    assert looked == [1100, 5]
+
+
 @pytest.mark.parametrize("give", [torch.from_numpy, np.array, np.ndarray.tolist])
 def test_called_with_tensors_arrays_and_lists(give):
     rng = np.random.default_rng(0)

@@ -64,8 +64,10 @@ class PersonalModel(nn.Module):
     @torch.no_grad()
     def probabilities(self, x: Any) -> Array:
         """Return the probability of each class for samples [N, ...], float [N, classes]."""
-        x = check_input(x, self.facts)
-        parts = [self(x[start : start + 512]).softmax(dim=1) for start in range(0, len(x), 512)]
+        # As a tensor, whose values are not looked at again.
+        samples = torch.from_numpy(check_input(x, self.facts))
+        device = next(self.network.parameters()).device
+        parts = [self(part.to(device)).softmax(dim=1) for part in torch.split(samples, 512)]
         return torch.cat(parts).cpu().numpy()
 
     def predict(self, x: Any) -> Array:
