@@ -51,7 +51,7 @@ def test_summary(tmp_path):
     for content in ("{", "[1]"):
         folder.summary_file.write_text(content)
         with pytest.raises(
-            PefllError, match=r"is damaged: .*; remove it, and `pefll train --resume .*` makes it again"
+            PefllError, match=r"is damaged: .*; remove it, and pefll\.fit\(federation, \.\.\., out=.*\) makes it again"
         ):
             folder.summary()
 
@@ -59,7 +59,7 @@ def test_summary(tmp_path):
 def test_what_is_a_run(tmp_path):
     with pytest.raises(PefllError, match=r"is not a run folder: it has no config\.toml"):
         RunFolder(tmp_path).check_is_run()
-    with pytest.raises(PefllError, match="is not a run folder: there is no such folder; `pefll train --out FOLDER`"):
+    with pytest.raises(PefllError, match=r"is not a run folder: there is no such folder; pefll\.fit\("):
         RunFolder(tmp_path / "none").check_is_run()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.toml").write_text("")

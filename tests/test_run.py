@@ -33,7 +33,7 @@ def test_fedavg_needs_no_labels_and_pefll_says_how_to_do_without():
     x = federation.x[:3].numpy()
     model = pefll.fit(federation, "fedavg", **QUICK).personalize(x)
     assert model.predict(x).shape == (3,)
-    with pytest.raises(pefll.PefllError, match="embedding=mlp-unlabeled"):
+    with pytest.raises(pefll.PefllError, match="embedding='mlp-unlabeled'"):
         pefll.fit(federation, **QUICK).personalize(x)
 
 

@@ -1,8 +1,16 @@
-"""Numbers and lists inside sentences."""
+"""Numbers, lists and the names of arguments inside sentences."""
 
 from __future__ import annotations
 
-from pefll.wording import counted, first_few
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pefll
+from pefll.wording import argument, counted, either, first_few, for_the_command_line
 
 
 def test_one_thing_and_more():
@@ -24,3 +32,59 @@ def test_the_first_few_names():
     assert first_few(range(6)) == "0, 1, 2, 3, 4 and 5"
     assert first_few(range(7)) == "0, 1, 2, 3, 4 and 2 more"
     assert first_few(range(2000), most=2) == "0, 1 and 1,998 more"
+
+
+def test_arguments_are_named_as_the_reader_gives_them():
+    def said() -> list[str]:
+        return [
+            argument("eval_every"),
+            argument("device", "cpu"),
+            argument("partition", "by-class 2"),
+            argument("clients", 50),
+            argument("client", "writer", option="--client-column"),
+            argument("overwrite", True, option="--force"),
+            either("a command", "a call"),
+        ]
+
+    python = ["eval_every", "device='cpu'", "partition='by-class 2'", "clients=50", "client='writer'"]
+    assert said() == [*python, "overwrite=True", "a call"]
+    options = ["--eval-every", "--device cpu", "--partition 'by-class 2'", "--clients 50", "--client-column writer"]
+    with for_the_command_line():
+        assert said() == [*options, "--force", "a command"]
+    assert said()[0] == "eval_every", "and after a command that was called from Python too"
+
+
+def test_whoever_calls_a_function_reads_of_its_arguments(tmp_path):
+    samples = pefll.samples_from_arrays(np.zeros((4, 2)), np.arange(4) % 2)
+    with pytest.raises(pefll.PefllError, match="add clients=50"):
+        pefll.make_federation(samples, partition="by-class 2", clients=None, seed=0)
+    with pytest.raises(pefll.PefllError, match="leave label='y' away"):
+        pefll.load_samples("digits", label="y")
+    with pytest.raises(pefll.PefllError, match="leave client='writer' away"):
+        pefll.load_samples("digits", client="writer")
+    with pytest.raises(pefll.PefllError, match=r"pefll\.fit\(federation, out=\.\.\.\) makes one"):
+        pefll.load(tmp_path)
+
+
+def test_no_error_outside_the_command_line_names_an_option():
+    """What a function raises says `argument(...)`: only that knows whether a command is behind it."""
+    package = Path(pefll.__file__).parent
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        if "cli" in path.relative_to(package).parts or path.name == "verbs.py":  # they are the command line
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("PefllError", "Diverged"):
+                found += [f"{path.name}: {text}" for text in texts(node) if re.search(r"(^|\s)--[a-z]", text)]
+    # An option of Flower's own command.
+    assert all("--node-config" in sentence for sentence in found), found
+    assert len(found) == 2
+
+
+def texts(node: ast.AST) -> list[str]:
+    """The texts in a call, without those that stand inside `argument` or `either`, or whole commands in backticks."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("argument", "either"):
+        return []
+    if isinstance(node, ast.Constant):
+        return [re.sub("`[^`]*`", "", node.value)] if isinstance(node.value, str) else []
+    return [text for below in ast.iter_child_nodes(node) for text in texts(below)]

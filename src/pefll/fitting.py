@@ -25,6 +25,7 @@ from pefll.record import LOCK, RunFolder, seed_folder
 from pefll.run import Run
 from pefll.summary import summary_of, write_descriptors
 from pefll.training import train
+from pefll.wording import argument
 
 
 def fit(
@@ -293,7 +294,7 @@ def _check_claim(out: str | Path | None, config: Config) -> None:
     if folder.config_file.is_file():
         Config.load(folder.config_file).check_same(config)
     elif folder.path.exists() and (not folder.path.is_dir() or {each.name for each in folder.path.iterdir()} - {LOCK}):
-        raise PefllError(f"{folder.path} exists and is not a run folder; choose another --out")
+        raise PefllError(f"{folder.path} exists and is not a run folder; choose another {argument('out')}")
 
 
 @contextmanager

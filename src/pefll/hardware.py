@@ -21,6 +21,7 @@ from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
 from pefll.errors import PefllError
 from pefll.methods.contract import Method, Problem
+from pefll.wording import argument
 
 SMALL_FLOPS = 10_000_000
 
@@ -37,7 +38,7 @@ def pick_device(name: str) -> torch.device:
         raise PefllError(f"the device {name!r} is not supported: use auto, cpu, cuda or cuda:1")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise PefllError("CUDA was asked for, but torch sees no CUDA device here; use --device cpu")
+            raise PefllError(f"CUDA was asked for, but torch sees no CUDA device here; use {argument('device', 'cpu')}")
         if (device.index or 0) >= torch.cuda.device_count():
             raise PefllError(f"{name} was asked for, but there are only {torch.cuda.device_count()} CUDA devices")
     return device
@@ -87,7 +88,7 @@ def make_engine(config: Config, federation: Federation, method: Method[Any], cli
         precision = pick_precision(config.precision, device)
         return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype, precision)
     if config.device != "auto" and device.type == "cuda":
-        raise PefllError("the serial engine runs on the CPU; use --engine vector for CUDA")
+        raise PefllError(f"the serial engine runs on the CPU; use {argument('engine', 'vector')} for CUDA")
     processes = config.processes or cores()
     if processes > 1 and not can_fork():
         processes = 1

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 
 from pefll.errors import PefllError
+from pefll.wording import either
 
 T = TypeVar("T")
 TIME_IS_UP = 14  # what stands for a signal where a run was given only so many seconds: the number of SIGALRM
@@ -70,7 +71,7 @@ def take_turns(jobs: Sequence[Job]) -> list[Any]:
                     except torch.OutOfMemoryError:
                         outcomes[place] = PefllError(
                             "the GPU's memory is full: train fewer seeds at once, or fewer clients a round; "
-                            "`--resume` goes on from the last checkpoint"
+                            f"{either('`--resume`', 'the same folder as out')} goes on from the last checkpoint"
                         )
     finally:
         for job in jobs:  # where one broke down or Ctrl-C came twice, the others put down what they hold

@@ -19,6 +19,7 @@ from pefll.errors import PefllError
 from pefll.files import write_whole
 from pefll.models import MODELS, build_model
 from pefll.models.neighbours import NeighbourModel
+from pefll.wording import argument, either
 
 Array = npt.NDArray[Any]
 FORMAT = "pefll-personal-model-1"
@@ -86,7 +87,8 @@ class PersonalModel(nn.Module):
             PefllError: where it is there and may not, or cannot be written.
         """
         if Path(path).is_file() and not overwrite:
-            raise PefllError(f"{path} is there already: choose another name, or replace it with overwrite=True")
+            may = argument("overwrite", True, option="--force")
+            raise PefllError(f"{path} is there already: choose another name, or replace it with {may}")
         # Cloned, because a weight that is used twice is written under both of its names.
         tensors = {name: value.contiguous().clone() for name, value in self.network.state_dict().items()}
         metadata = {"format": FORMAT, "facts": json.dumps(self.facts)}
@@ -120,9 +122,10 @@ class PersonalModel(nn.Module):
             # A file from elsewhere must not choose code to run, so functions are named by the caller only.
             name = architecture or facts["model"]
             if architecture is None and name not in MODELS:
+                give = argument("architecture", "module:function", option="--model")
+                module = either("", "; or the module itself, as network")
                 raise PefllError(
-                    f"{path} holds a model of your own: give the function that builds it with --model module:function, "
-                    "or in Python PersonalModel.load(path, network)"
+                    f"{path} holds a model of your own: name the function that builds it with {give}{module}"
                 )
             network = build_model(name, tuple(map(int, facts["input_shape"])), int(facts["classes"]))
         if facts.get("neighbours") and {"bank", "labels"} <= set(tensors):

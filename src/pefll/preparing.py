@@ -20,7 +20,7 @@ from pefll.hardware import device_name, make_engine, pick_device, pick_precision
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
 from pefll.progress import say
-from pefll.wording import counted
+from pefll.wording import argument, counted
 
 
 class Order(NamedTuple):
@@ -142,7 +142,8 @@ def _deal(samples: Samples, config: Config) -> Federation:
     if not partition:
         if samples.client is None:
             raise PefllError(
-                f"{config.data} does not say whose each sample is; add --partition 'by-class 2' --clients 50"
+                f"{config.data} does not say whose each sample is; add {argument('partition', 'by-class 2')} and "
+                f"{argument('clients', 50)}"
             )
         partition = "natural"
     natural_number = partition == "natural" and not config.clients

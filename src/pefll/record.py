@@ -15,6 +15,7 @@ from typing import Any
 
 from pefll.errors import PefllError
 from pefll.files import read_json, sentences_for_disk_errors, write_json, write_whole
+from pefll.wording import either
 
 LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
 GROUPS = ("seen", "unseen")
@@ -56,6 +57,11 @@ class RunFolder:
         """Arrays `descriptors` [n, l], `histograms` [n, classes] and `seen` [n] at the best round, as npz."""
         return self.path / "descriptors.npz"
 
+    @property
+    def going_on(self) -> str:
+        """What to do to go on with the run, for sentences."""
+        return either(f"`pefll train --resume {self.path}`", f"pefll.fit(federation, ..., out={str(self.path)!r})")
+
     def check_is_run(self) -> None:
         """Raise PefllError where the folder is not a run's."""
         if self.config_file.is_file():
@@ -67,7 +73,8 @@ class RunFolder:
         if inside:
             raise PefllError(f"{self.path} is not a run folder but holds some; name one, such as {inside[0].parent}")
         reason = "it has no config.toml" if self.path.is_dir() else "there is no such folder"
-        raise PefllError(f"{self.path} is not a run folder: {reason}; `pefll train --out FOLDER` makes one")
+        make = either("`pefll train --out FOLDER`", "pefll.fit(federation, out=...)")
+        raise PefllError(f"{self.path} is not a run folder: {reason}; {make} makes one")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -124,7 +131,7 @@ class RunFolder:
         """Return the summary, or None while the run is not finished."""
         if not self.summary_file.is_file():
             return None
-        advice = f"remove it, and `pefll train --resume {self.path}` makes it again"
+        advice = f"remove it, and {self.going_on} makes it again"
         try:
             summary: Any = read_json(self.summary_file)
         except PefllError as error:

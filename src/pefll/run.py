@@ -33,6 +33,7 @@ from pefll.record import RunFolder
 from pefll.summary import counting
 from pefll.training import restore
 from pefll.tree import Tree, map_tree
+from pefll.wording import either
 
 Array = npt.NDArray[Any]
 
@@ -163,10 +164,11 @@ class Run:
         x = check_input(x, self.facts)
         if y is None and self.method.uses_labels:
             kind = "convnet" if len(self.facts["input_shape"]) == 3 else "mlp"
-            raise PefllError(
-                "this run needs labels to personalise; train one that does not with "
-                f"--method pefll --set embedding={kind}-unlabeled"
+            words = either(
+                f"--method pefll --set embedding={kind}-unlabeled",
+                f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
             )
+            raise PefllError(f"this run needs labels to personalise; train one that does not with {words}")
         labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, self.facts["class_names"], "y")
         one = self._alone(x, labels)
         if y is None:

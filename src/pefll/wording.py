@@ -1,8 +1,48 @@
-"""Numbers and lists inside sentences."""
+"""Numbers, lists and the names of arguments inside sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+# Whether whoever reads a sentence gave a command; else they called a function.
+_gave_a_command: ContextVar[bool] = ContextVar("gave_a_command", default=False)
+
+
+@contextmanager
+def for_the_command_line() -> Iterator[None]:
+    """Let sentences that are made inside the block name options of commands, not arguments of functions."""
+    before = _gave_a_command.set(True)
+    try:
+        yield
+    finally:
+        _gave_a_command.reset(before)
+
+
+def either(command: str, python: str) -> str:
+    """Return what to say to somebody who gave a command, or to somebody who called a function.
+
+    Args:
+        command: for the first.
+        python: for the second.
+    """
+    return command if _gave_a_command.get() else python
+
+
+def argument(name: str, value: object = None, *, option: str = "") -> str:
+    """Return an argument as the reader would write it: `device='cpu'`, or `--device cpu` on the command line.
+
+    Args:
+        name: of the function's argument.
+        value: for an example; None for the name alone, and True for an option that is a switch.
+        option: of the command, where it is not called as the argument is.
+    """
+    option = option or f"--{name.replace('_', '-')}"
+    if value is None:
+        return either(option, name)
+    return either(option if value is True else f"{option} {shlex.quote(str(value))}", f"{name}={value!r}")
 
 
 def counted(number: int, thing: str) -> str:

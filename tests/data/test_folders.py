@@ -83,10 +83,10 @@ def test_folders_of_other_layouts(tmp_path):
 def test_columns_of_data_that_has_none(tmp_path):
     _save(tmp_path / "ann" / "cat" / "1.png", np.zeros((4, 4), np.uint8))
     for read in (read_samples, read_client):
-        with pytest.raises(PefllError, match="has no columns: leave --label species away"):
+        with pytest.raises(PefllError, match="has no columns: leave label='species' away"):
             read(tmp_path, label="species")
     for source in ("digits", tmp_path):
-        with pytest.raises(PefllError, match="has no columns: leave --client-column writer away"):
+        with pytest.raises(PefllError, match="has no columns: leave client='writer' away"):
             load_samples(source, tmp_path / "data", client="writer")
 
 

@@ -209,7 +209,7 @@ def test_other_conditions_are_refused(tmp_path):
     search(tmp_path, seeds=(0,))
     with pytest.raises(PefllError, match="was made with rounds = 4, not 6; accuracies would not be comparable"):
         search(tmp_path, seeds=(0,), rounds=6)
-    with pytest.raises(PefllError, match="--at-once is 0"):
+    with pytest.raises(PefllError, match="at_once is 0"):
         search(tmp_path, {"client_lr": (7.0,)}, seeds=(0,), at_once=0)
 
 
@@ -245,7 +245,7 @@ def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
     [
         ([], "say what to try"),
         (["client_lr"], "not 'client_lr'"),
-        (["client_lr=1e-3,,1"], "--grid takes NAME=VALUE,VALUE"),
+        (["client_lr=1e-3,,1"], "^grid takes NAME=VALUE,VALUE"),
         (["client_rl=1"], "did you mean 'client_lr'"),
         (["client_lr=fast"], "must be float"),
         (["client_lr=1,1.0"], "twice"),

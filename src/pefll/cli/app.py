@@ -15,6 +15,7 @@ from pefll.deploy import verbs as flower
 from pefll.errors import PefllError
 from pefll.progress import say
 from pefll.version import __version__
+from pefll.wording import for_the_command_line
 
 INTERRUPTED = 130  # what typer makes of a Ctrl-C that no verb has answered
 
@@ -66,7 +67,8 @@ app.add_typer(runs.app, name="results")
 def main() -> None:
     """Run the command line: one sentence and exit code 2 for anything the user can mend."""
     try:
-        code = app(standalone_mode=False)
+        with for_the_command_line():
+            code = app(standalone_mode=False)
         if code == INTERRUPTED:  # verbs that save something say so, and end on their own
             say(err, "stopped before there was anything to save")
         sys.exit(code)

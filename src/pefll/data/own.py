@@ -18,6 +18,7 @@ from pefll.data.normalise import measured
 from pefll.data.npz import read_npz
 from pefll.data.partition import natural
 from pefll.errors import PefllError
+from pefll.wording import argument
 
 # Where labels and clients are looked for when nobody says where; another name was asked for, and must be there.
 LABEL, CLIENT = "label", "client"
@@ -54,12 +55,12 @@ def read_samples(
     if label not in names:
         raise PefllError(
             f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: say which one it is "
-            "with --label"
+            f"with {argument('label')}"
         )
     if client not in names and client != CLIENT:
         raise PefllError(
             f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
-            "is with --client-column"
+            f"is with {argument('client', option='--client-column')}"
         )
     return frames.from_frame(
         frame,
@@ -223,11 +224,12 @@ def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
         label: as it was asked for; `LABEL` where it was not.
         client: as it was asked for; `CLIENT` where it was not.
     """
-    for option, asked, usual in (("--label", label, LABEL), ("--client-column", client, CLIENT)):
+    for given, asked, usual in (
+        (argument("label", label), label, LABEL),
+        (argument("client", client, option="--client-column"), client, CLIENT),
+    ):
         if asked != usual:
-            raise PefllError(
-                f"{name} has no columns: leave {option} {asked} away, which is for tables and .npz files only"
-            )
+            raise PefllError(f"{name} has no columns: leave {given} away, which is for tables and .npz files only")
 
 
 def _npz_label(path: Path, label: str) -> str:

@@ -12,6 +12,7 @@ from pefll.data.federation import Federation, Samples
 from pefll.data.normalise import measured
 from pefll.data.partition import by_class, dirichlet, natural
 from pefll.errors import PefllError, unknown
+from pefll.wording import argument
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
 
@@ -163,7 +164,7 @@ def make_federation(
     if kind == "natural":
         return measured(natural(samples, seed, unseen=unseen, clients=clients))
     if clients is None:
-        raise PefllError(f"the partition {partition!r} needs a number of clients: add --clients 50")
+        raise PefllError(f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}")
     if kind == "by-class":
         return measured(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
     other = numbers[1] if len(numbers) == 2 else None

@@ -26,7 +26,7 @@ from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import RunFolder
 from pefll.tree import named_leaves
-from pefll.wording import counted
+from pefll.wording import argument, counted
 
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"
@@ -45,7 +45,8 @@ def demo(folder: Path, clients: int, rounds: int, console: Console) -> None:
         raise PefllError("the demo has 2 to 64 clients")
     started = time.monotonic()
     if folder.exists() and any(folder.iterdir()) and not (folder / "federation" / "pyproject.toml").exists():
-        raise PefllError(f"{folder} exists and is not from an earlier demo; choose another --out")
+        another = argument("folder", option="--out")
+        raise PefllError(f"{folder} exists and is not from an earlier demo; choose another {another}")
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "data").mkdir(parents=True)
     federation = digits(clients)

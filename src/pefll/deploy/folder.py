@@ -13,7 +13,7 @@ from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
-from pefll.wording import counted
+from pefll.wording import argument, counted
 
 README = """# {name}
 
@@ -117,7 +117,7 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
     """
     if not (folder / "client.toml").is_file():
         if name is None:
-            raise PefllError(f"{folder} is not a client's folder; name the client with --name")
+            raise PefllError(f"{folder} is not a client's folder; name the client with {argument('name')}")
         folder = folder / "clients" / name
     try:
         facts = tomllib.loads((folder / "client.toml").read_text())

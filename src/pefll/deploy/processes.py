@@ -21,6 +21,7 @@ from typing import Any, Self
 from pefll.deploy.certificates import public_key_as_pem
 from pefll.engines.flower.surroundings import check_surroundings
 from pefll.errors import PefllError
+from pefll.wording import argument
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -202,7 +203,9 @@ def write_connection(name: str, address: str, authority: Path) -> Path:
     authority_there = there.get("root-certificates", "")
     ours = authority_there == str(authority.resolve())
     if there and not ours and (not authority_there or Path(authority_there).exists()):
-        raise PefllError(f"{path} has a connection {name!r} to another server; choose another name with --connection")
+        raise PefllError(
+            f"{path} has a connection {name!r} to another server; choose another name with {argument('connection')}"
+        )
     write_superlink_connection(_connection(name, address, authority))
     return Path(path)
 

@@ -16,6 +16,7 @@ from pefll.engines.flower.member import client_name
 from pefll.errors import PefllError
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
+from pefll.wording import argument
 
 MOST_MADE_UP = 10_000  # keys are made one by one
 
@@ -24,7 +25,9 @@ def client_names(text: str) -> tuple[str, ...]:
     """Return the names of clients, from their number or from names with commas between them."""
     if text.strip().isdecimal():
         if not 1 <= int(text) <= MOST_MADE_UP:
-            raise PefllError(f"--clients {text}: give a number from 1 to {MOST_MADE_UP:,}, or names with commas")
+            raise PefllError(
+                f"{argument('clients', text)}: give a number from 1 to {MOST_MADE_UP:,}, or names with commas"
+            )
         return tuple(client_name(number) for number in range(int(text)))
     names = tuple(name.strip() for name in text.split(","))
     check_names(names)
@@ -58,7 +61,7 @@ def agreement_like(
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise PefllError(f"--set takes NAME=VALUE, not {pair!r}")
+            raise PefllError(f"{argument('pairs', option='--set')} takes NAME=VALUE, not {pair!r}")
         settings[name.strip()] = value.strip()
     samples = load_samples(like, data_dir, label=label)
     agreed = Agreement(

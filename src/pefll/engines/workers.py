@@ -20,6 +20,7 @@ from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method
 from pefll.tree import Tree, map_tree
+from pefll.wording import argument
 
 # The clients of a cohort are dealt out in up to so many shares for each process.
 SHARES = 4
@@ -132,7 +133,9 @@ class Workers:
 
 
 def _died() -> PefllError:
-    return PefllError("a worker process ended unexpectedly (out of memory?); resume the run, or use --processes 1")
+    return PefllError(
+        f"a worker process ended unexpectedly (out of memory?); resume the run, or use {argument('processes', 1)}"
+    )
 
 
 def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, method: Method[Any]) -> None:

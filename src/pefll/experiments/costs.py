@@ -95,7 +95,7 @@ def _of_run(folder: RunFolder) -> Finished:
     folder.check_is_run()
     summary = folder.summary()
     if summary is None:
-        raise PefllError(f"{folder.path} is not finished; go on with `pefll train --resume {folder.path}`")
+        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}")
     return Finished(_checked(summary, folder.path), Config.load(folder.config_file))
 
 

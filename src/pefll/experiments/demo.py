@@ -22,6 +22,7 @@ from pefll.progress import monitor, say
 from pefll.record import RunFolder
 from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
 from pefll.run import Run
+from pefll.wording import argument
 
 TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
 # Learning rates: the best on the validation samples of seen clients (benchmarks/demo_grid.py).
@@ -165,5 +166,7 @@ def _clear(runs: Path) -> None:
     """Remove the runs of an earlier demo, and nothing that is not a run."""
     for path in sorted(runs.glob("*")) if runs.is_dir() else []:
         if not RunFolder(path).config_file.is_file():
-            raise PefllError(f"{path} is not from a demo; choose another folder with --out")
+            raise PefllError(
+                f"{path} is not from a demo; choose another folder with {argument('folder', option='--out')}"
+            )
         shutil.rmtree(path)

@@ -274,7 +274,10 @@ def run_missing(
         jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
         if not jobs:
             left = counted(len(pending.missing), "run")
-            say(console, f"there is no time for the other {left}; --dry-run tells the time that is needed")
+            say(
+                console,
+                f"there is no time for the other {left}; `pefll reproduce table1 --dry-run` tells how much it takes",
+            )
             break
         orders = list(_orders(jobs, plan.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()

@@ -37,7 +37,7 @@ def collect(folder: RunFolder, target: Path) -> Path:
     run = read_run(folder)
     summary = run.summary
     if summary is None:
-        raise PefllError(f"{folder.path} is not finished; go on with `pefll train --resume {folder.path}`")
+        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}")
     if summary.get("split", "test") != "test":
         raise PefllError(f"{folder.path} was made to choose hyper-parameters; it has no test accuracy")
     history = [

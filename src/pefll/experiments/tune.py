@@ -28,7 +28,7 @@ from pefll.models import resolve_model
 from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report import mean_and_std
-from pefll.wording import counted
+from pefll.wording import argument, counted
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -57,7 +57,8 @@ class Search:
     def __post_init__(self) -> None:
         both = self.grid.keys() & self.config.settings.keys()
         if both:
-            raise PefllError(f"{min(both)} is both fixed and searched; say either --set or --grid")
+            one, other = argument("settings", option="--set"), argument("grid")
+            raise PefllError(f"{min(both)} is both fixed and searched; say either {one} or {other}")
 
     @property
     def points(self) -> list[Settings]:
@@ -73,13 +74,13 @@ def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         name, _, values = (part.strip() for part in word.partition("="))
         listed = [value.strip() for value in values.split(",")]
         if not name or not all(listed):
-            raise PefllError(f"--grid takes NAME=VALUE,VALUE, such as client_lr=1e-3,1e-2, not {word!r}")
+            raise PefllError(f"{argument('grid')} takes NAME=VALUE,VALUE, such as client_lr=1e-3,1e-2, not {word!r}")
         typed = tuple(typed_settings(method, {name: value})[name] for value in listed)
         if name in grid or len(set(typed)) < len(typed):
-            raise PefllError(f"--grid has {name} or one of its values twice")
+            raise PefllError(f"{argument('grid')} has {name} or one of its values twice")
         grid[name] = typed
     if not grid:
-        raise PefllError("say what to try, for example --grid client_lr=1e-3,3e-3,1e-2")
+        raise PefllError(f"say what to try, for example {argument('grid', 'client_lr=1e-3,3e-3,1e-2')}")
     return grid
 
 
@@ -109,7 +110,7 @@ class Trials:
             if earlier.get(name) != value:
                 raise PefllError(
                     f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}; accuracies would not be "
-                    "comparable: choose another --to, or remove it"
+                    f"comparable: choose another {argument('target', option='--to')}, or remove it"
                 )
         return cls(path, protocol, list(earlier["trials"]), earlier["best"])
 
@@ -280,7 +281,7 @@ def raise_first(outcomes: Sequence[object]) -> None:
 def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Return the items, `size` at a time."""
     if size < 1:
-        raise PefllError(f"--at-once is {size}; it must be at least 1")
+        raise PefllError(f"{argument('at_once')} is {size}; it must be at least 1")
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
