@@ -84,6 +84,21 @@ class TestWithFlower:
         travels = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(federation))).namelist()
         assert not any(word in name for name in travels for word in ("key", "crt", "clients", "server", "run"))
 
+    def test_an_example_whose_columns_have_other_names(self, tmp_path, capsys):
+        from pefll.deploy.plan import read_app
+
+        table = tmp_path / "example.csv"
+        table.write_text("a,b,writer,kind\n" + "".join(f"{n},1.5,ann,{n % 2}\n" for n in range(6)))
+        words = ["--like", str(table), "--clients", "2", "--connection", "", "--label", "kind"]
+        code, said = pefll(capsys, "flower", "init", str(tmp_path / "f"), *words, "--client-column", "writer")
+        assert code == 0, said
+        assert read_app(tmp_path / "f").agreement.feature_names == ("a", "b")
+        code, said = pefll(capsys, "flower", "init", str(tmp_path / "g"), *words, "--client-column", "wrter")
+        assert code == 2
+        assert "there is no column 'wrter' with clients; there are a, b, writer, kind: say which" in said
+        assert "with --client-column" in said
+        assert not (tmp_path / "g").exists()
+
     def test_clients_can_be_added_and_certificates_renewed(self, federation, capsys):
         authority = (federation / "server" / "ca.crt").read_bytes()
         before = (federation / "server" / "server.crt").read_bytes()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pefll.data import Normalise, load_samples, measured, natural
+from pefll.data import CLIENT, LABEL, Normalise, load_samples, measured, natural
 from pefll.data.federation import Samples
 from pefll.deploy.plan import check_names
 from pefll.engines.flower.agreement import Agreement
@@ -43,7 +43,8 @@ def agreement_like(
     model: str,
     num_clients: int,
     seed: int = 0,
-    label: str = "label",
+    label: str = LABEL,
+    client: str = CLIENT,
 ) -> Agreement:
     """Return an agreement for data such as that of an example.
 
@@ -55,7 +56,8 @@ def agreement_like(
         model: what clients run, or auto.
         num_clients: how many take part in training.
         seed: of everything random.
-        label: a table's column of labels.
+        label: see `load_samples`.
+        client: see `load_samples`; a table's column of clients is no feature.
     """
     settings: dict[str, Any] = {}
     for pair in pairs:
@@ -63,7 +65,7 @@ def agreement_like(
         if not equals or not name.strip():
             raise PefllError(f"{argument('pairs', option='--set')} takes NAME=VALUE, not {pair!r}")
         settings[name.strip()] = value.strip()
-    samples = load_samples(like, data_dir, label=label)
+    samples = load_samples(like, data_dir, label=label, client=client)
     agreed = Agreement(
         method=method,
         settings=typed_settings(method, settings),

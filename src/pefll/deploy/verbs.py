@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pefll.data import CLIENT, LABEL
 from pefll.errors import PefllError
 from pefll.progress import say
 from pefll.wording import counted
@@ -20,6 +21,9 @@ app = typer.Typer(
     'Needs `pip install "pefll[flower]"`. See docs/deploy.md. Start with `pefll flower demo`.',
 )
 
+Label = Annotated[
+    str, typer.Option(help="The label's column in a table, or array in an .npz, where it is y otherwise.")
+]
 FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="FEDERATION")]
 
 
@@ -51,7 +55,8 @@ def init(
     quorum: Annotated[float, typer.Option(help="The share of a round's clients that must complete it.")] = 0.5,
     exchange_seconds: Annotated[float, typer.Option(help="How long one reply may take.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    label: Label = LABEL,
+    client_column: Annotated[str, typer.Option(help="The client's column in a table or .npz.")] = CLIENT,
     data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path("data"),
     connection: Annotated[
         str, typer.Option(help="What Flower's settings call the server; empty to leave them alone.")
@@ -71,7 +76,15 @@ def init(
 
     names = client_names(clients)
     agreed = agreement_like(
-        like, data_dir, method=method, pairs=settings or [], model=model, num_clients=len(names), seed=seed, label=label
+        like,
+        data_dir,
+        method=method,
+        pairs=settings or [],
+        model=model,
+        num_clients=len(names),
+        seed=seed,
+        label=label,
+        client=client_column,
     )
     plan = Plan(
         agreed,
@@ -116,7 +129,7 @@ def client(
         Path, typer.Option(help="This client's samples: .npz, .csv, .parquet, or a folder class/*.png. They stay here.")
     ],
     name: Annotated[str | None, typer.Option(help="Of the client; where FOLDER is the federation's.")] = None,
-    label: Annotated[str, typer.Option(help="The label's column in a table.")] = "label",
+    label: Label = LABEL,
     model: Annotated[
         Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
     ] = None,
