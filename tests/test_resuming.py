@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from pefll import checkpoint, cli, training
 from pefll.errors import PefllError
-from pefll.fitting import fit
+from pefll.fitting import fit, fit_seeds
 from pefll.record import RunFolder
 from tests.federations import flat, ragged
 
@@ -151,13 +152,33 @@ def test_an_extended_run_is_one_long_run(tmp_path):
         fit(federation, "fedavg", rounds=6, out=tmp_path / "short", **QUICK)
 
 
-def test_a_finished_run_started_again_does_nothing_new(tmp_path):
+@pytest.mark.parametrize("method", ["pefll", "local"])
+def test_a_finished_run_started_again_is_returned_as_it_was_recorded(tmp_path, monkeypatch, method):
     federation = ragged()
-    for _ in range(2):
-        run = fit(federation, "pefll", rounds=4, out=tmp_path, **QUICK)
-        state = fingerprint(tmp_path), without_seconds(tmp_path), run.summary["accuracy"], run.summary["bytes_up"]
-    assert len(state[1]) == 2
-    assert state == (fingerprint(tmp_path), without_seconds(tmp_path), run.summary["accuracy"], run.summary["bytes_up"])
+    quick = QUICK if method == "pefll" else {"epochs": 1, "processes": 1}
+    first = fit(federation, method, rounds=4, out=tmp_path, **quick)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(without_seconds(tmp_path)) == (2 if method == "pefll" else 0)
+    monkeypatch.setattr("pefll.fitting.summary_of", lambda *_: pytest.fail("it was tested again"))
+    monkeypatch.setattr("pefll.fitting.opened", lambda *_: pytest.fail("clients were asked for"))
+    again = fit(federation, method, rounds=4, out=tmp_path, **quick)
+    assert again.summary == first.summary
+    assert torch.equal(flat(again.server), flat(first.server))
+    assert torch.equal(flat(again.final), flat(first.final))
+    assert again.evaluate() == first.evaluate()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    with pytest.raises(PefllError, match="the data is not what the run was started on"):
+        fit(ragged(seed=1), method, rounds=4, out=tmp_path, **quick)
+
+
+def test_finished_seeds_among_others(tmp_path, capsys):
+    first = fit_seeds(ragged(), "fedavg", seeds=[1, 2], rounds=2, out=tmp_path, **QUICK)
+    console = Console(width=200)
+    runs = fit_seeds(ragged(), "fedavg", seeds=[0, 1, 3, 2], rounds=2, out=tmp_path, console=console, **QUICK)
+    assert [run.summary["seed"] for run in runs] == [0, 1, 3, 2]
+    assert [runs[1].summary, runs[3].summary] == [run.summary for run in first]
+    assert [runs[0].summary["lockstep"], runs[2].summary["lockstep"]] == [2, 2]
+    assert capsys.readouterr().out.count("was finished already, and nothing is done again") == 2
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_starts_with_a_clean_history(tmp_path, monkeypatch):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from torch import Tensor, nn
 
+from pefll import checkpoint
 from pefll.config import Config
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
@@ -22,9 +23,9 @@ from pefll.methods.contract import Method
 from pefll.preparing import Order, describe_problem, headline, opened
 from pefll.progress import Display, display, say
 from pefll.record import LOCK, RunFolder, seed_folder
-from pefll.run import Run
+from pefll.run import Run, method_template
 from pefll.summary import summary_of, write_descriptors
-from pefll.training import train
+from pefll.training import restore, train
 from pefll.wording import argument
 
 
@@ -49,7 +50,8 @@ def fit(
             samples to one score per class.
         rounds: of training.
         seed: of everything random.
-        out: a folder for the run; where it holds an unfinished run with the same settings, that one is resumed.
+        out: a folder for the run; where it holds a run with the same settings, that one is resumed if it is unfinished,
+            and else returned as it was recorded.
         console: shows progress; None for silence.
         config: all settings at once, instead of the arguments above.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
@@ -84,7 +86,7 @@ def fit_seeds(
         seeds: one per run, all different.
         model: see `fit`.
         rounds: see `fit`.
-        out: a folder for the runs, each in a folder seed-N of its own; unfinished ones there are resumed.
+        out: a folder for the runs, each in a folder seed-N of its own; see `fit` for those that are there.
         console: see `fit`.
         settings: see `fit`.
 
@@ -147,7 +149,7 @@ def outcomes_of(
 ) -> list[Run | PefllError | Stopped]:
     """Train several runs at once and return, for each, the run or why there is none.
 
-    An engine is opened for each order, then the runs take turns.
+    An engine is opened for each order, then the runs take turns. Finished ones are neither trained nor tested again.
 
     Args:
         orders: what to train.
@@ -157,20 +159,25 @@ def outcomes_of(
         seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
     """
     jobs: list[Job] = []
+    known: dict[int, Run] = {}  # finished runs, by their place among the orders
     copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
     with ExitStack() as stack:
         # Engines are closed all at the end, the last one first: each gives back torch's settings as it found them.
         prepared = []
-        for order in orders:
+        for place, order in enumerate(orders):
             federation = order.federation
             config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
             problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
             learner = build_method(config.method, problem, config.settings)
             if not learner.trains_in_rounds:
                 config = dataclasses.replace(config, rounds=0)
+            order = order._replace(config=config)
+            if recorded := _recorded(order, learner, facts):
+                known[place] = recorded
+                continue
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
-            prepared.append((order._replace(config=config), engine, learner, facts))
+            prepared.append((order, engine, learner, facts))
         # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
         for order, *_ in prepared:
             _check_claim(order.out, order.config)
@@ -182,8 +189,12 @@ def outcomes_of(
         for (order, engine, learner, facts), folder in zip(prepared, folders, strict=True):
             if console:
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
-            turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(orders))
+            turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(prepared))
             jobs.append(Job(_told(turns, order, ended), engine.turn))
+        for place, recorded in known.items():  # the first place first, so that each comes to its own
+            if console:
+                say(console, f"{orders[place].out} was finished already, and nothing is done again")
+            jobs.insert(place, Job(_told(_at_once(recorded), orders[place], ended), nullcontext))
         return take_turns(jobs)
 
 
@@ -212,6 +223,38 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
     if isinstance(outcome, BaseException):
         raise outcome
     made: Run = outcome
+    return made
+
+
+def finished_state(folder: RunFolder, rounds: int) -> checkpoint.Checkpoint | None:
+    """Return a run's last state where it has its results and that state is whole: then nothing is left to do."""
+    summary = folder.summary()
+    if summary is None or summary.get("rounds", -1) < rounds or summary.get("split", "test") != "test":
+        return None
+    try:
+        saved = checkpoint.latest(folder.checkpoints, lambda damage: None)
+    except PefllError:  # to be said by who goes on from there
+        return None
+    return saved if saved.round >= rounds else None
+
+
+def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any]) -> Run | None:
+    """Return the run that an order's folder holds, where it is finished; PefllError where it is another one."""
+    if order.out is None or order.tunes:  # a search keeps scores and no weights
+        return None
+    _check_claim(order.out, order.config)
+    folder = RunFolder(Path(order.out))
+    saved = finished_state(folder, order.config.rounds)
+    if saved is None:
+        return None
+    template = method_template(learner, order.config)
+    best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
+    return Run(order.config, learner, best, final, facts, folder.summary() or {}, order.federation)
+
+
+def _at_once(made: Run) -> Turns[Run]:
+    """Take the one turn that every run has, and do nothing with it."""
+    yield
     return made
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pefll import checkpoint, fitting, preparing
 from pefll import data as sources
+from pefll import fitting, preparing
 from pefll.cli.console import err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
@@ -145,7 +145,7 @@ def train(
         target, folders = resume, run_folders(resume)
         started = [_started(each) for each in folders]
         configs = [_resumed(config, given) for config in started]
-        if all(_is_finished(each, config.rounds) for each, config in zip(folders, configs, strict=True)):
+        if all(fitting.finished_state(each, config.rounds) for each, config in zip(folders, configs, strict=True)):
             more = f"; --rounds {2 * configs[0].rounds} would go on" if configs[0].rounds else ""
             results = first_few(each.summary_file for each in folders)
             say(err, f"{target} was finished already, and nothing is done again: its results are in {results}{more}.")
@@ -207,17 +207,6 @@ def _resumed(started: Config, given: dict[str, Any]) -> Config:
     config = dataclasses.replace(started, **given)
     started.check_same(config)
     return config
-
-
-def _is_finished(folder: RunFolder, rounds: int) -> bool:
-    """Return whether a run has its results, and its last state is whole: then nothing is left to do."""
-    summary = folder.summary()
-    if summary is None or summary.get("rounds", -1) < rounds:
-        return False
-    try:
-        return checkpoint.latest(folder.checkpoints, lambda damage: None).round >= rounds
-    except PefllError:  # to be said by who goes on from there
-        return False
 
 
 def _print_results(folders: list[RunFolder], summaries: list[dict[str, Any]]) -> None:
