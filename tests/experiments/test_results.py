@@ -87,3 +87,9 @@ def test_seeds_of_one_setting_are_one_row_however_they_were_asked_for():
     assert len(rows) == 1
     assert "| `pefll train --data cifar10` |" in rows[0]
     assert len(markdown_table([said, result(0, 0.9, 0.9), other]).splitlines()) == 4
+
+
+def test_a_run_without_rounds_takes_the_time_of_its_test():
+    local = result(0, 0.5, 0.4) | {"rounds": 0, "train_seconds": 0.0, "eval_seconds": 0.0, "test_seconds": 7.0}
+    rows = markdown_table([local, result(0, 0.6, 0.5) | {"rounds": 9, "test_seconds": 7.0}]).splitlines()[2:]
+    assert sorted(row.split(" | ")[-2] for row in rows) == ["12", "7"]

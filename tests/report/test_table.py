@@ -60,6 +60,16 @@ def test_time_on_a_shared_device_is_marked(make_run: MakeRun, console: Console) 
     assert "*" not in printed(console, costs_table([make_run("older")]))
 
 
+def test_a_run_without_rounds_trains_as_it_is_tested(make_run: MakeRun, console: Console) -> None:
+    alone = make_run("alone", method="local", evaluations=0, rounds=0, train_seconds=0.0, test_seconds=75.2, lockstep=2)
+    text = printed(console, costs_table([alone, make_run("mine", test_seconds=5.0)]))
+    assert "1 m 15 s*†" in line_of(text, "alone")
+    assert "1 h 02 m " in line_of(text, "mine")
+    assert "* trained at once" in text
+    assert "† no rounds: clients train alone in the test, whose time this is" in text
+    assert "†" not in printed(console, costs_table([make_run("other")]))
+
+
 @pytest.mark.parametrize("make_table", [runs_table, costs_table, grouped_table])
 def test_readable_at_80_columns(make_run: MakeRun, console: Console, make_table: object) -> None:
     folders = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,16 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
             cells.append(spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
         # Runs that shared their device tell nothing about how long one takes.
-        alone = [one["train_seconds"] + one["eval_seconds"] for one in group if one.get("timing") == "alone"]
+        alone = [_seconds(one) for one in group if one.get("timing") == "alone"]
         time = f"{mean_and_std(alone)[0]:.0f}" if alone else ""
         lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
     return "\n".join(lines)
+
+
+def _seconds(result: dict[str, Any]) -> float:
+    """Return how long a run was trained; without rounds, as Local's are, clients train alone as they are tested."""
+    parts = ("test_seconds",) if result.get("rounds") == 0 else ("train_seconds", "eval_seconds")
+    return math.fsum(result[part] for part in parts)
 
 
 def _command(result: dict[str, Any]) -> str:

@@ -46,9 +46,12 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
     for heading in ("seen +\nunseen", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
         table.add_column(heading, justify="right", no_wrap=True)
     runs = read_runs(folders)
-    if any(_shared(run) for run in runs):
-        table.caption = "* trained at once with other runs: the time is that of a shared device"
-        table.caption_justify = "left"
+    notes = (
+        (_shared, "* trained at once with other runs: the time is that of a shared device"),
+        (_untrained, "† no rounds: clients train alone in the test, whose time this is"),
+    )
+    table.caption = "\n".join(note for mark, note in notes if any(mark(run) for run in runs)) or None
+    table.caption_justify = "left"
     for run in runs:
         latest = run.history[-1] if run.history else {}
         sent = [number(run.fact(key)) for key in ("bytes_down", "bytes_up")]
@@ -61,11 +64,23 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
             _clients(run),
             _whole(run.fact("rounds")) if run.finished else _progress(run),
             run.text("seed"),
-            duration(run.fact("train_seconds") if run.finished else latest.get("seconds")) + _shared(run),
+            _time(run) + _shared(run) + _untrained(run),
             _short(run.fact("client_steps_per_second")),
             *(_short(None if bytes_ is None else bytes_ / 1e6) for bytes_ in sent),
         )
     return table
+
+
+def _time(run: Run) -> str:
+    """Return the time that training took, or took so far."""
+    if not run.finished:
+        return duration(run.history[-1].get("seconds") if run.history else None)
+    return duration(run.fact("test_seconds" if _untrained(run) else "train_seconds"))
+
+
+def _untrained(run: Run) -> str:
+    """Return the mark of a run without rounds, as all of Local's: it has no other training than that of its test."""
+    return "†" if run.finished and number(run.fact("rounds")) == 0 else ""
 
 
 def _shared(run: Run) -> str:
