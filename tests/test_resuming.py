@@ -139,10 +139,12 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(tmp_path, monkeypatch,
 QUICK = {"clients_per_round": 2, "local_steps": 1, "eval_every": 2, "processes": 1}
 
 
-def test_an_extended_run_is_one_long_run(tmp_path):
+@pytest.mark.parametrize("rounds", [4, 3])  # where an evaluation is due anyway, and where only the end asks for one
+def test_an_extended_run_is_one_long_run(tmp_path, rounds):
     federation = ragged()
-    fit(federation, "fedavg", rounds=4, out=tmp_path / "short", **QUICK)
-    assert RunFolder(tmp_path / "short").summary()["rounds"] == 4
+    fit(federation, "fedavg", rounds=rounds, out=tmp_path / "short", **QUICK)
+    assert RunFolder(tmp_path / "short").summary()["rounds"] == rounds
+    assert RunFolder(tmp_path / "short").history()[-1]["round"] == rounds
     fit(federation, "fedavg", rounds=8, out=tmp_path / "short", **QUICK)
     fit(federation, "fedavg", rounds=8, out=tmp_path / "long", **QUICK)
     assert fingerprint(tmp_path / "short") == fingerprint(tmp_path / "long")

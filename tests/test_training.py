@@ -100,6 +100,19 @@ def test_the_last_round_is_always_evaluated(monkeypatch):
     assert progress.best_round == 25
 
 
+@pytest.mark.parametrize("at_25", [0.9, 0.1])
+def test_an_extended_run_forgets_an_evaluation_that_only_its_end_asked_for(monkeypatch, tmp_path, at_25):
+    scripted(monkeypatch, {10: (0.2, 0), 20: (0.3, 0), 25: (at_25, 0), 30: (0.5, 0), 40: (0.4, 0), 45: (0.4, 0)})
+    folder = RunFolder(tmp_path / "r")
+    folder.path.mkdir()
+    progress = run_loop(Config(rounds=25, eval_every=10), folder)
+    assert progress.best_round == (25 if at_25 == 0.9 else 20)
+    assert [row["round"] for row in folder.history()] == [10, 20, 25]
+    progress = run_loop(Config(rounds=45, eval_every=10), folder)
+    assert (progress.best_round, progress.best_value, float(progress.best.theta)) == (30, 0.5, 30)
+    assert [row["round"] for row in folder.history()] == [10, 20, 30, 40, 45]
+
+
 def test_without_validation_samples_the_last_round_is_best(monkeypatch):
     scripted(monkeypatch, {10: None, 20: None, 30: None})
     progress = run_loop(Config(rounds=30, eval_every=10))

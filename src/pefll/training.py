@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, a
 AHEAD = 1
 
 
+class Best(NamedTuple):
+    """A best round: see `Progress`."""
+
+    state: Tree
+    round: int
+    value: float
+
+
 @dataclass
 class Progress:
     """Where a run is: with the federation and the config, all that the rest of the run depends on.
@@ -43,6 +51,8 @@ class Progress:
         train_seconds: spent in rounds; on a GPU that other runs used at the same time, with the time they took away.
         eval_seconds: spent in evaluations, likewise.
         lockstep: the most runs that were trained together with this one, itself included.
+        scheduled: the best that `eval_every` asked for, where an evaluation that only the end of the run asked for was
+            better: a longer run, which this may become, has no such evaluation.
     """
 
     round: int
@@ -53,6 +63,7 @@ class Progress:
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     lockstep: int = 1
+    scheduled: Best | None = None
 
 
 @dataclass(frozen=True)
@@ -115,11 +126,18 @@ def train(
         Stopped: when asked to stop, with a checkpoint written.
     """
     progress = _resume(engine, folder, monitor) or _begin(engine)
+    between = progress.round < config.rounds and not _scheduled(progress.round, config)
+    if between and progress.scheduled is not None:  # the run ended here, and is being extended
+        progress.best, progress.best_round, progress.best_value = progress.scheduled
+        progress.scheduled = None
     progress.lockstep = max(progress.lockstep, lockstep)
     if folder:
         # Of a run that is being extended; not before, so that one that cannot go on keeps its results.
         folder.summary_file.unlink(missing_ok=True)
-        folder.keep_history_until(progress.round)  # also where a run was stopped before its first checkpoint
+        # Also where a run was stopped before its first checkpoint. The evaluation where it ended before goes too, but
+        # not where that one's state is the best: checkpoints of earlier versions have no other.
+        gone = between and progress.best_round < progress.round
+        folder.keep_history_until(progress.round - gone)
     events = Events(folder.path) if folder else None
     monitor.begin(progress.round)
     exam = Exam(engine, method, VALIDATION, evaluated_share(engine, method, config))
@@ -130,7 +148,7 @@ def train(
         last = min(
             launched + size, config.rounds, _next(launched, config.eval_every), _next(launched, config.checkpoint_every)
         )
-        due = last % config.eval_every == 0 or last == config.rounds
+        due = _scheduled(last, config) or last == config.rounds
         under_way.append(_launch(engine, progress, launched, last, exam if due else None))
         launched = last
         yield
@@ -143,7 +161,7 @@ def train(
         )
         while under_way and (pausing or len(under_way) > AHEAD or under_way[0].done()):
             stretch = under_way.popleft()
-            seconds = _settle(stretch, progress, folder, events, monitor)
+            seconds = _settle(stretch, config, progress, folder, events, monitor)
             size = max(1, min(4 * (stretch.last - stretch.first), int(STRETCH_SECONDS / max(seconds, 1e-9))))
         if pausing:
             if folder and saved_round != progress.round:
@@ -188,6 +206,11 @@ def _begin(engine: Engine) -> Progress:
     return Progress(round=0, server=server, best=engine.snapshot(server))
 
 
+def _scheduled(round_: int, config: Config) -> bool:
+    """Return whether an evaluation is due after a round however long the run is."""
+    return round_ % config.eval_every == 0
+
+
 def _next(round_: int, every: int) -> int:
     return (round_ // every + 1) * every
 
@@ -204,7 +227,12 @@ def _launch(engine: Engine, progress: Progress, first: int, last: int, exam: Exa
 
 
 def _settle(
-    stretch: Stretch, progress: Progress, folder: RunFolder | None, events: Events | None, monitor: Monitor
+    stretch: Stretch,
+    config: Config,
+    progress: Progress,
+    folder: RunFolder | None,
+    events: Events | None,
+    monitor: Monitor,
 ) -> float:
     """Wait for a stretch, count it as done and record its evaluation; return the seconds that a round took."""
     stretch.rounds.wait()
@@ -217,6 +245,8 @@ def _settle(
         # Without validation samples the last round is the best one.
         value = result.seen.per_sample if result.seen else float(progress.round)
         if value > progress.best_value:
+            if not _scheduled(progress.round, config):
+                progress.scheduled = Best(progress.best, progress.best_round, progress.best_value)
             progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
         _record(result, stretch.ledger, progress, folder, events)
         news = str(result)
@@ -248,7 +278,12 @@ def _save(engine: Engine, progress: Progress, folder: RunFolder, facts: dict[str
     tensors: dict[str, Tensor] = {f"server.{name}": leaf for name, leaf in named_leaves(progress.server)}
     # Copied, because the best state may be the last one, and the file format takes no memory under two names.
     tensors |= {f"best.{name}": leaf.clone() for name, leaf in named_leaves(progress.best)}
-    numbers = {
+    facts = {"problem": facts}
+    if progress.scheduled is not None:
+        state, round_, value = progress.scheduled
+        tensors |= {f"scheduled.{name}": leaf.clone() for name, leaf in named_leaves(state)}
+        facts["scheduled"] = {"round": round_, "value": value}
+    facts["progress"] = {
         "best_round": progress.best_round,
         "best_value": progress.best_value,
         "train_seconds": progress.train_seconds,
@@ -256,7 +291,7 @@ def _save(engine: Engine, progress: Progress, folder: RunFolder, facts: dict[str
         "lockstep": progress.lockstep,
         "ledger": vars(engine.ledger),
     }
-    checkpoint.save(folder.checkpoints, progress.round, tensors, {"problem": facts, "progress": numbers})
+    checkpoint.save(folder.checkpoints, progress.round, tensors, facts)
 
 
 def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progress | None:
@@ -267,10 +302,12 @@ def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progr
     numbers = dict(saved.facts["progress"])
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
+    scheduled = saved.facts.get("scheduled")
     return Progress(
         round=saved.round,
         server=restore(template, saved.tensors, "server"),
         best=restore(template, saved.tensors, "best"),
+        scheduled=Best(restore(template, saved.tensors, "scheduled"), **scheduled) if scheduled else None,
         **numbers,
     )
 
