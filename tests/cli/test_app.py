@@ -27,7 +27,12 @@ def test_methods(pefll):
 
 def test_version_and_help(pefll):
     assert pefll("--version").out.startswith("pefll 0.")
-    assert "personalize" in pefll("--help").out
+    said = pefll("--help").out
+    assert "personalize" in said
+    panels = [said.index(f"─ {panel} ─") for panel in ("Start here", "Runs", "Personal models", "Experiments")]
+    assert panels == sorted(panels)
+    assert "─ Commands ─" not in said, "every verb has its place"
+    assert pefll("data", "summary", "--help").out.count("(the data's)") == 2, "and not 0, which means that"
     said = pefll()
     assert said.code == 2
     assert "personalize" in said.out

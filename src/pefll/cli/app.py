@@ -49,19 +49,19 @@ def _root(
 
 app.command(rich_help_panel="Start here")(experiments.demo)
 app.command(rich_help_panel="Start here")(methods.methods)
-app.command(name="check-method", rich_help_panel="Start here")(methods.check_method)
 app.command(rich_help_panel="Runs")(training.train)
+app.command(rich_help_panel="Runs")(personal.evaluate)
+app.command(rich_help_panel="Runs")(runs.show)
+app.command(rich_help_panel="Personal models")(personal.personalize)
+app.command(rich_help_panel="Personal models")(personal.predict)
 app.command(rich_help_panel="Experiments")(experiments.tune)
 app.command(rich_help_panel="Experiments")(experiments.reproduce)
 app.command(rich_help_panel="Experiments")(experiments.cost)
-app.command(rich_help_panel="Runs")(personal.evaluate)
-app.command(rich_help_panel="Personal models")(personal.personalize)
-app.command(rich_help_panel="Personal models")(personal.predict)
-app.command(rich_help_panel="Runs")(runs.show)
+app.command(name="check-method", rich_help_panel="Experiments")(methods.check_method)
 
-app.add_typer(data.app, name="data")
-app.add_typer(flower.app, name="flower")
-app.add_typer(runs.app, name="results")
+app.add_typer(data.app, name="data", rich_help_panel="Start here")
+app.add_typer(runs.app, name="results", rich_help_panel="Experiments")
+app.add_typer(flower.app, name="flower", rich_help_panel="Real clients")
 
 
 def main() -> None:

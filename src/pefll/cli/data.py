@@ -14,7 +14,7 @@ from rich.table import Table
 from pefll import data as sources
 from pefll import preparing
 from pefll.cli.console import err, out
-from pefll.cli.options import ClientColumn, DataDir, Force, Label, check_free
+from pefll.cli.options import ClientColumn, Clients, DataDir, Force, Label, Partition, check_free
 from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.progress import say
@@ -86,10 +86,10 @@ def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")
 
 @app.command("summary")
 def data_summary(
-    data: Annotated[str, typer.Argument(help="A data set or a path.")],
+    data: Annotated[str, typer.Argument(help="A data set or a path, as in `pefll train --data`.")],
     data_dir: DataDir = Path("data"),
-    partition: Annotated[str, typer.Option(help="As in `pefll train`.")] = "",
-    clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    partition: Partition = "",
+    clients: Clients = 0,
     unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     label: Label = sources.LABEL,

@@ -11,7 +11,7 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import err, out
-from pefll.cli.options import ClientColumn, DataDir, Label, parse_seeds, parse_settings
+from pefll.cli.options import ClientColumn, Clients, DataDir, Label, Partition, parse_seeds, parse_settings
 from pefll.config import Config
 from pefll.errors import PefllError, unknown
 from pefll.lockstep import Stopped
@@ -22,7 +22,7 @@ from pefll.wording import counted
 
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(help="How many seeds each method is trained with.")] = 3,
 ) -> None:
     """Compare Local, FedAvg and PeFLL on embedded real data, and make one personal model, in about a minute."""
     from pefll.experiments.demo import demo as run_demo
@@ -37,15 +37,16 @@ def tune(
     data: Annotated[str, typer.Option(help="As in `pefll train`.")],
     method: Annotated[str, typer.Option(help="As in `pefll train`.")] = "pefll",
     data_dir: DataDir = Path("data"),
-    partition: Annotated[str, typer.Option(help="As in `pefll train`.")] = "",
-    clients: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    partition: Partition = "",
+    clients: Clients = 0,
     unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
     model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Of each run.")] = 1000,
-    clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`; 0 for 5% of all.")] = 0,
-    seeds: Annotated[str, typer.Option(help="Every setting is tried with each of these.")] = "0",
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 1000,
+    clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`.", show_default="5% of all")] = 0,
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2: every setting is tried with each.")] = "0",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE.")
+        list[str] | None,
+        typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE; may be repeated."),
     ] = None,
     label: Label = sources.LABEL,
     client_column: ClientColumn = sources.CLIENT,
@@ -53,7 +54,7 @@ def tune(
     engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
-    processes: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
+    processes: Annotated[int, typer.Option(help="As in `pefll train`.", show_default="one per core")] = 0,
     at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 4,
     folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
         "runs/tune"
@@ -111,7 +112,7 @@ def tune(
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help="table1", metavar="WHAT")],
+    what: Annotated[str, typer.Argument(help="What to reproduce: table1.", metavar="WHAT")],
     only: Annotated[
         str, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
     ] = "",

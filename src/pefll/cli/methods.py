@@ -13,7 +13,11 @@ from pefll.cli.options import parse_settings
 from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = None) -> None:
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="Only this method, or one of your own: package.module:Class.")
+    ] = None,
+) -> None:
     """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`."""
     for each in [name] if name else METHODS:
         defaults = hyperparameters(each)

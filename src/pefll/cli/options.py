@@ -11,9 +11,11 @@ from pefll.errors import PefllError
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
 Label = Annotated[
-    str, typer.Option(help="The label's column in a table, or array in an .npz, where it is y otherwise.")
+    str, typer.Option(help="The label's column in a table, or array in an .npz.", show_default="label, in an .npz y")
 ]
 ClientColumn = Annotated[str, typer.Option(help="The client's column in a table or .npz.")]
+Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="the data's")]
+Clients = Annotated[int, typer.Option(help="As in `pefll train`.", show_default="the data's")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there already.")]

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Results: finished runs as small fi
 def show(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of several seeds.", metavar="RUN...")],
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Where to write pictures. [default: the first run]")
+        Path | None, typer.Option("--out", help="Where to write pictures. [default: the first run's folder]")
     ] = None,
 ) -> None:
     """Show runs side by side: tables, curves, the map of client descriptors.

@@ -53,11 +53,14 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="auto, lenet, cnn, resnet20, mlp, tiny, lstm, or your.module:function. [default: auto]"),
+        typer.Option(
+            help="What clients run: auto (by the samples' shape), lenet, cnn, resnet20, mlp, tiny, lstm, or "
+            "your.module:function. [default: auto]"
+        ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random. [default: 0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything random. [default: 0]")] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
@@ -72,7 +75,9 @@ def train(
     precision: Annotated[
         str | None, typer.Option(help="auto (tf32 on a GPU), float32, tf32, bf16 or float64. [default: auto]")
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Of the serial engine. [default: one per core]")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes of the serial engine. [default: one per core]")
+    ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
     eval_clients: Annotated[
         int | None, typer.Option(help="Clients per evaluation while training. [default: as many as cost little]")
@@ -95,7 +100,12 @@ def train(
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder, or with all its seeds.", metavar="RUN")
+        Path | None,
+        typer.Option(
+            help="Go on with the run in this folder, or with all its seeds; one that is finished goes on with more "
+            "--rounds.",
+            metavar="RUN",
+        ),
     ] = None,
 ) -> None:
     """Train a method on a federation; Ctrl-C saves and stops, `--resume` goes on.
@@ -113,6 +123,8 @@ def train(
     - `pefll train --data my.csv --label y --client-column writer --method local`
 
     - `pefll train --resume runs/c10`
+
+    - `pefll train --resume runs/c10 --rounds 8000`
     """
     given: dict[str, Any] = {
         "method": method,

@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 Label = Annotated[
-    str, typer.Option(help="The label's column in a table, or array in an .npz, where it is y otherwise.")
+    str, typer.Option(help="The label's column in a table, or array in an .npz.", show_default="label, in an .npz y")
 ]
 FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="FEDERATION")]
 
@@ -44,17 +44,22 @@ def init(
     like: Annotated[
         str, typer.Option(help="Data of the same kind, for shapes, classes and channel statistics: a path or a name.")
     ],
-    clients: Annotated[str, typer.Option(help="How many, or their names with commas between them.")] = "8",
-    address: Annotated[str, typer.Option(help="Under which clients reach the server.")] = "127.0.0.1:8000",
-    host: Annotated[list[str] | None, typer.Option(help="Another name of the server's machine; repeatable.")] = None,
+    clients: Annotated[str, typer.Option(help="How many clients, or their names with commas between them.")] = "8",
+    address: Annotated[str, typer.Option(help="Where clients reach the server, host:port.")] = "127.0.0.1:8000",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
+    ] = None,
     method: Annotated[str, typer.Option(help="`pefll methods` lists them.")] = "pefll",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A hyper-parameter, NAME=VALUE.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyper-parameter, NAME=VALUE; may be repeated.")
+    ] = None,
     model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Of training.")] = 100,
-    clients_per_round: Annotated[int, typer.Option(help="Clients in a round; 0 for 5% of all.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 100,
+    clients_per_round: Annotated[int, typer.Option(help="Clients in a round.", show_default="5% of all")] = 0,
     quorum: Annotated[float, typer.Option(help="The share of a round's clients that must complete it.")] = 0.5,
-    exchange_seconds: Annotated[float, typer.Option(help="How long one reply may take.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    exchange_seconds: Annotated[float, typer.Option(help="How long one reply may take, in seconds.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     label: Label = LABEL,
     client_column: Annotated[str, typer.Option(help="The client's column in a table or .npz.")] = CLIENT,
     data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path("data"),
@@ -128,7 +133,9 @@ def client(
     data: Annotated[
         Path, typer.Option(help="This client's samples: .npz, .csv, .parquet, or a folder class/*.png. They stay here.")
     ],
-    name: Annotated[str | None, typer.Option(help="Of the client; where FOLDER is the federation's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The client's name; needed where FOLDER is the federation's.")
+    ] = None,
     label: Label = LABEL,
     model: Annotated[
         Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
@@ -146,7 +153,7 @@ def client(
 
 
 @app.command()
-def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the new client.")]) -> None:
+def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="The new client's name.")]) -> None:
     """Let one more client in, which was not there in training; a server that runs learns of it at once."""
     need_flower()
     from pefll.deploy.folder import add_client
@@ -164,7 +171,10 @@ def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the
 @app.command()
 def renew(
     folder: FolderArgument,
-    host: Annotated[list[str] | None, typer.Option(help="Another name of the server's machine; repeatable.")] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
+    ] = None,
 ) -> None:
     """Make a new certificate for the server, from the same authority: clients need nothing new."""
     need_flower()
@@ -196,8 +206,8 @@ def personalize(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("flower-demo"),
-    clients: Annotated[int, typer.Option(help="How many.")] = 8,
-    rounds: Annotated[int, typer.Option(help="Of training.")] = 3,
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 3,
 ) -> None:
     """Show all of it on this machine: a server and 8 clients as processes, digits data, TLS; then a new client."""
     need_flower()
