@@ -69,15 +69,18 @@ def launched(engines, states, firsts, lasts):
     """Let engines agree and launch in turns, as the training loop does; return states, rounds under way, and ends."""
     wishes = zip(engines, states, firsts, lasts, strict=True)
     talks = [engine.agree(state, first, last) for engine, state, first, last in wishes]
-    for talk in talks:
-        next(talk)
-    after, ends = [], []
-    for engine, state, first, talk in zip(engines, states, firsts, talks, strict=True):
-        with pytest.raises(StopIteration) as end:
-            next(talk)
-        ends.append(end.value.value)
-        after.append(engine.launch(state, first, ends[-1] - first))
-    return [state for state, _ in after], [later for _, later in after], ends
+    ends = {}
+    for _ in range(2):  # all have said what they want, then all have heard it
+        for place, talk in enumerate(talks):
+            try:
+                next(talk)
+            except StopIteration as end:
+                ends.setdefault(place, end.value)
+    after = []
+    for place, (engine, state, first) in enumerate(zip(engines, states, firsts, strict=True)):
+        with engine.turn():
+            after.append(engine.launch(state, first, ends[place] - first))
+    return [state for state, _ in after], [later for _, later in after], [ends[place] for place in range(len(after))]
 
 
 @pytest.mark.parametrize(
