@@ -346,7 +346,7 @@ class _JointGraph:
                     joint.differs = self._differences(after)
                     del after
                 if joint.differs and joint.exact:
-                    raise PefllError(f"the runs would not be what they are alone ({', '.join(joint.differs)})")
+                    raise PefllError(f"they would not be what they are alone ({joint.differs[0]})")
                 before = [engine.ledger.copy() for engine in engines]
                 self.graph = torch.cuda.CUDAGraph()
                 with recording(self.graph, joint.stream):
@@ -367,7 +367,7 @@ class _JointGraph:
                 alone, _ = engine._round(server, self.t)
             _wait(joint.stream, engine.stream)
             for (name, one), other in zip(named_leaves(alone), leaves(together), strict=True):
-                bits = [part.reshape(-1).view(torch.uint8) for part in (one, other)]
+                bits = [torch.where(part.isnan(), 0, part).reshape(-1).view(torch.uint8) for part in (one, other)]
                 if not torch.equal(*bits):
                     found.append(f"{name} of seed {engine.seed} by {float((one.double() - other).abs().max()):.1e}")
         return found
