@@ -24,7 +24,7 @@ from pefll.methods import METHODS, build_method
 from pefll.ops import recorded
 from pefll.preparing import Order
 from pefll.run import load
-from pefll.tree import map_tree
+from pefll.tree import leaves, map_tree
 from tests.engines.test_engines import SETTINGS
 from tests.engines.test_joint import launched
 from tests.federations import dealt, flat, problem_of, ragged
@@ -250,14 +250,27 @@ def test_one_run_that_diverges_leaves_the_others_alone():
 # Rounds that are done together.
 
 
-def engines_of(data, name, model, precision, size, **settings):
-    """An engine for each of some federations, by seed; their samples are on the device once."""
-    copies, made = {}, []
-    for seed, federation in data.items():
-        placed = federation.to("cuda", copies)
-        method = build_method(name, problem_of(federation, model), settings)
-        made.append(VectorEngine(placed, method, seed, size, "cuda", torch.float32, precision))
-    return made
+@pytest.fixture
+def engines_of():
+    """Makes an engine for each of some federations, by seed, with samples on the device once; closes all of them."""
+    opened = []
+
+    def make(data, name, model, precision, size, **settings):
+        method = build_method(name, problem_of(next(iter(data.values())), model), settings)
+        copies = {}
+        for seed, federation in data.items():
+            placed = federation.to("cuda", copies)
+            opened.append(VectorEngine(placed, method, seed, size, "cuda", torch.float32, precision))
+        return opened[-len(data) :]
+
+    yield make
+    for engine in reversed(opened):
+        engine.close()
+
+
+def same(one, other):
+    """Whether two states have the same bits; compared where they are, as a hypernetwork is large."""
+    return all(torch.equal(*pair) for pair in zip(leaves(one), leaves(other), strict=True))
 
 
 def in_turns(engines, rounds, poison=None):
@@ -274,11 +287,11 @@ def in_turns(engines, rounds, poison=None):
                 later.wait()
             except PefllError:
                 failed.append(place)
-    return [flat(state) for state in states], sorted(set(failed))
+    return states, sorted(set(failed))
 
 
 @pytest.mark.parametrize("branches", [True, False])
-def test_joined_runs_are_what_they_are_alone_and_one_that_diverges_is_told_so(branches, monkeypatch):
+def test_joined_runs_are_what_they_are_alone_and_one_that_diverges_is_told_so(branches, engines_of, monkeypatch):
     monkeypatch.setattr(joint, "BRANCHES", branches)
     data = dealt((0, 1, 5))
     alone, engines = (engines_of(data, "fedavg", "mlp", "tf32", 3, **SETTINGS["fedavg"]) for _ in range(2))
@@ -286,13 +299,11 @@ def test_joined_runs_are_what_they_are_alone_and_one_that_diverges_is_told_so(br
     together = joint.join(engines)
     states, failed = in_turns(engines, 4, poison=1)
     assert (together.refused, together.rounds, failed) == ("", 4, [1])
-    assert [torch.equal(*pair) for pair in zip(states, wanted, strict=True)] == [True, False, True]
+    assert [same(*pair) for pair in zip(states, wanted, strict=True)] == [True, False, True]
     assert [engine.ledger for engine in engines] == [engine.ledger for engine in alone]
-    for engine in reversed([*alone, *engines]):
-        engine.close()
 
 
-def test_runs_that_would_not_be_the_same_joined_go_on_side_by_side(monkeypatch):
+def test_runs_that_would_not_be_the_same_joined_go_on_side_by_side(engines_of, monkeypatch):
     monkeypatch.setattr(joint._JointGraph, "_differences", lambda self, after: ["theta of seed 1"])
     data = dealt((0, 1))
     alone, engines = (engines_of(data, "fedavg", "mlp", "tf32", 3, **SETTINGS["fedavg"]) for _ in range(2))
@@ -301,10 +312,8 @@ def test_runs_that_would_not_be_the_same_joined_go_on_side_by_side(monkeypatch):
     with pytest.warns(UserWarning, match=r"side by side, not as one: .*what they are alone \(theta of seed 1\)"):
         states, failed = in_turns(engines, 3)
     assert (together.rounds, failed) == (0, [])
-    assert all(torch.equal(*pair) for pair in zip(states, wanted, strict=True))
+    assert all(same(*pair) for pair in zip(states, wanted, strict=True))
     assert [engine.ledger for engine in engines] == [engine.ledger for engine in alone]
-    for engine in reversed([*alone, *engines]):
-        engine.close()
 
 
 def test_whole_joined_runs_are_what_they_are_alone(tmp_path, monkeypatch):
@@ -325,7 +334,7 @@ def test_whole_joined_runs_are_what_they_are_alone(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["pefll", "fedavg"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_joined_runs_of_the_papers_network_are_bit_for_bit_what_they_are_alone(name, precision):
+def test_joined_runs_of_the_papers_network_are_bit_for_bit_what_they_are_alone(name, precision, engines_of):
     # As in benchmarks/lockstep.py, so that whoever does both compiles the kernels once.
     samples = noise(12_000)
     data = {seed: make_federation(samples, partition="by-class 2", clients=100, seed=seed) for seed in range(3)}
@@ -335,7 +344,5 @@ def test_joined_runs_of_the_papers_network_are_bit_for_bit_what_they_are_alone(n
     together = joint.join(engines)
     states, failed = in_turns(engines, 4)
     assert (together.refused, together.differs, together.rounds, failed) == ("", [], 4, [])
-    assert all(torch.equal(*pair) for pair in zip(states, wanted, strict=True))
-    assert len({float(state.sum()) for state in states}) == 3
-    for engine in reversed([*alone, *engines]):
-        engine.close()
+    assert all(same(*pair) for pair in zip(states, wanted, strict=True))
+    assert not any(same(states[i], states[i - 1]) for i in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -191,6 +192,80 @@ def test_runs_that_do_not_ask_the_same_are_told_so_and_no_thread_stays(engines_o
     with pytest.raises(PefllError, match="do not ask the same"):
         launched(engines, states, [0] * 3, [1] * 3)
     assert threading.active_count() == threads
+
+
+# What a GPU is told, with streams that only note who waits for whom; test_cuda.py has the rest.
+
+
+class Stream:
+    def __init__(self, name, waits):
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other):
+        self.waits.append((self.name, other.name))
+
+
+@pytest.fixture
+def recorded(engines_of, monkeypatch):
+    """Makes engines with streams, and what joins them; what they record is done once, where it is recorded."""
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(joint, "recording", lambda *arguments: contextlib.nullcontext())
+    engines, waits = engines_of("pefll"), []
+    together = join(engines)
+    states = [engine.start() for engine in engines]
+    together.stream = Stream("all", waits)
+    for name, engine in zip("abc", engines, strict=True):
+        engine.stream = Stream(name, waits)
+        monkeypatch.setattr(engine, "turn", contextlib.nullcontext)
+    return engines, together, states, waits
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_a_recorded_round_forks_and_joins_at_every_exchange(recorded, engines_of, monkeypatch, branches):
+    monkeypatch.setattr(joint, "BRANCHES", branches)
+    engines, together, states, waits = recorded
+    before, ledgers = [flat(state) for state in states], [engine.ledger.copy() for engine in engines]
+    monkeypatch.setattr(joint, "recording", lambda *_: waits.clear() or contextlib.nullcontext())
+    graph = together._recorded(states, 5)
+    during = list(waits)
+    fork, rejoin = [(name, "all") for name in "abc"], [("all", name) for name in "abc"]
+    assert during == ((fork + rejoin) * 4 if branches else [])  # at the start, and after each of three exchanges
+    assert (together.refused, together.differs) == ("", [])
+    assert graph.bad.tolist() == [-1] * 3
+    assert int(graph.t) == 6
+    assert all(torch.equal(flat(state), then) for state, then in zip(states, before, strict=True))
+    for engine, made, ledger, cost in zip(engines_of("pefll"), graph.servers, ledgers, graph.costs, strict=True):
+        started = engine.ledger.copy()
+        wanted = engine.advance(engine.start(), 5, 1)
+        torch.testing.assert_close(flat(made), flat(wanted), rtol=0, atol=1e-12)
+        started.add(ledger)
+        assert vars(engine.ledger.since(started)) == vars(cost)
+    assert [engine.ledger for engine in engines] == ledgers
+
+
+def test_what_would_differ_or_cannot_be_recorded_goes_on_alone(recorded, monkeypatch):
+    engines, together, states, _ = recorded
+    monkeypatch.setattr(joint._JointGraph, "_differences", lambda self, after: ["embedder of seed 1 by 1e-08", "more"])
+    ledgers = [engine.ledger.copy() for engine in engines]
+    with pytest.warns(UserWarning, match=r"not as one: they would not .* alone \(embedder of seed 1 by 1e-08\)$"):
+        after, _, ends = launched(engines, states, [0] * 3, [2, 3, 4])
+    assert (together.rounds, ends) == (0, [2, 2, 2])
+    assert together.differs == ["embedder of seed 1 by 1e-08", "more"]
+    assert len({float(flat(state).sum()) for state in after}) == 3
+    assert all(engine.ledger.exchanges == then.exchanges + 6 for engine, then in zip(engines, ledgers, strict=True))
+    _, _, ends = launched(engines, after, [2] * 3, [3, 4, 5])  # nobody is asked any more
+    assert ends == [3, 4, 5]
+
+
+def test_bits_that_differ_are_found(recorded):
+    engines, together, states, _ = recorded
+    graph = together._recorded(states, 0)
+    alone = [engine._round(server, graph.t)[0] for engine, server in zip(engines, graph.servers, strict=True)]
+    assert graph._differences(alone) == []
+    alone[1] = alone[1]._replace(embedder=alone[1].embedder + 1e-9)
+    (found,) = graph._differences(alone)
+    assert found.startswith("embedder of seed 1 by 1.0e-09")
 
 
 # Whole runs.

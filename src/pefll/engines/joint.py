@@ -139,7 +139,8 @@ class Joint:
 
     def __init__(self, engines: Sequence[VectorEngine], exact: bool = True) -> None:
         self.engines, self.exact = list(engines), exact
-        self.rounds, self.differs, self.refused = 0, [], ""  # type: tuple[int, list[str], str]
+        self.rounds, self.refused = 0, ""
+        self.differs: list[str] = []
         self._wishes: dict[VectorEngine, Wish] = {}
         self._agreed: dict[VectorEngine, tuple[int, int]] = {}
         self._under_way: dict[VectorEngine, tuple[Tree, Later[None]]] = {}
