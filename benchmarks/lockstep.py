@@ -1,9 +1,11 @@
 """What do several seeds at once cost, and what does an evaluation cost beside training?
 
 Made-up pictures of CIFAR-10's size are dealt to clients as in the paper. First, rounds of one run and rounds of
-several runs at once take turns among 100 clients, so that what else the machine does meets both. Then rounds and
-evaluations of all clients take turns, among 100 clients and among 1,000: as the training loop does them (recorded
-once, replayed) and call by call. Medians are given, and ratios of medians; nothing that is done only once is timed.
+several runs at once take turns among 100 clients, so that what else the machine does meets all: several runs on streams
+of their own, and as one whose clients share every launch, with the servers' parts at the same time and one after
+another. Then rounds and evaluations of all clients take turns, among 100 clients and among 1,000: as the training loop
+does them (recorded once, replayed) and call by call. Medians are given, and ratios of medians; nothing that is done
+only once is timed.
 
     python benchmarks/lockstep.py --out build/lockstep                     # on a GPU
     python benchmarks/lockstep.py --out build/lockstep --device cpu --small  # tries the script anywhere
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from pefll import __version__
 from pefll.config import Config
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
+from pefll.engines import joint
 from pefll.evaluation import Exam, evaluate
 from pefll.files import write_json
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
@@ -55,6 +58,10 @@ class Contestant:
             self.exam = Exam(self.engine, self.method, VALIDATION)
             self.server = self.engine.start()
 
+    def agree(self, rounds: int) -> Generator[None, None, int]:
+        """Say that some rounds come next."""
+        return self.engine.agree(self.server, self.round, self.round + rounds)
+
     def launch(self, rounds: int) -> Callable[[], None]:
         """Start some rounds and return what waits for them."""
         with self.engine.turn():
@@ -83,12 +90,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="a turn")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=50, help="a client's steps in a round")
+    parser.add_argument("--no-evaluation", action="store_true", help="only several seeds at once")
     parser.add_argument("--small", action="store_true", help="few samples and steps: to try the script, not to measure")
     options = parser.parse_args()
     options.device = pick_device(options.device)
     if options.small:
         options.rounds, options.turns, options.steps = 1, 2, 1
     samples = pictures(3_000 if options.small else 60_000)
+    at_once = seeds_at_once(samples, options)
+    print("seeds_at_once", at_once, flush=True)
+    several = () if options.no_evaluation else (20, 40) if options.small else (100, 1000)
     results = {
         "device": device_name(options.device),
         "torch": torch.__version__,
@@ -97,15 +108,12 @@ def main() -> None:
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "precision": options.precision,
         "small": options.small,
-        "seeds_at_once": seeds_at_once(samples, options),
-        "evaluation": [
-            beside_training(samples, clients, options) for clients in ((20, 40) if options.small else (100, 1000))
-        ],
+        "seeds_at_once": at_once,
+        "evaluation": [beside_training(samples, clients, options) for clients in several],
     }
     options.out.mkdir(parents=True, exist_ok=True)
     write_json(options.out / "lockstep.json", results)
-    for key in ("seeds_at_once", "evaluation"):
-        print(key, results[key])
+    print("evaluation", results["evaluation"])
 
 
 def pictures(total: int) -> Samples:
@@ -124,6 +132,15 @@ def pictures(total: int) -> Samples:
 
 def contestants(samples: Samples, clients: int, seeds: int, options: argparse.Namespace) -> list[Contestant]:
     """Return runs that share their samples, each having done one round and one evaluation."""
+    runs = newcomers(samples, clients, seeds, options)
+    for run in runs:
+        run.launch(1)()
+        run.examine()
+    return runs
+
+
+def newcomers(samples: Samples, clients: int, seeds: int, options: argparse.Namespace) -> list[Contestant]:
+    """Return runs that share their samples and have not begun."""
     if options.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(options.device)
     copies: dict[object, torch.Tensor] = {}
@@ -134,8 +151,6 @@ def contestants(samples: Samples, clients: int, seeds: int, options: argparse.Na
         problem, _ = describe_problem(federation, "lenet")
         config = Config(device=str(options.device), engine="vector")
         runs.append(Contestant(place_data(config, federation, problem, copies), seed, options))
-        runs[-1].launch(1)()
-        runs[-1].examine()
     return runs
 
 
@@ -143,24 +158,61 @@ def seeds_at_once(samples: Samples, options: argparse.Namespace) -> dict[str, An
     """Time rounds of one run and rounds of several at once, in turns."""
     clients = 20 if options.small else 100
     runs = contestants(samples, clients, options.seeds, options)
-    one, several = alternate(options, lambda: runs[0].launch(options.rounds)(), lambda: together(runs, options.rounds))
-    for run in reversed(runs):
-        run.engine.close()
-    return {
+    (beside, company), (in_line, _) = (joined(samples, clients, options, branches) for branches in (True, False))
+    names = ("one", "streams", "together", "together_in_line")
+    seconds = alternate(
+        options,
+        lambda: runs[0].launch(options.rounds)(),
+        lambda: streams(runs, options.rounds),
+        lambda: together(beside, options.rounds),
+        lambda: together(in_line, options.rounds),
+    )
+    figures: dict[str, Any] = {
         "clients": clients,
         "clients_per_round": runs[0].engine.clients_per_round,
         "seeds": options.seeds,
-        "one_ms_per_round": round(1000 * one / options.rounds, 3),
-        "together_ms_per_round": round(1000 * several / options.rounds, 3),
-        "together_over_one": round(several / one, 3),
+        **{
+            f"{name}_ms_per_round": round(1000 * took / options.rounds, 3)
+            for name, took in zip(names, seconds, strict=True)
+        },
+        **{f"{name}_over_one": round(took / seconds[0], 3) for name, took in zip(names[1:], seconds[1:], strict=True)},
+        "joined": company.rounds > 0,
+        "not_joined_because": company.refused,
+        "differs_from_alone": company.differs,
         "peak_memory_bytes": peak_memory_bytes(options.device),
     }
+    for run in reversed([*runs, *beside, *in_line]):
+        run.engine.close()
+    return figures
 
 
-def together(runs: list[Contestant], rounds: int) -> None:
+def joined(
+    samples: Samples, clients: int, options: argparse.Namespace, branches: bool
+) -> tuple[list[Contestant], joint.Joint]:
+    """Return runs that are joined, having done one round; their servers do their parts at the same time, or in line."""
+    joint.DEVICES.add(options.device.type)
+    joint.BRANCHES, before = branches, joint.BRANCHES
+    runs = newcomers(samples, clients, options.seeds, options)
+    company = joint.join([run.engine for run in runs], exact=False)
+    assert company is not None
+    together(runs, 1)  # recorded once, so that the choice lasts
+    joint.BRANCHES = before
+    return runs, company
+
+
+def streams(runs: list[Contestant], rounds: int) -> None:
     """Let all runs start rounds before any is waited for."""
     for wait in [run.launch(rounds) for run in runs]:
         wait()
+
+
+def together(runs: list[Contestant], rounds: int) -> None:
+    """Let all runs say which rounds they come to, and start them as one."""
+    talks = [run.agree(rounds) for run in runs]
+    for _ in ("all have said it", "all have heard it"):
+        for talk in talks:
+            next(talk, None)
+    streams(runs, rounds)
 
 
 def beside_training(samples: Samples, clients: int, options: argparse.Namespace) -> dict[str, Any]:

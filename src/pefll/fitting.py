@@ -15,6 +15,7 @@ from pefll import checkpoint
 from pefll.config import Config
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
+from pefll.engines.joint import join
 from pefll.errors import PefllError
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Stopped, Turns, stop_signals, take_turns
@@ -178,6 +179,7 @@ def outcomes_of(
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
             prepared.append((order, engine, learner, facts))
+        join([engine for _, engine, *_ in prepared])
         # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
         for order, *_ in prepared:
             _check_claim(order.out, order.config)

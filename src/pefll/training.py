@@ -148,6 +148,7 @@ def train(
         last = min(
             launched + size, config.rounds, _next(launched, config.eval_every), _next(launched, config.checkpoint_every)
         )
+        last = yield from engine.agree(progress.server, launched, last)
         due = _scheduled(last, config) or last == config.rounds
         under_way.append(_launch(engine, progress, launched, last, exam if due else None))
         launched = last

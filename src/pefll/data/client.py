@@ -35,6 +35,9 @@ class Batch(NamedTuple):
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of values [b] or [b, n] over the samples, without the padding."""
+        if values.is_cuda:
+            # Not as a product: cuBLAS chooses in which order to add by how many clients there are.
+            return ((self.weight[:, None] if values.dim() > 1 else self.weight) * values).sum(dim=0)
         return torch.matmul(self.weight, values)
 
 
@@ -75,7 +78,7 @@ class Client:
 
     Attributes:
         federation: the arrays; only the rows of this client are ever read.
-        seed: of the run.
+        seed: of the run; where clients of several runs are mapped together, of this one's.
         id: int64 [], the client's number.
         round: int64 [].
         offset: int64 [3], where its rows start, for each split.
@@ -86,7 +89,7 @@ class Client:
     """
 
     federation: Federation
-    seed: int
+    seed: int | randomness.Seeds
     id: Tensor
     round: Tensor
     offset: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
@@ -249,6 +249,17 @@ class Engine(Protocol):
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
+        ...
+
+    def agree(self, server: Tree, first: int, last: int) -> Generator[None, None, int]:
+        """Say that rounds first..last-1 of a state come next, so that runs that have them in common do them together.
+
+        Yields:
+            While other runs have to be heard, which is for one turn of each.
+
+        Returns:
+            Up to which round the next call of `launch` is to go: `last`, or fewer.
+        """
         ...
 
     def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -69,6 +69,22 @@ class VectorCohort(DoorCohort):
         return value.to(self.federation.device, kind)
 
 
+class Company(Protocol):
+    """Other engines, which some rounds are done together with; see `pefll.engines.joint`."""
+
+    def agree(self, engine: VectorEngine, server: Tree, first: int, last: int) -> Generator[None, None, int]:
+        """Do as `Engine.agree` for one of the engines."""
+        ...
+
+    def launch(self, engine: VectorEngine, first: int, rounds: int) -> tuple[Tree, Later[None]] | None:
+        """Do as `Engine.launch` for one of the engines, if all have agreed on these rounds; else return None."""
+        ...
+
+    def close(self) -> None:
+        """Free what was recorded."""
+        ...
+
+
 class VectorEngine:
     """Runs rounds with all clients of a cohort at once.
 
@@ -103,6 +119,7 @@ class VectorEngine:
         self.ledger = Ledger()
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
+        self.company: Company | None = None
         self.stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
             # Graphs are captured in this stream too: libraries keep scratch memory for each stream, and two engines
@@ -117,8 +134,14 @@ class VectorEngine:
         server = self.method.init(self.seed, cohort)
         return map_tree(cohort._cast, server)
 
+    def agree(self, server: Tree, first: int, last: int) -> Generator[None, None, int]:
+        """Hear which rounds the engines come to that this one has for company; without any, return `last`."""
+        return last if self.company is None else (yield from self.company.agree(self, server, first, last))
+
     def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
         """Start rounds first..first+rounds-1: on a GPU they are queued, on a CPU they are done."""
+        if self.company is not None and (under_way := self.company.launch(self, first, rounds)) is not None:
+            return under_way
         clock = Clock(self.device)
         if self.device.type == "cuda":
             if self._graph is None:
@@ -129,7 +152,7 @@ class VectorEngine:
             for t in range(first, first + rounds):
                 server, healthy = self._round(server, torch.full((), t))
                 bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
-        return server, clock.later(bad, _raise_if_bad)
+        return server, clock.later(bad, raise_if_bad)
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
         """Return the server's state after rounds first..first+rounds-1, once they are done."""
@@ -171,8 +194,11 @@ class VectorEngine:
             start = stop
 
     def close(self) -> None:
-        """Free the graph and give torch its settings back."""
+        """Free the graphs and give torch its settings back."""
         self._graph = None
+        if self.company is not None:
+            self.company.close()
+            self.company = None
         EngineSettings.give_back(self)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
@@ -280,7 +306,7 @@ class _Recorded:
             self.result = self.function(self.state)
 
 
-def _raise_if_bad(round_: Tensor) -> None:
+def raise_if_bad(round_: Tensor) -> None:
     """Raise PefllError where a round, int64 [], was the first with a reply that is not finite; -1 where none was."""
     if int(round_) >= 0:
         raise not_finite("training", None, int(round_))

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels.tiles import shrunk, side
+from pefll.ops.together import of_one_run
 
-PROGRAMS = 2 * 132  # that a sum over all pictures is split into, at least: two for each processor of an H200
+PROGRAMS = 132  # that a sum over all pictures is split into, at least: one for each processor of an H200
 
 
 @triton.jit
@@ -367,7 +368,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
     bm, bn, bk, warps = _weight_tile(s, x, precision)
     blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
-    splits, each = parts(triton.cdiv(rows, bm), blocks * clients)
+    splits, each = parts(triton.cdiv(rows, bm), blocks * of_one_run(clients))
     partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
     dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
     db = x.new_empty((clients, s.co))
@@ -433,11 +434,11 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
 
 # Sizes of tiles (rows, channels, inner), warps and stages, as measured best on an H200 for the paper's LeNet with 5 and
 # with 50 clients, and shrunk where a card has less shared memory. They change results only by rounding; a weight
-# gradient's sum is split by the number of clients.
+# gradient's sum is split by the number of clients. Of clients of several runs, those of one run count.
 
 
 def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
-    clients, rows = len(x), x.shape[1] * s.ph * s.pw
+    clients, rows = of_one_run(len(x)), x.shape[1] * s.ph * s.pw
     inner = s.wh * s.ww * s.ci
     if precision == "bf16":
         small = inner <= 256

@@ -16,6 +16,7 @@ from torch import Tensor
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels.convolution import corner, parts, pixels, vector
 from pefll.ops.kernels.tiles import shrunk, side
+from pefll.ops.together import of_one_run
 
 
 @triton.jit
@@ -202,7 +203,7 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
     bm, bn, bk, warps, stages = _weight_tile(columns, window, laid)
     n_blocks = triton.cdiv(columns, bn)
     blocks = n_blocks * triton.cdiv(window, bk)
-    splits, each = parts(triton.cdiv(routed.shape[1], bm), blocks * clients)
+    splits, each = parts(triton.cdiv(routed.shape[1], bm), blocks * of_one_run(clients))
     partial = shares.new_empty((splits, clients, columns, window))
     dw = shares.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
     db = shares.new_empty((clients, s.co))

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.ops.kernels.tiles import shrunk, side
+from pefll.ops.together import of_one_run
 
 
 @triton.jit
@@ -137,12 +138,12 @@ def backward(
 
 def _forward_tile(x: Tensor, outputs: int, precision: str) -> tuple[int, int, int, int, int]:
     clients, samples, inputs = x.shape
-    many = clients * outputs > 16 * 264
+    many = of_one_run(clients) * outputs > 16 * 264
     wide = 32 if many else 16
     at_once, deep, stages = shrunk(x, side(samples, 64), side(inputs, 128), wide, 4 if many else 3, precision)
     return at_once, wide, deep, 2 if many else 4, stages
 
 
 def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
-    many = x.shape[0] * x.shape[2] > 64 * 132
+    many = of_one_run(x.shape[0]) * x.shape[2] > 64 * 132
     return 16 if many else side(outputs, 64), 128 if many else 32, 4, 2
