@@ -189,6 +189,23 @@ def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
     engine.close()
 
 
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_a_state_that_is_written_in_place_is_the_one_made_step_by_step(average):
+    federation = pictures()
+    method = build_method("pefll", problem_of(federation, "lenet"), {"local_steps": 3, "server_average": average})
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", precision="tf32")
+    with engine.turn():
+        start = engine.start()
+        before, state = engine.snapshot(start), start
+        for t in range(5):
+            state, _ = engine._round(state, torch.full((), t, device="cuda"))
+        recorded_, under_way = engine.launch(start, 0, 5)
+        under_way.wait()
+    assert same(recorded_, state)
+    assert same(start, before)
+    engine.close()
+
+
 def test_a_snapshot_is_not_written_to():
     federation = ragged()
     method = build_method("pefll", problem_of(federation), {"local_steps": 3})

@@ -13,18 +13,19 @@ import pytest
 import torch
 
 from pefll.config import Config
-from pefll.engines import joint
+from pefll.engines import joint, vector
 from pefll.engines.conversation import conversation
 from pefll.engines.joint import join, why_not
-from pefll.engines.vector import VectorEngine
+from pefll.engines.vector import VectorEngine, put_back
 from pefll.errors import PefllError
 from pefll.fitting import RunsFailed, fit, fit_seeds, fit_together
 from pefll.lockstep import Stopped
 from pefll.methods import METHODS, build_method
 from pefll.methods.contract import everyone
+from pefll.ops import client_axis
 from pefll.preparing import Order
 from pefll.record import RunFolder
-from pefll.tree import leaves, map_tree
+from pefll.tree import leaves, map_tree, named_leaves
 from tests.engines.test_engines import SETTINGS
 from tests.federations import dealt, flat, problem_of, ragged
 
@@ -54,11 +55,11 @@ def engines_of():
     """Makes an engine for each seed, and closes all of them in the end."""
     opened = []
 
-    def make(name, model="mlp", shape=(6,)):
+    def make(name, model="mlp", shape=(6,), dtype=torch.float64):
         data = dealt(SEEDS, shape, pixels=len(shape) == 3)
         for seed in SEEDS:
             method = build_method(name, problem_of(data[seed], model), SETTINGS[name])
-            opened.append(VectorEngine(data[seed], method, seed, 3, "cpu", torch.float64))
+            opened.append(VectorEngine(data[seed], method, seed, 3, "cpu", dtype))
         return opened[-len(SEEDS) :]
 
     yield make
@@ -206,19 +207,29 @@ class Stream:
 
 
 @pytest.fixture
-def recorded(engines_of, monkeypatch):
-    """Makes engines with streams, and what joins them; what they record is done once, where it is recorded."""
+def with_streams(monkeypatch):
+    """Gives engines streams, and joins them; what they record is done once, where it is recorded."""
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("current", []))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
-    monkeypatch.setattr(joint, "recording", lambda *arguments: contextlib.nullcontext())
-    engines, waits = engines_of("pefll"), []
-    together = join(engines)
-    states = [engine.start() for engine in engines]
-    together.stream = Stream("all", waits)
-    for name, engine in zip("abc", engines, strict=True):
-        engine.stream = Stream(name, waits)
-        monkeypatch.setattr(engine, "turn", contextlib.nullcontext)
-    return engines, together, states, waits
+    for module in (vector, joint):
+        monkeypatch.setattr(module, "recording", lambda *arguments: contextlib.nullcontext())
+
+    def prepare(engines):
+        waits, together = [], join(engines)
+        states = [engine.start() for engine in engines]
+        together.stream = Stream("all", waits)
+        for name, engine in zip("abc", engines, strict=True):
+            engine.stream, engine.pool = Stream(name, waits), None
+            monkeypatch.setattr(engine, "turn", contextlib.nullcontext)
+        return engines, together, states, waits
+
+    return prepare
+
+
+@pytest.fixture
+def recorded(engines_of, with_streams):
+    return with_streams(engines_of("pefll"))
 
 
 @pytest.mark.parametrize("branches", [True, False])
@@ -242,6 +253,33 @@ def test_a_recorded_round_forks_and_joins_at_every_exchange(recorded, engines_of
         started.add(ledger)
         assert vars(engine.ledger.since(started)) == vars(cost)
     assert [engine.ledger for engine in engines] == ledgers
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Triton's interpreter
+def test_a_recorded_round_writes_large_states_where_they_are_and_copies_the_rest(engines_of, with_streams, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(client_axis, "interpreted", True)
+    copied = []
+
+    def noting(old, new):
+        names = [
+            name for (name, there), value in zip(named_leaves(old), leaves(new), strict=True) if there is not value
+        ]
+        copied.append(names)
+        return put_back(old, new)
+
+    for module in (vector, joint):
+        monkeypatch.setattr(module, "put_back", noting)
+    engines, together, states, _ = with_streams(engines_of("pefll", dtype=torch.float32))
+    before = [flat(state) for state in states]
+    alone = [vector._RoundGraph(engine, state) for engine, state in zip(engines, states, strict=True)]
+    joined = together._recorded(states, 0)
+    assert copied == [["step"]] * 6  # alone and joined; the step's number is all that is not Adam's
+    for engine, state, then, one, other in zip(engines, states, before, alone, joined.servers, strict=True):
+        wanted, _ = engine._round(state, torch.zeros((), dtype=torch.int64))
+        assert torch.equal(flat(one.server), flat(wanted))
+        torch.testing.assert_close(flat(other), flat(wanted))
+        assert torch.equal(flat(state), then)
 
 
 def test_what_would_differ_or_cannot_be_recorded_goes_on_alone(recorded, monkeypatch):

@@ -19,6 +19,7 @@ from pefll.methods import build_method
 from pefll.methods.adam import Adam, Moments, adam
 from pefll.methods.local_sgd import SGD, sgd_step
 from pefll.ops import blocks, client_axis, precision, together
+from pefll.ops.recorded import overwriting
 from tests.federations import flat, problem_of, ragged
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -273,6 +274,30 @@ def test_adam(scaled, decay):
     narrow, wide = both(run, parameters, gradient, first, second, scale)
     for got, wanted in zip(narrow, wide, strict=True):
         close(got, wanted)
+
+
+def test_adam_in_place_where_both_who_calls_it_and_the_engine_allow_it():
+    given = [random(3000, seed=seed).square() for seed in range(3)]
+    gradient, step = random(6000)[::2], torch.full((), 7, device=DEVICE)
+
+    def run(parts, **promise):
+        changed, moments = adam(parts[0], gradient, Moments(*parts[1:]), step, Adam(1e-2, 0.3), **promise)
+        return [changed, *moments]
+
+    wanted = run(given)
+    with overwriting():
+        kept = run(given)
+        own = [part.clone() for part in given]
+        written = run(own, last_use=True)
+        apart = [torch.stack([part, part], dim=1)[:, 0] for part in given]
+        elsewhere = run(apart, last_use=True)
+    outside = run(given, last_use=True)
+    assert all(mine is there for mine, there in zip(written, own, strict=True))
+    for results in (kept, elsewhere, outside):
+        assert not any(mine is there for mine in results for there in (*given, *apart))
+    for results in (kept, written, elsewhere, outside):
+        assert all(torch.equal(*pair) for pair in zip(results, wanted, strict=True))
+    assert all(torch.equal(part, random(3000, seed=seed).square()) for seed, part in enumerate(given))
 
 
 def test_pixels_are_taken_as_without_kernels():

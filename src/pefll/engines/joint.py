@@ -27,10 +27,10 @@ from pefll.data.client import Client
 from pefll.engines.cohort import Engine
 from pefll.engines.conversation import conversation
 from pefll.engines.later import Clock, Later
-from pefll.engines.vector import CLIENTS_AT_ONCE, VectorCohort, VectorEngine, raise_if_bad
+from pefll.engines.vector import CLIENTS_AT_ONCE, VectorCohort, VectorEngine, put_back, raise_if_bad
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone
-from pefll.ops.recorded import in_full, recording
+from pefll.ops.recorded import in_full, overwriting, recording
 from pefll.ops.together import clients_of
 from pefll.randomness import Seeds
 from pefll.tree import Tree, leaves, map_tree, named_leaves
@@ -265,7 +265,7 @@ class Joint:
             with nullcontext() if branch is None else torch.cuda.stream(branch):
                 alone = engine._cohort(engine._sample(t), t, engine.ledger)
                 after = engine.method.round(server, JointCohort(**vars(alone), ask=reach))
-                return map_tree(lambda old, new: old.copy_(new), server, after) if in_place else after
+                return put_back(server, after) if in_place else after
 
         return part
 
@@ -350,7 +350,7 @@ class _JointGraph:
                     raise PefllError(f"they would not be what they are alone ({joint.differs[0]})")
                 before = [engine.ledger.copy() for engine in engines]
                 self.graph = torch.cuda.CUDAGraph()
-                with recording(self.graph, joint.stream):
+                with recording(self.graph, joint.stream), overwriting():
                     _, healthy = joint.round(self.servers, self.t, threads, in_place=True)
                     self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
                     self.t.add_(1)

@@ -25,7 +25,7 @@ from pefll.engines.cohort import (
 )
 from pefll.engines.later import Clock, Later
 from pefll.methods.contract import Each, Everyone, Method
-from pefll.ops.recorded import in_full, recording
+from pefll.ops.recorded import in_full, overwriting, recording
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
@@ -253,9 +253,9 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph, side, engine.pool):
+        with recording(self.graph, side, engine.pool), overwriting():
             after, healthy = engine._round(self.server, self.t)
-            map_tree(lambda old, new: old.copy_(new), self.server, after)
+            put_back(self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
             self.t.add_(1)
         self.cost = engine.ledger.since(before)
@@ -304,6 +304,11 @@ class _Recorded:
         self.graph = torch.cuda.CUDAGraph()
         with recording(self.graph, side, self.engine.pool):
             self.result = self.function(self.state)
+
+
+def put_back(old: Tree, new: Tree) -> Tree:
+    """Write a new state to where the old one lies, and return that; what was written there already is not copied."""
+    return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)
 
 
 def raise_if_bad(round_: Tensor) -> None:

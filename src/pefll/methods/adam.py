@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pefll.ops import client_axis
+from pefll.ops.recorded import may_overwrite
 
 
 class Adam(NamedTuple):
@@ -41,7 +42,13 @@ def no_moments(parameters: Tensor) -> Moments:
 
 
 def adam(
-    parameters: Tensor, gradient: Tensor, moments: Moments, step: Tensor, settings: Adam, scale: Tensor | None = None
+    parameters: Tensor,
+    gradient: Tensor,
+    moments: Moments,
+    step: Tensor,
+    settings: Adam,
+    scale: Tensor | None = None,
+    last_use: bool = False,
 ) -> tuple[Tensor, Moments]:
     """Return parameters and moments after one step of Adam.
 
@@ -52,9 +59,12 @@ def adam(
         step: int64 [], 1 for the first step.
         settings: hyper-parameters.
         scale: [], by which the gradient is multiplied first; None for 1.
+        last_use: whether nobody reads the parameters and moments that are given here again. Where an engine has them
+            for itself, the new ones may then be written in their place.
     """
     if client_axis.available(parameters):
-        changed, *after = client_axis.adam(parameters, gradient, *moments, step, scale, *settings)
+        in_place = last_use and may_overwrite()
+        changed, *after = client_axis.adam(parameters, gradient, *moments, step, scale, *settings, in_place=in_place)
         return changed, Moments(*after)
     lr, decay, first_decay, second_decay, epsilon = settings
     if scale is not None:

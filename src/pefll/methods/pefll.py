@@ -179,7 +179,10 @@ class PeFLL:
         return self.h(eta_h, (v - server.shift) / server.scale)
 
     def step(self, server: Server, d_hypernetwork: Tensor, d_embedder: Tensor) -> Server:
-        """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added."""
+        """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added.
+
+        The last thing that is done with the state that is given: Adam may write in its place.
+        """
         step = server.step + 1
         if self.server_optimizer == "sgd":
             return server._replace(
@@ -190,9 +193,11 @@ class PeFLL:
         factor = self._shrinkage(d_hypernetwork, d_embedder)
         of_h, of_v = (Adam(self.server_lr, 2 * decay) for decay in (self.lambda_h, self.lambda_v))
         hypernetwork, moments_h = adam(
-            server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, of_h, factor
+            server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, of_h, factor, last_use=True
         )
-        embedder, moments_v = adam(server.embedder, d_embedder, server.embedder_moments, step, of_v, factor)
+        embedder, moments_v = adam(
+            server.embedder, d_embedder, server.embedder_moments, step, of_v, factor, last_use=True
+        )
         return server._replace(
             hypernetwork=hypernetwork,
             embedder=embedder,

@@ -265,6 +265,27 @@ def _adam(
     return pointwise.adam(p, g, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
 
 
+@custom_op("pefll::adam_in_place", mutates_args=("parameters", "first", "second"))
+def _adam_in_place(
+    parameters: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    scale: Tensor | None,
+    lr: float,
+    decay: float,
+    first_decay: float,
+    second_decay: float,
+    epsilon: float,
+) -> None:
+    """Do the same to contiguous parameters and moments [D] where they lie."""
+    from pefll.ops.kernels import pointwise
+
+    numbers = (lr, decay, first_decay, second_decay, epsilon)
+    pointwise.adam(parameters, gradient.contiguous(), first, second, step, scale, *numbers, in_place=True)
+
+
 for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd):
     merge_mapped_axis(_operation)
 merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
@@ -452,9 +473,23 @@ def sgd(
     return result
 
 
-def adam(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order."""
-    result: tuple[Tensor, Tensor, Tensor] = _adam(*arguments)
+def adam(
+    parameters: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *numbers: Tensor | float | None,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order.
+
+    In place they are written to where they were, if that is contiguous.
+    """
+    old = (parameters, first, second)
+    if in_place and all(part.is_contiguous() for part in old):
+        _adam_in_place(parameters, gradient, first, second, *numbers)
+        return old
+    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, gradient, first, second, *numbers)
     return result
 
 

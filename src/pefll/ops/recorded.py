@@ -16,6 +16,7 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 WORTH = 16
 
 _allowed = True
+_overwrites = False
 
 
 @contextmanager
@@ -44,6 +45,25 @@ def in_full() -> Iterator[None]:
         yield
     finally:
         _allowed = before
+
+
+@contextmanager
+def overwriting() -> Iterator[None]:
+    """Say that the states in the block are nobody else's: what is not needed any more may be written to.
+
+    A plain variable, not one of a thread: servers of runs that are recorded together have threads of their own.
+    """
+    global _overwrites
+    before, _overwrites = _overwrites, True
+    try:
+        yield
+    finally:
+        _overwrites = before
+
+
+def may_overwrite() -> bool:
+    """Return whether a new state may be written in place of the old one, by who knows that nobody reads that again."""
+    return _overwrites
 
 
 def worth_recording(value: Tensor, times: int) -> bool:

@@ -306,10 +306,12 @@ def adam(
     first_decay: float,
     second_decay: float,
     epsilon: float,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and both moments [D] after one step of Adam, from contiguous ones; see `pefll.methods.adam`."""
     size = parameters.numel()
-    new = tuple(torch.empty_like(parameters) for _ in range(3))
+    old = (parameters, first, second)
+    new = old if in_place else tuple(torch.empty_like(part) for part in old)
     _adam[(triton.cdiv(size, _BLOCK),)](
         parameters, gradient, first, second, step, step if scale is None else scale, *new, size, lr, decay, first_decay,
         second_decay, epsilon, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
