@@ -9,16 +9,22 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pefll import randomness
+from pefll.data.client import Batch
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import evaluate
-from pefll.methods import build_method
+from pefll.methods import Problem, build_method
 from pefll.methods.adam import Adam, Moments, adam
 from pefll.methods.local_sgd import SGD, sgd_step
+from pefll.models import Network
+from pefll.models.convnet import ConvNet
 from pefll.ops import blocks, client_axis, precision, together
+from pefll.ops.alone import gradient
 from pefll.ops.recorded import overwriting
 from tests.federations import flat, problem_of, ragged
 
@@ -77,6 +83,7 @@ def convolutions(draw):
         "bias": draw(st.booleans()),
         "channels_last": draw(st.booleans()),
         "shared": draw(st.booleans()),
+        "feeds_convolution": draw(st.booleans()),
     }
 
 
@@ -107,7 +114,7 @@ def test_convolution(products, case):
 def test_convolutions_of_known_networks(products, ci, co, kernel, size, samples, stride, padding, pool):
     case = {"clients": 2, "samples": samples, "ci": ci, "co": co, "kernel": (kernel, kernel), "h": size, "w": size}
     rest = {"stride": stride, "padding": padding, "pool": pool, "relu": True, "bias": True}
-    check_convolution(products, case | rest | {"channels_last": True, "shared": False})
+    check_convolution(products, case | rest | {"channels_last": True, "shared": False, "feeds_convolution": pool == 1})
 
 
 def check_convolution(products, case):
@@ -129,7 +136,7 @@ def check_convolution(products, case):
         def one(x, w, bias):
             numbers = (case["stride"], case["padding"], 1, 1, case["relu"], case["pool"])
             assert client_axis.convolves(x, w, *numbers[:4], case["pool"]) == (x.dtype == torch.float32)
-            y = blocks.conv_block(x, w, bias, *numbers)
+            y = blocks.conv_block(x, w, bias, *numbers, feeds_convolution=case["feeds_convolution"])
             # Some function of the output whose gradient differs from place to place.
             return (y * exact(torch.arange(y.numel(), device=y.device).reshape(y.shape).sin()).to(y.dtype)).sum(), y
 
@@ -169,6 +176,21 @@ def test_convolution_whose_output_has_gradients_in_any_layout(products, layout):
     narrow, wide = both(run, exact(x), exact(w), exact(g))
     for got, wanted in zip(narrow, wide, strict=True):
         close(got, wanted)
+
+
+def test_only_the_end_of_a_chain_has_its_channels_first(products):
+    x, first, second = random(2, 3, 1, 12, 12), random(2, 4, 1, 3, 3, seed=1), random(2, 5, 4, 3, 3, seed=2)
+    layouts = []
+
+    def chain(x, first, second):
+        numbers = (None, 1, 0, 1, 1, True)
+        y = blocks.conv_chain(x, ((first, *numbers, 2), (second, *numbers, 1)))
+        layouts.append((blocks.conv_block(x, first, *numbers, 2).stride(), y.stride()))
+        return y.flatten(1)
+
+    got, wanted = both(torch.vmap(chain), x, first, second)
+    close(got, wanted, 1e-5 if products == "float32" or DEVICE == "cpu" else 3e-2)
+    assert layouts[0] == ((100, 1, 20, 4), (45, 9, 3, 1))
 
 
 def test_an_empty_batch_is_left_to_the_library():
@@ -239,6 +261,42 @@ def test_cross_entropy(clients, samples, classes):
     (gradient, loss), (wanted_gradient, wanted) = both(run, scores, y, weight)
     close(loss, wanted)
     close(gradient, wanted_gradient)
+
+
+class Made(TorchDispatchMode):
+    """Notes which of torch's own operations write new memory, each of them a kernel of its own on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), more=None):
+        result = function(*arguments, **(more or {}))
+        given, made = (
+            {part.untyped_storage().data_ptr() for part in tree_leaves(tree) if isinstance(part, torch.Tensor)}
+            for tree in ((arguments, more), result)
+        )
+        if function.namespace == "aten" and not made <= given and "empty" not in function.__name__:
+            self.names.append(function.__name__)
+        return result
+
+
+def test_a_local_step_launches_nothing_but_our_kernels(products):
+    problem = Problem(Network(ConvNet((1, 14, 14), 3, 3, (6,))), (1, 14, 14), 3, 4)
+    theta, x = 0.3 * random(2, problem.model.size), random(2, 2, 1, 14, 14, seed=1)
+    y, weight = torch.tensor([[0, 2], [1, 1]], device=DEVICE), torch.ones(2, 2, device=DEVICE)
+
+    def step(theta, x, y, weight):
+        return sgd_step(theta, theta, problem.gradient(theta, Batch(x, y, weight)), SGD(0.1, 0.9, 0.01, 2.0))
+
+    def by_loss(theta, x, y, weight):
+        return sgd_step(theta, theta, gradient(problem.loss, theta, Batch(x, y, weight)), SGD(0.1, 0.9, 0.01, 2.0))
+
+    with Made() as made:
+        after = torch.vmap(step)(theta, x, y, weight)
+    assert made.names == []
+    wanted = torch.vmap(by_loss)(theta, x, y, weight)
+    assert all(torch.equal(*pair) for pair in zip(after, wanted, strict=True))
 
 
 @pytest.mark.parametrize("clip", [None, 2.0, 1e9])
@@ -391,6 +449,8 @@ def test_second_derivatives_are_refused():
         second_derivative(lambda theta: small_net(theta, x).square().sum())(random(185))
     with pytest.raises(PefllError, match="second derivatives"):
         second_derivative(lambda scores: blocks.cross_entropy(scores, y, ones))(random(2, 3))
+    with pytest.raises(PefllError, match="second derivatives"):
+        torch.func.grad(lambda scores: client_axis.cross_entropy_gradient(scores, y, ones).sum())(random(2, 3))
     with pytest.raises(PefllError, match="second derivatives"):
         torch.func.grad(lambda theta: sgd_step(theta, theta, theta, SGD(0.1))[0].sum())(random(7))
 

@@ -13,6 +13,8 @@ from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
 from pefll.errors import PefllError
 from pefll.models.network import Network, Parameters
+from pefll.ops import client_axis
+from pefll.ops.alone import gradient, is_constant
 from pefll.ops.blocks import cross_entropy
 
 State = TypeVar("State", bound=tuple[Any, ...])
@@ -108,6 +110,15 @@ class Problem:
     def loss(self, theta: Parameters, batch: Any) -> Tensor:
         """Return the mean cross-entropy of a model, a vector [D] or tensors by name, on a batch."""
         return cross_entropy(self.model(theta, batch.x), batch.y, batch.weight)
+
+    def gradient(self, theta: Tensor, batch: Any) -> Tensor:
+        """Return the gradient of the loss at theta [D] on a batch, [D]."""
+        if is_constant(theta) or not client_axis.available(theta):
+            return gradient(self.loss, theta, batch)
+        # From the scores back. From the loss back would begin with a one for each client, and with a product by it.
+        scores, pull_back = torch.func.vjp(lambda at: self.model(at, batch.x), theta)  # type: ignore[misc]
+        (of_theta,) = pull_back(client_axis.cross_entropy_gradient(scores, batch.y, batch.weight))
+        return of_theta  # type: ignore[no-any-return]
 
 
 def check_kept(clients: int, numbers: int, advice: str) -> None:

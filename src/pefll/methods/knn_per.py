@@ -13,7 +13,7 @@ from pefll.data.client import Client
 from pefll.data.federation import TRAIN
 from pefll.errors import PefllError
 from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, tally
-from pefll.methods.local_sgd import SGD, descend
+from pefll.methods.local_sgd import SGD, follow
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
 
@@ -118,7 +118,7 @@ class KNNPer:
         """Train the global model on one client's samples."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
-        return Update(descend(self.problem.loss, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
+        return Update(follow(self.problem.gradient, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the mixture of the global model and the client's memory."""

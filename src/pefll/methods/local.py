@@ -10,7 +10,7 @@ from torch import Tensor
 from pefll.data.client import Client
 from pefll.errors import PefllError
 from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
-from pefll.methods.local_sgd import SGD, descend
+from pefll.methods.local_sgd import SGD, follow
 
 
 class Server(NamedTuple):
@@ -73,7 +73,7 @@ class Local:
         """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches, steps = client.epochs("train", self.batch_size, self.epochs)
-        return Own(descend(self.problem.loss, theta, batches, sgd, steps))
+        return Own(follow(self.problem.gradient, theta, batches, sgd, steps))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the client's own model."""

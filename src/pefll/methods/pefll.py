@@ -15,7 +15,7 @@ from pefll.data.client import Client
 from pefll.errors import PefllError, unknown
 from pefll.methods.adam import Adam, Moments, adam, no_moments
 from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
-from pefll.methods.local_sgd import SGD, descend, shrinkage
+from pefll.methods.local_sgd import SGD, follow, shrinkage
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
@@ -256,7 +256,7 @@ class PeFLL:
         """Run k steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
         batches = client.batches("adapt", self.batch_size or None, self.local_steps)
-        return theta - descend(self.problem.loss, theta, batches, sgd)
+        return theta - follow(self.problem.gradient, theta, batches, sgd)
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v, the mean of φ over all training samples, [l]."""

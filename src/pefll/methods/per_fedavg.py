@@ -15,8 +15,7 @@ from pefll.data.client import Batch, Client
 from pefll.data.federation import TRAIN
 from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
-from pefll.methods.local_sgd import SGD, descend, follow
-from pefll.ops.alone import gradient
+from pefll.methods.local_sgd import SGD, follow
 
 VARIANTS = ("fo", "hf")
 
@@ -115,17 +114,19 @@ class PerFedAvg:
 
     def meta_gradient(self, theta: Tensor, batches: tuple[Batch, ...]) -> Tensor:
         """Return the gradient of f(w - α∇f(w)) with respect to w, [D], to first order or free of the Hessian."""
-        loss, (inner, outer, *curved) = self.problem.loss, batches
-        v = gradient(loss, theta - self.inner_lr * gradient(loss, theta, inner), outer)
+        gradient, (inner, outer, *curved) = self.problem.gradient, batches
+        v = gradient(theta - self.inner_lr * gradient(theta, inner), outer)
         if not curved:
             return v
-        ahead, behind = (gradient(loss, theta + sign * self.difference * v, curved[0]) for sign in (1, -1))
+        ahead, behind = (gradient(theta + sign * self.difference * v, curved[0]) for sign in (1, -1))
         return v - self.inner_lr * (ahead - behind) / (2 * self.difference)
 
     def adapt(self, client: Client, theta: Tensor) -> Own:
         """Take a few plain steps of rate α on a client's own samples; the model [D] stays there."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
-        return Own(descend(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None)))
+        return Own(
+            follow(self.problem.gradient, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
+        )
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the client's own model."""

@@ -14,7 +14,7 @@ from pefll import randomness
 from pefll.data.client import Client
 from pefll.errors import PefllError
 from pefll.methods.contract import Cohort, Problem, Score, check_kept, each, score
-from pefll.methods.local_sgd import SGD, descend, sgd_step
+from pefll.methods.local_sgd import SGD, follow, sgd_step
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
 
@@ -155,7 +155,7 @@ class PFedHN:
         """Run local SGD; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
-        return theta - descend(self.problem.loss, theta, batches, sgd)
+        return theta - follow(self.problem.gradient, theta, batches, sgd)
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the model as it came."""

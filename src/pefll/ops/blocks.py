@@ -28,6 +28,7 @@ def conv_block(
     groups: int,
     relu: bool,
     pool: int,
+    feeds_convolution: bool = True,
 ) -> Tensor:
     """Return a convolution of x, max-pooled, with ReLU.
 
@@ -41,12 +42,15 @@ def conv_block(
         groups: of the convolution.
         relu: whether negative values become 0.
         pool: side of the pooled squares, which do not overlap; what is left over at the border is dropped. 1 for none.
+        feeds_convolution: whether another convolution may come next. Kernels like channels innermost in memory; what
+            else may come, such as `flatten`, would copy them.
 
     Returns:
         [b, co, h', w'].
     """
     if client_axis.convolves(x, weight, stride, padding, dilation, groups, pool):
-        return client_axis.convolve(x, weight, bias, _side(stride), _side(padding), pool, relu)
+        numbers = (_side(stride), _side(padding), pool, relu)
+        return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution)
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),))
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
@@ -68,8 +72,8 @@ def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
     """
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, blocks)
-    for block in blocks:
-        x = conv_block(x, *block)
+    for place, block in enumerate(blocks, start=1):
+        x = conv_block(x, *block, feeds_convolution=place < len(blocks))
     return x
 
 

@@ -109,14 +109,22 @@ def _both(pair: Pair) -> tuple[int, int]:
 
 @custom_op("pefll::convolve", mutates_args=())
 def _convolve(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool, precision: str
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: int,
+    pool: int,
+    relu: bool,
+    precision: str,
+    channels_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
     from pefll.ops.kernels import convolution
 
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
-    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, precision)
-    return y.permute(0, 1, 4, 2, 3), route, laid, spread
+    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
+    return y, route, laid, spread
 
 
 @custom_op("pefll::convolve_backward", mutates_args=())
@@ -337,13 +345,13 @@ class _Convolve(torch.autograd.Function):
         x, w = inputs[:2]
         laid = output[2]
         ctx.save_for_backward(laid if laid.numel() else x, w, *output[1:])
-        ctx.numbers = inputs[3:]
+        ctx.numbers = inputs[3:-1]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
         wants_input, _, wants_bias = ctx.needs_input_grad[:3]
         dx, dw, db = _apply(_ConvolveBackward, g, *ctx.saved_tensors, *ctx.numbers, wants_input)
-        return dx if wants_input else None, dw, db if wants_bias else None, *(None for _ in ctx.numbers)
+        return dx if wants_input else None, dw, db if wants_bias else None, *(None for _ in ctx.numbers), None
 
 
 class _LinearBackward(_Once):
@@ -415,6 +423,13 @@ class _CrossEntropyBackward(_Once):
         return g * gradient
 
 
+class _CrossEntropyGradient(_Once):
+    @staticmethod
+    def forward(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        gradient: Tensor = _cross_entropy(scores.unsqueeze(0), y.unsqueeze(0), weight.unsqueeze(0))[1]
+        return gradient.squeeze(0)
+
+
 class _SGD(_Once):
     @staticmethod
     def forward(theta: Tensor, velocity: Tensor, gradient: Tensor, active: Tensor | None, *numbers: Any) -> Any:
@@ -441,9 +456,21 @@ class _CrossEntropy(torch.autograd.Function):
         return _apply(_CrossEntropyBackward, g, *ctx.saved_tensors), None, None
 
 
-def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int, pool: int, relu: bool) -> Tensor:
-    """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU."""
-    y: Tensor = _apply(_Convolve, x, w, bias, stride, padding, pool, relu, products())[0]
+def convolve(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: int,
+    pool: int,
+    relu: bool,
+    channels_first: bool = False,
+) -> Tensor:
+    """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU.
+
+    In memory its channels are innermost, or `channels_first`, so that a picture's numbers are one row.
+    """
+    y: Tensor = _apply(_Convolve, x, w, bias, stride, padding, pool, relu, products(), channels_first)[0]
     return y
 
 
@@ -463,6 +490,12 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the mean cross-entropy [] of scores [b, classes] with labels y [b], weighted by `weight` [b]."""
     loss: Tensor = _apply(_CrossEntropy, scores, y, weight)[0]
     return loss
+
+
+def cross_entropy_gradient(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient [b, classes] of `cross_entropy` with respect to the scores."""
+    gradient: Tensor = _apply(_CrossEntropyGradient, scores, y, weight)
+    return gradient
 
 
 def sgd(

@@ -106,8 +106,8 @@ def _forward(
     x, w, bias, y, route, B, sx_c, sx_b, sx_h, sx_w, sx_k, sb_c,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
-    RELU: tl.constexpr, BIAS: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    RELU: tl.constexpr, BIAS: tl.constexpr, CHANNELS_FIRST: tl.constexpr, VECTOR: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     PLACES: tl.constexpr = POOL * POOL
     client = tl.program_id(2).to(tl.int64)
@@ -147,7 +147,11 @@ def _forward(
         value = tl.where(value <= 0, 0.0, value)  # not maximum, which would hide NaN
     inside = (rows < B * PH * PW)[:, None] & (co < CO)[None, :]
     out = (client * B * PH * PW + rows)[:, None] * CO + co[None, :]
-    tl.store(y + out, value, mask=inside)
+    if CHANNELS_FIRST:
+        picture = (client * B + b) * (PH * PW * CO) + rows % (PH * PW)
+        tl.store(y + picture[:, None] + co[None, :] * (PH * PW), value, mask=inside)
+    else:
+        tl.store(y + out, value, mask=inside)
     if RELU or PLACES > 1:
         tl.store(route + out, winner.to(tl.uint8), mask=inside)
 
@@ -303,8 +307,8 @@ class Forward(NamedTuple):
     """What a convolution gives.
 
     Attributes:
-        y: outputs, float32 [c, b, ph, pw, co].
-        route: which position won, uint8 of the same shape; [c, 1] where all outputs get gradients.
+        y: outputs, float32 [c, b, co, ph, pw].
+        route: which position won, uint8 [c, b, ph, pw, co]; [c, 1] where all outputs get gradients.
         laid: the input as it was laid out, [c, b, h, w, channels]; [c, 0] where it was not.
         spread: the filters as they were multiplied, [c, position, co, window]; [c, 0] where the input was not laid out.
     """
@@ -315,7 +319,9 @@ class Forward(NamedTuple):
     spread: Tensor
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str) -> Forward:
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str, channels_first: bool = False
+) -> Forward:
     """Return outputs, and what a backward pass needs.
 
     Args:
@@ -324,6 +330,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, preci
         bias: [c, co], or None.
         geometry: of the convolution.
         precision: of products: tf32x3, tf32 or bf16.
+        channels_first: how outputs lie in memory; else their channels are innermost.
     """
     s = geometry
     clients, samples = x.shape[:2]
@@ -338,18 +345,21 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, preci
     )  # fmt: skip
     if precision == "bf16":
         x, s = laid.permute(0, 1, 4, 2, 3), s._replace(ci=channels)
-    y = torch.empty((clients, samples, s.ph, s.pw, s.co), dtype=torch.float32, device=x.device)
-    route = torch.empty(y.shape if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
+    last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
+    y = torch.empty(first if channels_first else last, dtype=torch.float32, device=x.device)
+    route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
     rows = samples * s.ph * s.pw
     bm, bn, bk, warps, stages = _forward_tile(s, x, precision)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.co, bn), clients)
     _forward[grid](
         x, spread, y if bias is None else bias, y, route, samples, *_strides(x),
         0 if bias is None else bias.stride(0), s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw,
-        s.pool, s.relu, bias is not None, vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk, num_warps=warps,
-        num_stages=stages,
+        s.pool, s.relu, bias is not None, channels_first, vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     # Kept until the backward pass, so only where that looks at them.
+    if not channels_first:
+        y = y.permute(0, 1, 4, 2, 3)
     return Forward(y, route, laid, spread if laid.numel() else spread.new_empty((clients, 0)))
 
 
