@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.ops.geometry import Geometry
-from pefll.ops.kernels.convolution import corner, parts, pixels, vector
+from pefll.ops.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
 from pefll.ops.kernels.tiles import shrunk, side
 from pefll.ops.together import of_one_run
 
@@ -87,15 +87,16 @@ def _weight_gradient(
 def _gather_up(
     partial, shares, dw, db, C, SPLITS: tl.constexpr, SHARES: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
-    POOL: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    POOL: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, BIAS_BLOCK: tl.constexpr,
+    BIAS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
     client = tl.program_id(1).to(tl.int64)
     K: tl.constexpr = WH * WW * LAID
     WEIGHTS: tl.constexpr = CO * KH * KW * CI
     BLOCKS: tl.constexpr = (WEIGHTS + BLOCK - 1) // BLOCK
-    total = tl.zeros([BLOCK], tl.float32)
     if tl.program_id(0) < BLOCKS:
+        total = tl.zeros([BLOCK], tl.float32)
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         co, k = at // (KH * KW * CI), at % (KH * KW * CI)
         ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI  # neighbours read neighbours
@@ -109,13 +110,14 @@ def _gather_up(
                 total += tl.sum(tl.load(share[:, None] + from_[None, :], mask=there, other=0.0), axis=0)
         tl.store(dw + client * WEIGHTS + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=at < WEIGHTS)
     else:
-        co = (tl.program_id(0) - BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-        for first in range(0, SHARES, AT_ONCE):
-            share = first + tl.arange(0, AT_ONCE)
-            there = (share < SHARES)[:, None] & (co < CO)[None, :]
-            at = (client * SHARES + share)[:, None] * CO + co[None, :]
-            total += tl.sum(tl.load(shares + at, mask=there, other=0.0), axis=0)
-        tl.store(db + client * CO + co, total, mask=co < CO)
+        channel = (tl.program_id(0) - BLOCKS) * BIAS_BLOCK + tl.arange(0, BIAS_BLOCK)
+        of_bias = tl.zeros([BIAS_BLOCK], tl.float32)
+        for first in range(0, SHARES, BIAS_AT_ONCE):
+            share = first + tl.arange(0, BIAS_AT_ONCE)
+            there = (share < SHARES)[:, None] & (channel < CO)[None, :]
+            place = (client * SHARES + share)[:, None] * CO + channel[None, :]
+            of_bias += tl.sum(tl.load(shares + place, mask=there, other=0.0), axis=0)
+        tl.store(db + client * CO + channel, of_bias, mask=channel < CO)
 
 
 @triton.jit
@@ -177,13 +179,15 @@ def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> t
     s = geometry
     clients, samples = g.shape[:2]
     rows = samples * s.ph * s.pw
-    blocks = triton.cdiv(rows, 128)
+    # Fewer rows at once where there are so few that they would not give every processor something to do.
+    bm = 128 if of_one_run(clients) * rows > 128 * PROGRAMS else 32
+    blocks = triton.cdiv(rows, bm)
     routed = laid.new_empty((clients, rows, s.pool**2 * s.co))
     shares = g.new_empty((clients, blocks, s.co))
     client, sample, channel, row, column = g.stride()
     _let_through[(blocks, clients)](
         g, route, routed, shares, samples, client, sample, row, column, channel, s.co, s.ph, s.pw, s.pool, s.routed,
-        BM=128, BN=side(s.co, 32), num_warps=4,
+        BM=bm, BN=side(s.co, 32), num_warps=4,
     )  # fmt: skip
     return routed, shares
 
@@ -212,12 +216,12 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
         s.pw, s.pool, vector(laid.permute(0, 1, 4, 2, 3), s), BM=bm, BN=bn, BK=bk, N_BLOCKS=n_blocks, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
-    at_once = min(64, triton.next_power_of_2(splits))
-    block = max(16, 512 // at_once)
-    grid = (triton.cdiv(dw[0].numel(), block) + triton.cdiv(s.co, block), clients)
+    at_once, bias_at_once = (min(64, triton.next_power_of_2(number)) for number in (splits, shares.shape[1]))
+    block, bias_block = max(16, 512 // at_once), max(16, 512 // bias_at_once)
+    grid = (triton.cdiv(dw[0].numel(), block) + triton.cdiv(s.co, bias_block), clients)
     _gather_up[grid](
         partial, shares, dw, db, clients, splits, shares.shape[1], geometry.ci, channels, s.co, s.kh, s.kw, s.stride,
-        s.wh, s.ww, s.pool, BLOCK=block, AT_ONCE=at_once, num_warps=4,
+        s.wh, s.ww, s.pool, BLOCK=block, AT_ONCE=at_once, BIAS_BLOCK=bias_block, BIAS_AT_ONCE=bias_at_once, num_warps=4,
     )  # fmt: skip
     return dw, db
 
