@@ -206,6 +206,17 @@ def test_a_run_is_never_resumed_on_other_data_or_with_other_settings(tmp_path):
         fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK | {"local_steps": 2})
 
 
+def test_a_module_of_another_size_is_told_so(tmp_path):
+    def module(width):
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, width), torch.nn.Linear(width, 3))
+
+    federation = ragged()
+    fit(federation, "fedavg", model=module(5), rounds=2, out=tmp_path, **QUICK)
+    for rounds in (2, 4):  # finished, and to be extended
+        with pytest.raises(PefllError, match=r"theta has shape \[53\], not \[73\]: .* another model or clients"):
+            fit(federation, "fedavg", model=module(7), rounds=rounds, out=tmp_path, **QUICK)
+
+
 def test_nobody_else_may_own_the_folder(tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("...")

@@ -16,6 +16,7 @@ from pefll.config import Config
 from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.later import Later
+from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, Exam
 from pefll.events import Events
 from pefll.lockstep import Stopped, Turns
@@ -164,6 +165,10 @@ def train(
             stretch = under_way.popleft()
             seconds = _settle(stretch, config, progress, folder, events, monitor)
             size = max(1, min(4 * (stretch.last - stretch.first), int(STRETCH_SECONDS / max(seconds, 1e-9))))
+            # Again, since a signal mostly comes while a stretch is waited for; else the first of several runs would go
+            # on for one more stretch, and never again meet the others.
+            stopping = bool(asked_to_stop)
+            pausing = pausing or stopping
         if pausing:
             if folder and saved_round != progress.round:
                 _save(engine, progress, folder, facts)
@@ -314,7 +319,11 @@ def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progr
 
 
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
-    """Return a state shaped as `template` from the tensors of a checkpoint."""
+    """Return a state shaped as `template` from the tensors of a checkpoint; PefllError where it is of another model."""
     chosen = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
+    for name, old in named_leaves(template):
+        if name in chosen and chosen[name].shape != old.shape:
+            shapes = f"shape {list(chosen[name].shape)}, not {list(old.shape)}"
+            raise PefllError(f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients")
     # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
     return map_tree(lambda old, new: torch.empty_like(old).copy_(new), template, from_named(template, chosen))

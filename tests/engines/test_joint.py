@@ -6,15 +6,17 @@ import contextlib
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from pefll import training
+from pefll.checkpoint import latest
 from pefll.config import Config
 from pefll.engines import joint, vector
-from pefll.engines.conversation import conversation
+from pefll.engines.conversation import conversation, worker
 from pefll.engines.joint import join, why_not
 from pefll.engines.vector import VectorEngine, put_back
 from pefll.errors import PefllError
@@ -189,10 +191,42 @@ def test_runs_that_do_not_ask_the_same_are_told_so_and_no_thread_stays(engines_o
 
     states = [engine.start() for engine in engines]
     engines[2].method = Curious(*vars(engines[2].method).values())
-    threads = threading.active_count()
-    with pytest.raises(PefllError, match="do not ask the same"):
-        launched(engines, states, [0] * 3, [1] * 3)
+    threads, ledger = threading.active_count(), engines[0].ledger.copy()
+    with pytest.warns(UserWarning, match="do not ask the same"):
+        after, _, _ = launched(engines, states, [0] * 3, [1] * 3)
     assert threading.active_count() == threads
+    assert engines[0].ledger.since(ledger).exchanges == 1  # of its own round alone
+    assert not torch.equal(flat(after[0]), flat(states[0]))
+
+
+def test_an_error_of_one_run_is_its_own(monkeypatch, joints):
+    data, real = dealt(SEEDS), METHODS["fedavg"].round
+
+    def fails(self, server, cohort):
+        if cohort.seed == SEEDS[1] and int(cohort.round) == 7:
+            raise PefllError("enough")
+        return real(self, server, cohort)
+
+    monkeypatch.setattr(METHODS["fedavg"], "round", fails)
+    with pytest.warns(UserWarning, match="side by side, not as one: enough"), pytest.raises(RunsFailed) as failed:
+        fit_seeds(data.get, "fedavg", seeds=SEEDS, **QUICK)
+    assert str(failed.value).startswith("1 of 3 runs failed: seed 1: enough")
+    assert joints[0].rounds > 0
+
+
+def test_who_is_left_when_another_ends_in_the_middle_goes_on_alone(engines_of):
+    engines, alone = engines_of("fedavg"), engines_of("fedavg")
+    together = join(engines)
+    states = [engine.start() for engine in engines]
+    talks = [engine.agree(state, 0, 2) for engine, state in zip(engines, states, strict=True)]
+    for _ in range(2):
+        for talk in talks:
+            next(talk, None)
+    engines[0].launch(states[0], 0, 2)
+    engines[0].close()
+    after, _ = engines[1].launch(states[1], 0, 2)
+    torch.testing.assert_close(flat(after), flat(alone[1].advance(alone[1].start(), 0, 2)), rtol=0, atol=1e-12)
+    assert together.rounds == 2
 
 
 # What a GPU is told, with streams that only note who waits for whom; test_cuda.py has the rest.
@@ -347,6 +381,24 @@ def test_stopped_runs_go_on_together(tmp_path, joints):
         assert run.summary["bytes_up"] == alone.summary["bytes_up"]
 
 
+def test_a_signal_while_rounds_are_waited_for_stops_all_at_the_same_round(tmp_path, joints, monkeypatch):
+    data, settle = dealt(SEEDS), training._settle
+
+    def interrupted(stretch, config, *rest):
+        if config.seed == SEEDS[0] and stretch.last >= 4:  # where a GPU's runs spend nearly all their time
+            os.kill(os.getpid(), signal.SIGINT)
+        return settle(stretch, config, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_settle", interrupted)
+        with pytest.raises(Stopped):
+            fit_seeds(data.get, seeds=SEEDS, out=tmp_path, **QUICK)
+    done = {latest(tmp_path / f"seed-{seed}" / "checkpoints", lambda damage: None).round for seed in SEEDS}
+    assert len(done) == 1
+    fit_seeds(data.get, seeds=SEEDS, out=tmp_path, **QUICK)
+    assert joints[1].rounds == QUICK["rounds"] - done.pop() > 0
+
+
 def test_a_run_that_was_further_on_already_is_the_same_too(tmp_path, joints):
     data = dealt(SEEDS)
     fit(data[1], seed=1, out=tmp_path / "seed-1", **QUICK | {"rounds": 6})
@@ -400,7 +452,7 @@ def test_a_conversation_asks_and_is_answered():
         where.append(threading.get_ident())
         return ask("one") + ask("two")
 
-    with ThreadPoolExecutor(1) as thread:
+    with worker() as thread:
         talk = conversation(add, thread)
         assert next(talk) == "one"
         assert talk.send(1) == "two"
@@ -414,7 +466,7 @@ def test_what_is_raised_in_a_conversation_is_raised_outside():
     def fails(ask):
         raise PefllError(f"no {ask(None)}")
 
-    with ThreadPoolExecutor(1) as thread:
+    with worker() as thread:
         talk = conversation(fails, thread)
         next(talk)
         with pytest.raises(PefllError, match="no answer"):
@@ -431,12 +483,34 @@ def test_a_conversation_that_nobody_goes_on_with_ends():
             finally:
                 ended.append(question)
 
-    with ThreadPoolExecutor(1) as thread:
+    with worker() as thread:
         talk = conversation(stubborn, thread)
         next(talk)
         talk.send(None)
         talk.close()
     assert ended == [0, 1]
+
+
+def test_an_interrupt_in_the_middle_of_a_conversation_leaves_no_thread_behind():
+    begun, threads = threading.Event(), threading.active_count()
+
+    def slow(ask):
+        begun.set()
+        time.sleep(0.2)
+        ask("who is still there?")
+
+    def interrupt():
+        begun.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    def whole():
+        with worker() as thread:
+            threading.Thread(target=interrupt).start()
+            next(conversation(slow, thread))
+
+    with pytest.raises(KeyboardInterrupt):
+        whole()
+    assert threading.active_count() == threads
 
 
 def test_leaves_that_cross_the_door_are_plain_tensors(engines_of):

@@ -6,24 +6,50 @@ thread of its own, which works only while somebody waits for it: at any time one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from concurrent.futures import Executor
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Jobs = SimpleQueue[Callable[[], None] | None]
 
 
 class Abandoned(BaseException):
     """Nobody waits for the answer any more; raised where it was asked for, so that the function ends."""
 
 
-def conversation(function: Callable[[Callable[[Any], Any]], T], thread: Executor) -> Generator[Any, Any, T]:
+@contextmanager
+def worker() -> Iterator[Jobs]:
+    """Yield the queue of a thread that does one job after another; it ends with the block.
+
+    A bare thread, and not an executor's: Ctrl-C may come at any time, also in the middle of what an executor does with
+    its locks, and then nobody could end it any more.
+    """
+    jobs: Jobs = SimpleQueue()
+
+    def work() -> None:
+        while (job := jobs.get()) is not None:
+            job()
+
+    thread = Thread(target=work, daemon=True)
+    try:
+        thread.start()
+        yield jobs
+    finally:
+        jobs.put(None)
+        if thread.ident is not None:
+            thread.join()
+
+
+def conversation(function: Callable[[Callable[[Any], Any]], T], jobs: Jobs) -> Generator[Any, Any, T]:
     """Run `function(ask)` in a thread.
 
     Args:
         function: calls `ask(question)` as often as it likes, which returns the answer.
-        thread: of one worker, with nothing else to do.
+        jobs: of a `worker` with nothing else to do.
 
     Yields:
         Each question; what is sent back is the answer.
@@ -31,31 +57,37 @@ def conversation(function: Callable[[Callable[[Any], Any]], T], thread: Executor
     Returns:
         What the function returned. What it raised is raised here.
     """
-    questions: SimpleQueue[tuple[Any] | None] = SimpleQueue()  # None at the end
-    answers: SimpleQueue[tuple[Any] | Abandoned] = SimpleQueue()
+    said: SimpleQueue[tuple[str, Any]] = SimpleQueue()  # "asks", "returned" or "raised", and what
+    answers: SimpleQueue[tuple[Any] | None] = SimpleQueue()  # None where nobody waits any more
 
     def ask(question: Any) -> Any:
-        questions.put((question,))
+        said.put(("asks", question))
         answer = answers.get()
-        if isinstance(answer, Abandoned):
-            raise answer
+        if answer is None:
+            answers.put(None)  # for whatever is asked on the way out
+            raise Abandoned
         return answer[0]
 
-    def whole() -> T:
+    def whole() -> None:
         try:
-            return function(ask)
-        finally:
-            questions.put(None)
+            returned = function(ask)
+        except BaseException as error:  # noqa: BLE001 (raised again by who waits)
+            said.put(("raised", error))
+        else:
+            said.put(("returned", returned))
 
-    result = thread.submit(whole)
-    ended = False
+    context = copy_context()
     try:
-        while (asked := questions.get()) is not None:
-            answers.put(((yield asked[0]),))
-        ended = True
+        jobs.put(lambda: context.run(whole))
+        while True:
+            how, what = said.get()
+            if how == "asks":
+                answers.put(((yield what),))
+            elif how == "raised":
+                raise what
+            else:
+                return what  # type: ignore[no-any-return]
     finally:
-        if not ended:  # closed, or interrupted while the thread was at work: wherever it is, it asks once more or ends
-            answers.put(Abandoned())
-            while questions.get() is not None:
-                answers.put(Abandoned())
-    return result.result()
+        # Closed, or interrupted wherever it was: nothing is waited for here, and the function finds this at the latest
+        # when it asks again.
+        answers.put(None)

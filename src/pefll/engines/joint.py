@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.engines.cohort import Engine
-from pefll.engines.conversation import conversation
+from pefll.engines.conversation import Jobs, conversation, worker
 from pefll.engines.later import Clock, Later
 from pefll.engines.vector import CLIENTS_AT_ONCE, VectorCohort, VectorEngine, put_back, raise_if_bad
 from pefll.errors import PefllError
@@ -168,6 +167,8 @@ class Joint:
 
     def agree(self, engine: VectorEngine, server: Tree, first: int, last: int) -> Generator[None, None, int]:
         """Say which rounds come next; after a turn of everybody, return up to which they are to be done."""
+        if self.refused:
+            return last
         self._wishes[engine] = Wish(server, first, last)
         yield
         if engine not in self._agreed and self._all_wish_for(first):
@@ -184,28 +185,41 @@ class Joint:
         agreed = self._agreed.pop(engine, None)
         if agreed != (first, first + rounds):
             self._wishes.pop(engine, None)
+            self._free()  # it records a graph of its own, for which there may be no memory beside
             return None
         if engine not in self._under_way and not self.refused:
             servers = [self._wishes[each].server for each in self.engines]
             self._wishes.clear()
-            self._under_way = dict(zip(self.engines, self._launch(servers, first, rounds), strict=False))
+            try:
+                self._under_way = dict(zip(self.engines, self._launch(servers, first, rounds), strict=False))
+            except BaseException:
+                self._forget()  # what the others agreed on will not come
+                raise
         return self._under_way.pop(engine, None)
 
     def close(self) -> None:
-        """Free the graph."""
+        """Free the graph, and forget what was agreed on: one of the engines does no rounds any more."""
+        self._free()
+        self._forget()
+
+    def _free(self) -> None:
+        if self._graph is not None and self.stream is not None:
+            self.stream.synchronize()  # its memory must not be given to others while it is replayed
         self._graph = None
-        self._under_way.clear()
+
+    def _forget(self) -> None:
+        for promised in (self._wishes, self._agreed, self._under_way):
+            promised.clear()
+
+    def _refuse(self, error: Exception) -> None:
+        """Let each run go on by itself from now on."""
+        self.refused = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"seeds are trained side by side, not as one: {self.refused}", stacklevel=4)
 
     def _launch(self, servers: list[Tree], first: int, rounds: int) -> list[tuple[Tree, Later[None]]]:
         """Start rounds of all runs; return nothing where it turns out that they cannot be done together."""
         if self.stream is None:
-            clock, bad = Clock(self.device), torch.full((len(servers),), -1)
-            with self._threads() as threads:
-                for t in range(first, first + rounds):
-                    servers, healthy = self.round(servers, torch.full((), t), threads)
-                    bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
-            self.rounds += rounds
-            return [(server, clock.later(bad[i], raise_if_bad)) for i, server in enumerate(servers)]
+            return self._at_once(servers, first, rounds)
         self._gather()
         with torch.cuda.stream(self.stream):
             self._graph = self._graph or self._recorded(servers, first)
@@ -215,17 +229,36 @@ class Joint:
         self.rounds += rounds if under_way else 0
         return under_way
 
+    def _at_once(self, servers: list[Tree], first: int, rounds: int) -> list[tuple[Tree, Later[None]]]:
+        """Do rounds of all runs on a CPU; nothing where that fails, so that an error comes to the run it is of."""
+        clock, bad = Clock(self.device), torch.full((len(servers),), -1)
+        spare = [engine.ledger.copy() for engine in self.engines]
+        try:
+            with self._threads() as threads:
+                for t in range(first, first + rounds):
+                    servers, healthy = self.round(servers, torch.full((), t), threads)
+                    bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
+        except PefllError as error:
+            for engine, ledger in zip(self.engines, spare, strict=True):
+                engine.ledger = ledger
+            self._refuse(error)
+            return []
+        self.rounds += rounds
+        return [(server, clock.later(bad[i], raise_if_bad)) for i, server in enumerate(servers)]
+
     def _recorded(self, servers: list[Tree], first: int) -> _JointGraph | None:
         """Return a round as a graph; None where that fails, and rounds recorded one by one may still work."""
         try:
             return _JointGraph(self, servers, first)
         except (RuntimeError, PefllError) as error:  # the card's memory may be too small for it, for example
-            self.refused = (str(error).splitlines() or [type(error).__name__])[0]
-            warnings.warn(f"seeds are trained side by side, not as one: {self.refused}", stacklevel=3)
+            hidden = error.__context__
+            if hidden is not None and not isinstance(hidden, Exception):
+                raise hidden from None  # Ctrl-C, and then the recording complained of being broken off
+            self._refuse(error)
             return None
 
     def round(
-        self, servers: Sequence[Tree], t: Tensor, threads: Sequence[Executor], in_place: bool = False
+        self, servers: Sequence[Tree], t: Tensor, threads: Sequence[Jobs], in_place: bool = False
     ) -> tuple[list[Tree], Tensor]:
         """Return the servers' states after round t, and for each run whether its replies were finite, bool [runs].
 
@@ -303,7 +336,7 @@ class Joint:
             replies = torch.vmap(one)(ids, self._run, offset, count, *values)
         healthy = torch.ones(runs, dtype=torch.bool, device=self.device)
         for leaf in leaves(replies):
-            healthy = healthy & torch.isfinite(leaf).reshape(runs, -1).all(dim=1)
+            healthy = healthy & torch.isfinite(leaf).reshape(runs, self.size, *leaf.shape[1:]).flatten(1).all(dim=1)
         of_run = [slice(i * self.size, (i + 1) * self.size) for i in range(runs)]
         return [map_tree(lambda leaf, rows=rows: leaf[rows], replies) for rows in of_run], healthy
 
@@ -317,10 +350,10 @@ class Joint:
         return map_tree(rows, *(map_tree(one.cohort._cast, one.arguments[place].value) for one in asked))
 
     @contextmanager
-    def _threads(self) -> Iterator[list[Executor]]:
+    def _threads(self) -> Iterator[list[Jobs]]:
         """Yield a thread for each run, the same for several rounds: libraries keep what they need for each thread."""
         with ExitStack() as stack:
-            yield [stack.enter_context(ThreadPoolExecutor(1)) for _ in self.engines]
+            yield [stack.enter_context(worker()) for _ in self.engines]
 
     def _gather(self) -> None:
         """Let what is launched together wait for what every run has launched."""
@@ -369,7 +402,7 @@ class _JointGraph:
             _wait(joint.stream, engine.stream)
             for (name, one), other in zip(named_leaves(alone), leaves(together), strict=True):
                 bits = [torch.where(part.isnan(), 0, part).reshape(-1).view(torch.uint8) for part in (one, other)]
-                if not torch.equal(*bits):
+                if not (torch.equal(*bits) and torch.equal(one.isnan(), other.isnan())):
                     found.append(f"{name} of seed {engine.seed} by {float((one.double() - other).abs().max()):.1e}")
         return found
 
