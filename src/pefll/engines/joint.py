@@ -64,9 +64,9 @@ def why_not(engines: Sequence[VectorEngine]) -> str:
     traits: dict[str, Callable[[VectorEngine], Any]] = {
         "device": lambda engine: (engine.device, engine.dtype),
         "clients per round": lambda engine: engine.clients_per_round,
-        "samples": lambda engine: _samples(engine),
-        "settings": lambda engine: _settings(engine),
-        "model": lambda engine: _model(engine),
+        "samples": _samples,
+        "settings": _settings,
+        "model": _model,
     }
     for name, trait in traits.items():
         if any(trait(engine) != trait(engines[0]) for engine in engines[1:]):

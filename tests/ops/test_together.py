@@ -1,0 +1,57 @@
+"""Kernels that do the clients of several runs add up each run's numbers as they do for that run alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pefll.ops import blocks, client_axis, precision, together
+from tests.ops.test_kernels import interpreter, random  # noqa: F401 (a fixture)
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def test_tiles_are_chosen_for_the_clients_of_one_run():
+    from pefll.ops.kernels import convolution, linear
+
+    def choices(clients):
+        x = torch.empty(clients, 32, 800, device="meta")
+        pixels = torch.empty(clients, 32, 16, 14, 14, device="meta")
+        s = client_axis._geometry(14, 14, torch.empty(1, 32, 16, 5, 5, device="meta"), 1, 0, 2, True)
+        return (
+            linear._forward_tile(x, 600, "tf32"),
+            linear._backward_tile(x, 120),
+            convolution._forward_tile(s, pixels, "tf32"),
+        )
+
+    assert all(one != three for one, three in zip(choices(5), choices(150), strict=True))
+    with together.clients_of(30):
+        joined = choices(150)
+    assert joined == choices(5)
+
+
+@pytest.mark.parametrize("products", ["tf32", "bf16"])
+def test_sums_are_those_of_one_run_alone(products, monkeypatch):
+    from pefll.ops.kernels import convolution, laid
+
+    monkeypatch.setattr(convolution, "PROGRAMS", 5)  # so that more clients mean fewer parts of a sum
+    monkeypatch.setattr(laid, "PROGRAMS", 3)  # and two clients' rows larger parts of the bias's than one's
+    x, w, bias = random(2, 8, 2, 8, 8), random(2, 4, 2, 3, 3), random(2, 4)  # two runs of one client each
+
+    def gradients(*arguments):
+        def loss(w, bias, x):
+            return blocks.conv_block(x, w, bias, 1, 0, 1, 1, True, 1).square().sum()
+
+        return torch.vmap(torch.func.grad(loss, argnums=(0, 1)))(*arguments)
+
+    before = precision.use(products)
+    try:
+        alone = [gradients(*(part[i : i + 1].clone() for part in (w, bias, x))) for i in range(2)]
+        unlike = gradients(w, bias, x)
+        with together.clients_of(2):
+            joined = gradients(w, bias, x)
+    finally:
+        precision.use(before)
+    for place in range(2):
+        assert torch.equal(joined[place], torch.cat([one[place] for one in alone]))
+    assert not torch.equal(unlike[0], joined[0])
