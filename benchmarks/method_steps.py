@@ -38,6 +38,7 @@ from pefll.summary import commit
 from pefll.training import local_steps
 
 LIMIT = 1.5
+STEPS, BATCH = 50, 32  # of a client in a round of most methods; Local trains for about as many steps
 
 
 class Contestant:
@@ -51,10 +52,11 @@ class Contestant:
 
     def __init__(self, name: str, federation: Federation, options: argparse.Namespace) -> None:
         self.name = name
+        batches = (federation.count[TRAIN, : federation.num_seen] + BATCH - 1) // BATCH  # of a pass, by client
         problem, _ = describe_problem(federation, "lenet")
         settings: dict[str, Any] = {"embedding": "convnet"} if name.startswith("pefll") else {}
         if name == "local":
-            settings = {"epochs": 4}
+            settings = {"epochs": max(1, round(STEPS / float(batches.double().mean())))}
         self.method = build_method(name, problem, settings)
         config = Config(device=str(options.device), engine="vector", precision=options.precision)
         cohort = max(1, federation.num_clients // 20)
@@ -65,11 +67,12 @@ class Contestant:
         if self.method.trains_in_rounds:
             self.steps = cohort * local_steps(self.method, federation)
             self.work: Callable[[int], None] = self.train
+            self.rounds = options.rounds
         else:
-            batch = self.method.batch_size
-            batches = (federation.count[TRAIN, : federation.num_seen] + batch - 1) // batch
+            assert self.method.batch_size == BATCH
             self.steps = settings["epochs"] * float(batches.sum())
             self.work = self.train_alone
+            self.rounds = 1  # all clients train in it, and not a twentieth of them
         with self.engine.turn():
             self.server = self.engine.start()
         self.work(1)
@@ -99,8 +102,8 @@ def compare(federation: Federation, options: argparse.Namespace, console: Consol
     for turn in track(range(options.turns), "turns", console=console):
         for run in [*runs[turn % len(runs) :], *runs[: turn % len(runs)]]:
             started = time.perf_counter()
-            run.work(options.rounds)
-            seconds[run.name].append((time.perf_counter() - started) / (options.rounds * run.steps))
+            run.work(run.rounds)
+            seconds[run.name].append((time.perf_counter() - started) / (run.rounds * run.steps))
     for run in reversed(runs):
         run.engine.close()
     return [
