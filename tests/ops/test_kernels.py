@@ -515,14 +515,14 @@ def test_less_exact_products():
 def test_tiles_shrink_until_they_fit(monkeypatch):
     tiles = pytest.importorskip("pefll.ops.kernels.tiles")
     assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 3)
-    monkeypatch.setattr(tiles, "_shared_memory", lambda _: 101_376)
+    monkeypatch.setattr(tiles, "shared_memory", lambda _: 101_376)
     assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 2)
     for precision_, limit in (("tf32", 101_376), ("tf32x3", 101_376), ("tf32", 49_152), ("tf32x3", 20_000)):
-        monkeypatch.setattr(tiles, "_shared_memory", lambda _, limit=limit: limit)
+        monkeypatch.setattr(tiles, "shared_memory", lambda _, limit=limit: limit)
         rows, inner, stages = tiles.shrunk(random(1), 128, 128, 64, 4, precision_)
         assert 4 * inner * (rows + 64) * (stages - 1) * (4 if precision_ == "tf32x3" else 3) // 3 <= limit
         assert min(rows, inner) >= tiles.SMALLEST
-    monkeypatch.setattr(tiles, "_shared_memory", lambda _: 0)
+    monkeypatch.setattr(tiles, "shared_memory", lambda _: 0)
     assert tiles.shrunk(random(1), 128, 128, 64, 4, "tf32")[:2] == (16, 16)
 
 

@@ -120,9 +120,12 @@ def _convolve(
     channels_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
-    from pefll.ops.kernels import convolution
+    from pefll.ops.kernels import convolution, pictures
 
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+    if precision == "bf16" and pictures.takes(s, x.device):
+        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, channels_first)
+        return y, route, x.new_empty((len(x), 0)), x.new_empty((len(x), 0))
     y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
     return y, route, laid, spread
 
@@ -146,7 +149,7 @@ def _convolve_backward(
 
     Where x was laid out for its products it need not be kept, and `laid` is given in its place.
     """
-    from pefll.ops.kernels import convolution
+    from pefll.ops.kernels import convolution, pictures
     from pefll.ops.kernels import laid as bf16
 
     none = g.new_empty((len(g), 0))
@@ -157,6 +160,10 @@ def _convolve_backward(
         routed, shares = bf16.let_through(g, route, laid, s)
         dw, db = bf16.weight_gradient(routed, shares, laid, s)
         dx = bf16.input_gradient(routed, spread.contiguous(), laid, s) if wants_input else none
+    elif precision == "bf16":
+        s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+        dw, db = pictures.weight_gradient(g, route, x, s)
+        dx = pictures.input_gradient(g, route, _packed(w), s) if wants_input else none
     else:
         s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
         g = g.permute(0, 1, 3, 4, 2).contiguous()

@@ -1,0 +1,347 @@
+// Convolutions with a client axis in bfloat16: a block takes a few pictures of one client into shared memory, once.
+//
+// Triton's kernels (convolution.py, laid.py) fetch every window of a picture from the L2 cache, so that a pixel comes
+// some ten times, and write the gradients that pooling lets through position by position. Here a picture is read once,
+// rounded on the way, and windows are addresses in shared memory; the layouts below make a warp's 32 addresses fall into
+// different banks. Constants in capitals are given to the compiler, see pictures.py. `mma` is the tensor cores' product
+// of 16 x 16 and 16 x 8 numbers by a warp: lane = 4 g + t holds, of the first factor, rows g and g + 8 at columns 2t,
+// 2t + 1 and 2t + 8, 2t + 9 (two numbers a register); of the second, column g at the same places; of the result, rows g
+// and g + 8 at columns 2t, 2t + 1.
+
+typedef unsigned int word;  // two bfloat16, the first in the lower half
+typedef unsigned char byte;
+
+struct Strides { long long client, sample; int row, column, channel; };
+
+#if defined(CONVOLVE)
+// ---- Outputs of a convolution, pooled and through ReLU; or, BACKWARD, gradients of its inputs, which are a convolution
+// ---- of the outputs' gradients with the filters turned round.
+//
+// Rows of a product are outputs: for 2 x 2 pooling the four positions of a cell are rows of one thread. Columns are output
+// channels. The sum runs over pairs of input channels, and for each over the taps of the filter: then both staging of
+// filters and fetching of windows step through neighbouring words.
+
+constexpr int TAPS = KH * KW;
+constexpr int PAIRS = (CI + 1) / 2;              // of input channels
+constexpr int PIXEL = PAIRS | 1;                 // words of a pixel: odd, for the banks
+constexpr int STEPS = (PAIRS * TAPS + 7) / 8;    // products, of 8 pairs each
+constexpr int FILTER = STEPS * 8 + 4;            // words of a filter: 4 more than a multiple of 8, for the banks
+constexpr int TILES = (CO + 7) / 8;              // of output channels
+constexpr int PICTURE = HP * WP * PIXEL;         // words
+constexpr int CELLS = PICTURES * PH * PW;        // outputs of a block
+constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;  // outputs that a warp computes at once
+constexpr int THREADS = WARPS * 32;
+constexpr bool HELD = STEPS * TILES <= 16;       // whether a thread keeps its part of the filters in registers
+
+// The gradient of one position of the block's output, or 0 where it did not win its cell.
+__device__ float let_through(const float* g, const byte* route, Strides s, int b, int y, int x, int channel) {
+    int py = y / GPOOL, px = x / GPOOL;
+    if (ROUTED && route[(((long long)b * GH + py) * GW + px) * CI + channel] != (y % GPOOL) * GPOOL + x % GPOOL) return 0.f;
+    return g[b * s.sample + py * s.row + px * s.column + channel * s.channel];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) convolve(
+    const float* x, const byte* route_in, const float* w, const float* bias, float* y, byte* route, int samples,
+    long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k, long long sw_c, long long sb_c
+) {
+    SHARED(word, shared);
+    word* filters = shared;                                   // [TILES * 8][FILTER]
+    word* pictures = shared + TILES * 8 * FILTER;             // [PICTURES][HP][WP][PIXEL]
+    word* places = pictures + PICTURES * PICTURE;             // [STEPS][4]: where the pairs of a step are in a window
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+    const long long client = blockIdx.y;
+    const int first = blockIdx.x * PICTURES;
+    const Strides strides = {sx_c, sx_b, sx_h, sx_w, sx_k};
+    x += client * sx_c;
+    w += client * sw_c;
+    if (BACKWARD && ROUTED) route_in += client * samples * (GH * GW * CI);
+
+    for (int i = thread; i < STEPS * 4; i += THREADS) {
+        word both = 0;
+        for (int half = 0; half < 2; half++) {
+            int pair = i / 4 * 8 + i % 4 + half * 4, tap = pair % TAPS;
+            // Beyond the last pair filters are 0; the pixel is any that is there.
+            int place = pair < PAIRS * TAPS ? (tap / KW * WP + tap % KW) * PIXEL + pair / TAPS : 0;
+            both |= (word)place << (16 * half);
+        }
+        places[i] = both;
+    }
+    for (int i = thread; i < TILES * 8 * STEPS * 8; i += THREADS) {
+        int pair = i % (STEPS * 8), out = i / (STEPS * 8), tap = pair % TAPS, in = pair / TAPS * 2;
+        float low = 0.f, high = 0.f;
+        if (out < CO && pair < PAIRS * TAPS) {
+            int at = BACKWARD ? (in * CO + out) * TAPS + TAPS - 1 - tap : (out * CI + in) * TAPS + tap;
+            low = w[at];
+            if (in + 1 < CI) high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
+        }
+        filters[out * FILTER + pair] = pack(low, high);
+    }
+    constexpr int QUADS = (PAIRS + 1) / 2;
+    for (int i = thread; i < PICTURES * HP * WP * QUADS; i += THREADS) {
+        int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - LEFT, row = pixel / WP % HP - TOP;
+        int picture = pixel / (WP * HP), b = first + picture;
+        float v[4] = {0.f, 0.f, 0.f, 0.f};
+        if (b < samples && row >= 0 && row < IH && column >= 0 && column < IW) {
+            if (BACKWARD) {
+                for (int k = 0; k < 4; k++)
+                    if (quad * 4 + k < CI) v[k] = let_through(x, route_in, strides, b, row, column, quad * 4 + k);
+            } else {
+                const float* from = x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k;
+                if (VECTOR) {
+                    load4(v, from);
+                } else {
+                    for (int k = 0; k < 4; k++)
+                        if (quad * 4 + k < CI) v[k] = from[k * sx_k];
+                }
+            }
+        }
+        word* to = pictures + pixel * PIXEL + quad * 2;
+        to[0] = pack(v[0], v[1]);
+        if (quad * 2 + 1 < PAIRS) to[1] = pack(v[2], v[3]);
+    }
+    sync_threads();
+
+    word held[HELD ? STEPS : 1][TILES][2];
+    if (HELD) {
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    held[HELD ? step : 0][n][half] = filters[(n * 8 + g) * FILTER + step * 8 + half * 4 + t];
+    }
+    for (int group = warp; group < (CELLS + GROUP - 1) / GROUP; group += WARPS) {
+        int base[2 * MT];  // where the windows of this thread's rows begin
+#pragma unroll
+        for (int r = 0; r < 2 * MT; r++) {
+            int cell = group * GROUP + (POOL == 2 ? r / 4 : r) * 8 + g, place = POOL == 2 ? r % 4 : 0;
+            if (cell >= CELLS) cell = 0;
+            int rest = cell % (PH * PW), row = rest / PW * POOL + place / 2, column = rest % PW * POOL + place % 2;
+            base[r] = cell / (PH * PW) * PICTURE + (row * WP + column) * PIXEL;
+        }
+        float total[MT][TILES][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) total[m][n][e] = 0.f;
+#pragma unroll (HELD ? STEPS : 5)
+        for (int step = 0; step < STEPS; step++) {
+            const word both = places[step * 4 + t];
+            const word *low = pictures + (both & 0xffff), *high = pictures + (both >> 16);
+            word a[MT][4];
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                a[m][0] = low[base[2 * m]];
+                a[m][1] = low[base[2 * m + 1]];
+                a[m][2] = high[base[2 * m]];
+                a[m][3] = high[base[2 * m + 1]];
+            }
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                const word* f = filters + (n * 8 + g) * FILTER + step * 8 + t;
+                const word b[2] = {HELD ? held[HELD ? step : 0][n][0] : f[0], HELD ? held[HELD ? step : 0][n][1] : f[4]};
+#pragma unroll
+                for (int m = 0; m < MT; m++) mma(total[m][n], a[m], b);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < (POOL == 2 ? MT / 2 : 2 * MT); r++) {
+            const int cell = group * GROUP + r * 8 + g, b = first + cell / (PH * PW), rest = cell % (PH * PW);
+            if (cell >= CELLS || b >= samples) continue;
+            const long long out = (client * samples + b) * (PH * PW);
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int channel = n * 8 + 2 * t + e;
+                    float value = POOL == 2 ? total[2 * r][n][e] : total[r / 2][n][r % 2 * 2 + e];
+                    int winner = 0;
+                    if (POOL == 2) {
+#pragma unroll
+                        for (int place = 1; place < 4; place++) {
+                            const float other = total[2 * r + place / 2][n][place % 2 * 2 + e];
+                            if (other > value || other != other) value = other, winner = place;  // NaN wins
+                        }
+                    }
+                    if (channel >= CO) continue;
+                    if (HAS_BIAS) value += bias[client * sb_c + channel];
+                    if (RELU && value <= 0.f) value = 0.f, winner = 255;
+                    y[out * CO + (CHANNELS_FIRST ? channel * (PH * PW) + rest : rest * CO + channel)] = value;
+                    if (RELU || POOL == 2) route[(out + rest) * CO + channel] = (byte)winner;
+                }
+        }
+    }
+}
+#endif
+
+#if defined(WEIGHTS)
+// ---- Shares of the gradient of filters and bias.
+//
+// Rows of a product are output channels, columns the weights of one filter, in the order in which they lie in memory, and
+// after the last the bias. The sum runs over pairs of neighbouring positions: with 2 x 2 pooling, those of one cell, whose
+// upper and lower pair come one after the other. A pair of pixels that begins at an odd column is in a second copy of the
+// picture, one pixel to the left.
+
+constexpr int WINDOW = CI * KH * KW;
+constexpr int COLUMNS = (WINDOW + 1 + 7) / 8;                 // tiles of them
+constexpr int TILES = (COLUMNS + WARPS_N - 1) / WARPS_N;      // of one warp
+constexpr int FILLED = POOL == 1 && PW % 2 ? WP / 2 + 1 : (WP + 1) / 2;  // words of a row of pixels that are looked at
+constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // and words of a row: 8 or 24 in 32, for the banks
+constexpr int PLANE = HP * ROW + 1;                           // words of a channel: odd enough for staging
+constexpr int COPY = (PICTURES * CI * PLANE + 31) / 32 * 32 + 16;
+constexpr int SLOTS_X = POOL == 2 ? PW : (PW + 1) / 2;        // pairs of positions in a row of cells
+constexpr int SLOTS = PICTURES * PH * SLOTS_X;
+constexpr int SLOT = (CO + 15) / 16 * 16 + 8;                 // words of a slot: 8 or 24 in 32, for the banks
+constexpr int THREADS = WARPS_N * WARPS_S * 32;
+constexpr word ONES = 0x3f803f80u;
+
+extern "C" __global__ void __launch_bounds__(THREADS) weights(
+    const float* x, const float* gradient, const byte* route, float* partial, int samples, int loops,
+    long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k,
+    long long sg_c, long long sg_b, int sg_h, int sg_w, int sg_k
+) {
+    SHARED(word, shared);
+    word* pictures = shared;             // two copies of [PICTURES][CI][HP][ROW]
+    word* slots = shared + 2 * COPY;     // [SLOTS][SLOT]
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+    const int part = warp % WARPS_N, share = warp / WARPS_N;
+    const long long client = blockIdx.y;
+    x += client * sx_c;
+    gradient += client * sg_c;
+    if (ROUTED) route += client * samples * (PH * PW * CO);
+
+    int places[TILES];  // of this thread's columns in a picture
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        const int column = (part * TILES + n) * 8 + g, tap = column % (KH * KW), kx = tap % KW;
+        places[n] = column < WINDOW ? kx % 2 * COPY + column / (KH * KW) * PLANE + tap / KW * ROW + kx / 2 : 0;
+    }
+    float total[MT][TILES][4];
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) total[m][n][e] = 0.f;
+
+    for (int loop = 0; loop < loops; loop++) {
+        const int first = (blockIdx.x * loops + loop) * PICTURES;
+        if (first >= samples) break;
+        if (loop > 0) sync_threads();  // before what is there is overwritten
+        for (int i = thread; i < PICTURES * HP * FILLED * CI; i += THREADS) {
+            const int channel = i % CI, place = i / CI, pair = place % FILLED, row = place / FILLED % HP;
+            const int picture = place / (FILLED * HP), b = first + picture;
+            float v[3] = {0.f, 0.f, 0.f};
+            if (b < samples && row >= PAD && row < IH + PAD) {
+                const float* from = x + b * sx_b + (row - PAD) * sx_h + channel * sx_k;
+#pragma unroll
+                for (int k = 0; k < 3; k++) {
+                    const int column = 2 * pair + k - PAD;
+                    if (column >= 0 && column < IW) v[k] = from[column * sx_w];
+                }
+            }
+            word* to = pictures + (picture * CI + channel) * PLANE + row * ROW + pair;
+            to[0] = pack(v[0], v[1]);
+            to[COPY] = pack(v[1], v[2]);
+        }
+        // Neighbouring threads read neighbouring gradients, whichever way they lie.
+        for (int i = thread; i < SLOTS * (SLOT - 8); i += THREADS) {
+            const int slot = G_LAST ? i / (SLOT - 8) : i % SLOTS, channel = G_LAST ? i % (SLOT - 8) : i / SLOTS;
+            const int px = slot % SLOTS_X * (POOL == 2 ? 1 : 2), py = slot / SLOTS_X % PH, b = first + slot / (SLOTS_X * PH);
+            word value = 0;
+            if (b < samples && channel < CO) {
+                const float* from = gradient + b * sg_b + py * sg_h + px * sg_w + channel * sg_k;
+                const long long way = (((long long)b * PH + py) * PW + px) * CO + channel;
+                if (POOL == 2) {
+                    value = (pack(from[0], 0.f) << 16) | route[way];
+                } else {
+                    const float left = !ROUTED || route[way] == 0 ? from[0] : 0.f;
+                    const bool there = px + 1 < PW && (!ROUTED || route[way + CO] == 0);
+                    value = pack(left, there ? from[sg_w] : 0.f);
+                }
+            }
+            slots[slot * SLOT + channel] = value;
+        }
+        sync_threads();
+        for (int group = share; group < (SLOTS + 7) / 8; group += WARPS_S) {
+            int base[2];
+            word a[POOL][MT][4];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int slot = group * 8 + half * 4 + t, there = slot < SLOTS ? slot : 0;
+                const int px = there % SLOTS_X, py = there / SLOTS_X % PH, picture = there / (SLOTS_X * PH);
+                base[half] = picture * CI * PLANE + py * POOL * ROW + px;
+#pragma unroll
+                for (int r = 0; r < 2 * MT; r++) {
+                    const word value = slot < SLOTS ? slots[slot * SLOT + r * 8 + g] : 0;
+                    if (POOL == 2) {
+                        const word way = value & 0xff, low = value >> 16, high = value & 0xffff0000u;
+                        a[0][r / 2][half * 2 + r % 2] = (way == 0 ? low : 0) | (way == 1 ? high : 0);
+                        a[POOL - 1][r / 2][half * 2 + r % 2] = (way == 2 ? low : 0) | (way == 3 ? high : 0);
+                    } else {
+                        a[0][r / 2][half * 2 + r % 2] = value;
+                    }
+                }
+            }
+#pragma unroll
+            for (int dy = 0; dy < POOL; dy++)
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    word b[2] = {pictures[base[0] + dy * ROW + places[n]], pictures[base[1] + dy * ROW + places[n]]};
+                    if ((part * TILES + n) * 8 + g == WINDOW) b[0] = b[1] = ONES;
+#pragma unroll
+                    for (int m = 0; m < MT; m++) mma(total[m][n], a[dy][m], b);
+                }
+        }
+    }
+
+    // Warps that had other pairs of positions are added up in order.
+    partial += ((long long)blockIdx.x * gridDim.y + client) * CO * (WINDOW + 1);
+    if (WARPS_S == 1) {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int channel = m * 16 + g + e / 2 * 8, column = (part * TILES + n) * 8 + 2 * t + e % 2;
+                    if (channel < CO && column <= WINDOW) partial[channel * (WINDOW + 1) + column] = total[m][n][e];
+                }
+    } else {
+        constexpr int WIDE = WARPS_N * TILES * 8 + 1;
+        float* sums = (float*)shared;  // [WARPS_S][MT * 16][WIDE]
+        sync_threads();
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int channel = m * 16 + g + e / 2 * 8, column = (part * TILES + n) * 8 + 2 * t + e % 2;
+                    sums[(share * MT * 16 + channel) * WIDE + column] = total[m][n][e];
+                }
+        sync_threads();
+        for (int i = thread; i < CO * (WINDOW + 1); i += THREADS) {
+            const int channel = i / (WINDOW + 1), column = i % (WINDOW + 1);
+            float sum = 0.f;
+            for (int s = 0; s < WARPS_S; s++) sum += sums[(s * MT * 16 + channel) * WIDE + column];
+            partial[i] = sum;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) add_up(const float* partial, float* dw, float* db, int shares) {
+    const int i = blockIdx.x * 256 + threadIdx.x, size = CO * (WINDOW + 1);
+    const long long client = blockIdx.y, clients = gridDim.y;
+    if (i >= size) return;
+    float sum = 0.f;
+#pragma unroll 8
+    for (int s = 0; s < shares; s++) sum += partial[(s * clients + client) * size + i];
+    const int channel = i / (WINDOW + 1), column = i % (WINDOW + 1);
+    if (column < WINDOW) dw[client * CO * WINDOW + channel * WINDOW + column] = sum;
+    else db[client * CO + channel] = sum;
+}
+#endif

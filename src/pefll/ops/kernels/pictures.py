@@ -1,0 +1,215 @@
+"""Convolution + max-pool + bias + ReLU with a client axis in bfloat16, as CUDA C++ kernels; see pictures.cu.
+
+For steps of one pixel and up to 64 channels. Others are for `pefll.ops.kernels.convolution` and `laid`.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_longlong
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll.ops.geometry import Geometry
+from pefll.ops.kernels import compiled
+from pefll.ops.kernels.tiles import shared_memory
+from pefll.ops.together import of_one_run
+
+MOST_CHANNELS = 64
+MOST_SHARED = 200 << 10  # bytes of shared memory: somewhat less than a block may have on Hopper
+PROGRAMS = 132  # processors of an H200
+
+
+class Plan(NamedTuple):
+    """How one launch is laid out.
+
+    Attributes:
+        constants: what the compiler is given.
+        pictures: that a block takes at once.
+        threads: of a block.
+        shared: bytes of shared memory of a block.
+    """
+
+    constants: tuple[tuple[str, int], ...]
+    pictures: int
+    threads: int
+    shared: int
+
+
+def takes(s: Geometry, device: torch.device) -> bool:
+    """Return whether the kernels do such a convolution on this device."""
+    return device.type == "cuda" and fits(s, shared_memory(device)) and compiled.works(device)
+
+
+def fits(s: Geometry, shared: int = MOST_SHARED) -> bool:
+    """Return whether the kernels take such a convolution, forwards and backwards, with so much shared memory."""
+    if s.stride != 1 or s.pool not in (1, 2) or max(s.ci, s.co) > MOST_CHANNELS or s.padding > min(s.kh, s.kw) - 1:
+        return False
+    if min(s.ph, s.pw) < 1:
+        return False
+    plans = (_forward_plan(s, 1, False, False), _input_plan(s), _weight_plan(s, False))
+    return max(plan.shared for plan in plans) <= shared and (s.kh * (s.w + s.kw)) * (max(s.ci, s.co) + 2) < 1 << 16
+
+
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, channels_first: bool) -> tuple[Tensor, Tensor]:
+    """Return outputs, float32 [c, b, co, ph, pw], and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
+
+    Args:
+        x: [c, b, ci, h, w], in any layout.
+        w: [c, co, ci, kh, kw], each client's contiguous.
+        bias: [c, co], each client's contiguous, or None.
+        s: of the convolution.
+        channels_first: how outputs lie in memory; else their channels are innermost.
+    """
+    clients, samples = x.shape[:2]
+    last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
+    y = torch.empty(first if channels_first else last, dtype=torch.float32, device=x.device)
+    route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
+    plan = _forward_plan(s, int(_in_fours(x)), bias is not None, channels_first)
+    _launch(
+        "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
+        x, route, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
+        _long(0 if bias is None else bias.stride(0)),
+    )  # fmt: skip
+    return y if channels_first else y.permute(0, 1, 4, 2, 3), route
+
+
+def input_gradient(g: Tensor, route: Tensor, w: Tensor, s: Geometry) -> Tensor:
+    """Return the gradient of x as float32 [c, b, h, w, ci].
+
+    Args:
+        g: of the output, [c, b, co, ph, pw], in any layout.
+        route: from `forward`, contiguous.
+        w: [c, co, ci, kh, kw], each client's contiguous.
+        s: of the convolution.
+    """
+    clients, samples = g.shape[:2]
+    dx = torch.empty((clients, samples, s.h, s.w, s.ci), dtype=torch.float32, device=g.device)
+    plan = _input_plan(s)
+    _launch(
+        "convolve", plan, (_blocks(samples, plan.pictures), clients), g.device,
+        g, route, w, dx, dx, route, samples, *_strides(g), _long(w.stride(0)), _long(0),
+    )  # fmt: skip
+    return dx
+
+
+def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
+
+    Args:
+        g: of the output, [c, b, co, ph, pw], in any layout.
+        route: from `forward`, contiguous.
+        x: [c, b, ci, h, w], in any layout.
+        s: of the convolution.
+    """
+    clients, samples = g.shape[:2]
+    plan = _weight_plan(s, g.stride(2) == 1)
+    # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
+    most = _blocks(samples, plan.pictures)
+    loops = _blocks(most, max(1, min(most, _blocks(2 * PROGRAMS, of_one_run(clients)))))
+    shares = _blocks(most, loops)
+    size = s.co * (s.ci * s.kh * s.kw + 1)
+    partial = torch.empty((shares, clients, size), dtype=torch.float32, device=g.device)
+    dw = torch.empty((clients, s.co, s.ci, s.kh, s.kw), dtype=torch.float32, device=g.device)
+    db = torch.empty((clients, s.co), dtype=torch.float32, device=g.device)
+    _launch(
+        "weights", plan, (shares, clients), g.device,
+        x, g, route, partial, samples, loops, *_strides(x), *_strides(g),
+    )  # fmt: skip
+    summing = plan._replace(threads=256, shared=0)
+    _launch("add_up", summing, (_blocks(size, 256), clients), g.device, partial, dw, db, shares)
+    return dw, db
+
+
+def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, *arguments: compiled.Argument) -> None:
+    run = compiled.kernel(name, "pictures.cu", plan.constants, device)
+    run(grid, plan.threads, plan.shared, arguments)
+
+
+def _forward_plan(s: Geometry, in_fours: int, biased: bool, channels_first: bool) -> Plan:
+    return _convolve_plan(
+        CI=s.ci, CO=s.co, KH=s.kh, KW=s.kw, IH=s.h, IW=s.w, TOP=s.padding, LEFT=s.padding, HP=s.h + 2 * s.padding,
+        WP=s.w + 2 * s.padding, PH=s.ph, PW=s.pw, POOL=s.pool, RELU=int(s.relu), HAS_BIAS=int(biased),
+        CHANNELS_FIRST=int(channels_first), VECTOR=in_fours, BACKWARD=0, ROUTED=0, GH=1, GW=1, GPOOL=1,
+    )  # fmt: skip
+
+
+def _input_plan(s: Geometry) -> Plan:
+    return _convolve_plan(
+        CI=s.co, CO=s.ci, KH=s.kh, KW=s.kw, IH=s.ph * s.pool, IW=s.pw * s.pool, TOP=s.kh - 1 - s.padding,
+        LEFT=s.kw - 1 - s.padding, HP=s.h + s.kh - 1, WP=s.w + s.kw - 1, PH=s.h, PW=s.w, POOL=1, RELU=0, HAS_BIAS=0,
+        CHANNELS_FIRST=0, VECTOR=0, BACKWARD=1, ROUTED=int(s.routed), GH=s.ph, GW=s.pw, GPOOL=s.pool,
+    )  # fmt: skip
+
+
+def _convolve_plan(**c: int) -> Plan:
+    """Choose how many pictures a block takes, how many outputs a warp computes at once, and how many warps do."""
+    pairs, tiles, cells = _blocks(c["CI"], 2), _blocks(c["CO"], 8), c["PH"] * c["PW"]
+    deep = 4 if tiles <= 2 and c["POOL"] == 1 else 2
+    group = deep * (4 if c["POOL"] == 2 else 16)
+    pictures = max(1, min(4, _blocks(6 * group, cells))) if cells < 6 * group else 1
+    steps = _blocks(pairs * c["KH"] * c["KW"], 8)
+
+    def shared(pictures: int) -> int:
+        words = tiles * 8 * (steps * 8 + 4) + pictures * c["HP"] * c["WP"] * (pairs | 1) + steps * 4
+        return 4 * words
+
+    while pictures > 1 and shared(pictures) > MOST_SHARED // 2:
+        pictures -= 1
+    warps = _evenly(_blocks(pictures * cells, group))
+    constants = {"CONVOLVE": 1, **c, "PICTURES": pictures, "MT": deep, "WARPS": warps}
+    return Plan(tuple(constants.items()), pictures, 32 * warps, shared(pictures))
+
+
+def _weight_plan(s: Geometry, channels_last: bool) -> Plan:
+    rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
+    across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 16) // rows)))
+    tiles = _blocks(columns, across)
+    slots_x = s.pw if s.pool == 2 else _blocks(s.pw, 2)
+    slots = s.ph * slots_x
+    pictures = max(1, min(4, 100 // slots))
+    hp, wp = s.h + 2 * s.padding, s.w + 2 * s.padding
+    filled = wp // 2 + 1 if s.pool == 1 and s.pw % 2 else _blocks(wp, 2)
+    row = filled + (40 - filled % 32) % 16
+
+    def staged(pictures: int) -> int:
+        copy = _blocks(pictures * s.ci * (hp * row + 1), 32) * 32 + 16
+        return 4 * (2 * copy + pictures * slots * (rows * 16 + 8))
+
+    while pictures > 1 and staged(pictures) > MOST_SHARED // 2:
+        pictures -= 1
+    along = 1 if across > 2 else _evenly(_blocks(pictures * slots, 8))
+    sums = 0 if along == 1 else 4 * along * rows * 16 * (across * tiles * 8 + 1)
+    constants = {
+        "WEIGHTS": 1, "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h, "IW": s.w, "PAD": s.padding, "HP": hp,
+        "WP": wp, "PH": s.ph, "PW": s.pw, "POOL": s.pool, "ROUTED": int(s.routed), "G_LAST": int(channels_last),
+        "PICTURES": pictures, "MT": rows, "WARPS_N": across, "WARPS_S": along,
+    }  # fmt: skip
+    return Plan(tuple(constants.items()), pictures, 32 * across * along, max(staged(pictures), sums))
+
+
+def _evenly(groups: int) -> int:
+    """Return how many warps, from 4 to 8, share so many groups with the least waiting for each other."""
+    return max(range(4, 9), key=lambda warps: (groups / (_blocks(groups, warps) * warps), warps))
+
+
+def _blocks(total: int, each: int) -> int:
+    return -(-total // each)
+
+
+def _long(number: int) -> c_longlong:
+    return c_longlong(number)
+
+
+def _strides(x: Tensor) -> tuple[c_longlong, c_longlong, int, int, int]:
+    """Return the strides of client, sample, row, column and channel of x [c, b, ci, h, w]."""
+    client, sample, channel, row, column = x.stride()
+    return _long(client), _long(sample), row, column, channel
+
+
+def _in_fours(x: Tensor) -> bool:
+    """Return whether channels of x [c, b, ci, h, w] can be fetched four at once."""
+    client, sample, channel, row, column = x.stride()
+    whole = all(number % 4 == 0 for number in (x.shape[2], client, sample, row, column))
+    return channel == 1 and whole and x.data_ptr() % 16 == 0

@@ -1,0 +1,163 @@
+"""The CUDA C++ kernels against plain torch: on a GPU where there is one, else on the CPU, thread by thread."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from pefll.ops.geometry import Geometry
+from pefll.ops.kernels import compiled, pictures
+from pefll.ops.together import clients_of
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.skipif(not ON_GPU and shutil.which("g++") is None, reason="neither a GPU nor g++ is here")
+EXAMPLES = settings(
+    max_examples=60 if ON_GPU else 6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+LENET = (Geometry(3, 32, 32, 16, 5, 5, 1, 0, 2, True), Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True))
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def emulator(monkeypatch, tmp_path_factory):
+    if not ON_GPU:
+        folder = tmp_path_factory.getbasetemp() / "emulated"
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setattr(compiled, "kernel", lambda *which: emulated(folder, *which[:3]))
+
+
+@cache
+def emulated(folder, name, source, constants):
+    """Compile a kernel for the CPU, and return what launches it; see `compiled.kernel`."""
+    kernels = Path(compiled.__file__).parent
+    text = (kernels / source).read_text()
+    begin = text.index(f"{name}(")
+    parameters = text[begin + len(name) + 1 : text.index(")", begin)]
+    names = ", ".join(parameter.split()[-1].strip("*") for parameter in parameters.split(","))
+    file = folder / f"{name}-{abs(hash(constants))}.cpp"
+    file.write_text(
+        f'#include "{HERE}/cuda_on_cpu.hpp"\n#include "{kernels / source}"\n'
+        f'extern "C" void emulate(int gx, int gy, int threads, long bytes, {parameters}) {{\n'
+        f"  emulated::launch(gx, gy, threads, bytes, [=]() mutable {{ {name}({names}); }});\n}}\n"
+    )
+    library = file.with_suffix(".so")
+    defined = [f"-D{key}={value}" for key, value in constants]
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *defined, str(file), "-o", str(library)]
+    subprocess.run(command, check=True)
+    emulate = ctypes.CDLL(str(library)).emulate
+
+    def launch(grid, threads, shared, arguments):
+        emulate(*grid, threads, ctypes.c_long(shared), *(compiled._value(argument) for argument in arguments))
+
+    return launch
+
+
+def bf16(x):
+    return x.to(torch.bfloat16).double()
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def close(got, wanted, within):
+    assert got.shape == wanted.shape
+    size = float(wanted.abs().max()) if wanted.numel() else 0.0
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=within * max(size, 1.0))
+
+
+def plain(x, w, bias, s):
+    """Return the block's outputs, of one client, in float64."""
+    y = F.conv2d(x, w, bias, 1, s.padding)
+    y = F.max_pool2d(y, s.pool) if s.pool > 1 else y
+    return F.relu(y) if s.relu else y
+
+
+def check(s, clients, samples, channels_first=False, x_last=True, biased=True):
+    """Compare outputs and all gradients with those of rounded factors in float64."""
+    x = random(clients, samples, s.ci, s.h, s.w, seed=1)
+    if x_last:
+        x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    w, bias = random(clients, s.co, s.ci, s.kh, s.kw, seed=2), random(clients, s.co, seed=3)
+    y, route = pictures.forward(x, w, bias if biased else None, s, channels_first)
+    g = random(*y.shape, seed=4)
+    g = g if channels_first else g.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    dw, db = pictures.weight_gradient(g, route, x, s)
+    dx = pictures.input_gradient(g, route, w, s)
+    for i in range(clients):
+        wide = [bf16(x[i]).requires_grad_(), bf16(w[i]).requires_grad_(), bias[i].double().requires_grad_()]
+        wanted = plain(wide[0], wide[1], wide[2] if biased else None, s)
+        close(y[i], wanted.detach(), 1e-5)
+        # Gradients flow where the kernel's largest position was, which two nearly equal sums may disagree about.
+        gx, gw, gb = torch.autograd.grad(wanted, wide, bf16(g[i]), allow_unused=True)
+        close(dx[i].permute(0, 3, 1, 2), gx, 1e-5)
+        close(dw[i], gw, 1e-5)
+        if biased:
+            close(db[i], gb, 1e-5)
+
+
+@st.composite
+def convolutions(draw):
+    pool = draw(st.sampled_from([1, 2]))
+    kh, kw = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    padding = draw(st.integers(0, min(kh, kw) - 1))
+    least = pool - 1 + max(kh, kw)
+    ci, co = draw(st.sampled_from([1, 3, 4, 7, 16, 33])), draw(st.sampled_from([1, 5, 8, 16, 40]))
+    h, w = (max(1, least - 2 * padding) + draw(st.integers(0, 7)) for _ in range(2))
+    return Geometry(ci, h, w, co, kh, kw, 1, padding, pool, draw(st.booleans()))
+
+
+@EXAMPLES
+@given(convolutions(), st.integers(1, 3), st.integers(1, 6), st.booleans(), st.booleans(), st.booleans())
+def test_any_convolution(s, clients, samples, channels_first, x_last, biased):
+    assume(pictures.fits(s))
+    check(s, clients, samples, channels_first, x_last, biased)
+
+
+@pytest.mark.parametrize("s", LENET)
+@pytest.mark.parametrize("samples", [2, 5])
+def test_lenet(s, samples):
+    check(s, 2, samples, channels_first=s is LENET[1])
+
+
+def test_sums_are_split_as_for_one_run():
+    s = LENET[1]._replace(ci=4, co=8)
+    clients, samples = (6, 64) if ON_GPU else (4, 24)
+    x, g = random(clients, samples, s.ci, s.h, s.w), random(clients, samples, s.co, s.ph, s.pw, seed=1)
+    w = random(clients, s.co, s.ci, s.kh, s.kw)
+    _, route = pictures.forward(x, w, None, s, channels_first=True)
+    half = clients // 2
+    alone = pictures.weight_gradient(g[:half], route[:half], x[:half], s)
+    with clients_of(2):
+        together = pictures.weight_gradient(g, route, x, s)
+    for one, both in zip(alone, together, strict=True):
+        assert torch.equal(one, both[:half])
+
+
+def test_nan_is_not_hidden():
+    s = LENET[0]._replace(h=8, w=8)
+    x = random(1, 1, 3, 8, 8)
+    x[0, 0, 0, 0, 0] = float("nan")
+    y, _ = pictures.forward(x, random(1, 16, 3, 5, 5), None, s, channels_first=False)
+    assert y[0, 0, :, 0, 0].isnan().all()
+    assert not y[0, 0, :, 1, 1].isnan().any()
+
+
+def test_what_does_not_fit():
+    assert all(pictures.fits(s) for s in LENET)
+    assert not pictures.fits(LENET[0]._replace(stride=2))
+    assert not pictures.fits(LENET[0]._replace(co=65))
+    assert not pictures.fits(LENET[0], shared=1024)
