@@ -64,7 +64,12 @@ static uint32_t rounded(float f) {
     if (f != f) return 0x7fc0;
     return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
-static float at(uint32_t pair, int which) { return number(which ? pair >> 16 : pair & 0xffff); }
+static float tf32(uint32_t bits) { bits &= 0xffffe000u; float f; std::memcpy(&f, &bits, 4); return f; }
+// The product of two words.
+static float product(uint32_t a, uint32_t b) {
+    if (!BF16) return tf32(a) * tf32(b);
+    return number(a & 0xffff) * number(b & 0xffff) + number(a >> 16) * number(b >> 16);
+}
 }  // namespace emulated
 
 static void sync_threads() {
@@ -74,7 +79,11 @@ static void sync_threads() {
     while (generation == mine) give_way();
 }
 
-static unsigned pack(float low, float high) { return emulated::rounded(low) | emulated::rounded(high) << 16; }
+static unsigned pack(float low, float high) {
+    if (BF16) return emulated::rounded(low) | emulated::rounded(high) << 16;
+    uint32_t bits; std::memcpy(&bits, &low, 4);
+    return low != low ? 0x7fffffff & ~0x1fffu : (bits + 0x1000) & ~0x1fffu;
+}
 static void load4(float v[4], const float* from) {
     if ((uintptr_t)from % 16) std::abort();
     std::memcpy(v, from, 16);
@@ -89,10 +98,9 @@ static void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
     give_way();  // until all lanes have done so
     for (int e = 0; e < 4; e++) {
         int row = g + e / 2 * 8, column = 2 * t + e % 2;
-        for (int k = 0; k < 16; k++) {
-            int holder = k % 8 / 2, high = k / 8;
-            float x = at(now[first + row % 8 * 4 + holder].a[row / 8 + 2 * high], k % 2);
-            c[e] += x * at(now[first + column * 4 + holder].b[high], k % 2);
+        for (int k = 0; k < 8; k++) {
+            int holder = k % 4, high = k / 4;
+            c[e] += product(now[first + row % 8 * 4 + holder].a[row / 8 + 2 * high], now[first + column * 4 + holder].b[high]);
         }
     }
 }

@@ -65,8 +65,11 @@ def emulated(folder, name, source, constants):
     return launch
 
 
-def bf16(x):
-    return x.to(torch.bfloat16).double()
+def rounded(x, precision):
+    """Return x with the few digits that products keep, in float64."""
+    if precision == "bf16":
+        return x.to(torch.bfloat16).double()
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
 
 
 def random(*shape, seed=0):
@@ -86,23 +89,24 @@ def plain(x, w, bias, s):
     return F.relu(y) if s.relu else y
 
 
-def check(s, clients, samples, channels_first=False, x_last=True, biased=True):
+def check(s, precision, clients, samples, channels_first=False, x_last=True, biased=True):
     """Compare outputs and all gradients with those of rounded factors in float64."""
     x = random(clients, samples, s.ci, s.h, s.w, seed=1)
     if x_last:
         x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     w, bias = random(clients, s.co, s.ci, s.kh, s.kw, seed=2), random(clients, s.co, seed=3)
-    y, route = pictures.forward(x, w, bias if biased else None, s, channels_first)
+    y, route = pictures.forward(x, w, bias if biased else None, s, precision, channels_first)
     g = random(*y.shape, seed=4)
     g = g if channels_first else g.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-    dw, db = pictures.weight_gradient(g, route, x, s)
-    dx = pictures.input_gradient(g, route, w, s)
+    dw, db = pictures.weight_gradient(g, route, x, s, precision)
+    dx = pictures.input_gradient(g, route, w, s, precision)
     for i in range(clients):
-        wide = [bf16(x[i]).requires_grad_(), bf16(w[i]).requires_grad_(), bias[i].double().requires_grad_()]
+        wide = [rounded(x[i], precision), rounded(w[i], precision), bias[i].double()]
+        wide = [number.requires_grad_() for number in wide]
         wanted = plain(wide[0], wide[1], wide[2] if biased else None, s)
         close(y[i], wanted.detach(), 1e-5)
         # Gradients flow where the kernel's largest position was, which two nearly equal sums may disagree about.
-        gx, gw, gb = torch.autograd.grad(wanted, wide, bf16(g[i]), allow_unused=True)
+        gx, gw, gb = torch.autograd.grad(wanted, wide, rounded(g[i], precision), allow_unused=True)
         close(dx[i].permute(0, 3, 1, 2), gx, 1e-5)
         close(dw[i], gw, 1e-5)
         if biased:
@@ -121,16 +125,25 @@ def convolutions(draw):
 
 
 @EXAMPLES
-@given(convolutions(), st.integers(1, 3), st.integers(1, 6), st.booleans(), st.booleans(), st.booleans())
-def test_any_convolution(s, clients, samples, channels_first, x_last, biased):
-    assume(pictures.fits(s))
-    check(s, clients, samples, channels_first, x_last, biased)
+@given(
+    convolutions(),
+    st.sampled_from(["bf16", "tf32"]),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_convolution(s, precision, clients, samples, channels_first, x_last, biased):
+    assume(pictures.fits(s, precision))
+    check(s, precision, clients, samples, channels_first, x_last, biased)
 
 
 @pytest.mark.parametrize("s", LENET)
 @pytest.mark.parametrize("samples", [2, 5])
-def test_lenet(s, samples):
-    check(s, 2, samples, channels_first=s is LENET[1])
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_lenet(s, precision, samples):
+    check(s, precision, 2, samples, channels_first=s is LENET[1])
 
 
 def test_sums_are_split_as_for_one_run():
@@ -138,11 +151,11 @@ def test_sums_are_split_as_for_one_run():
     clients, samples = (6, 64) if ON_GPU else (4, 24)
     x, g = random(clients, samples, s.ci, s.h, s.w), random(clients, samples, s.co, s.ph, s.pw, seed=1)
     w = random(clients, s.co, s.ci, s.kh, s.kw)
-    _, route = pictures.forward(x, w, None, s, channels_first=True)
+    _, route = pictures.forward(x, w, None, s, "bf16", channels_first=True)
     half = clients // 2
-    alone = pictures.weight_gradient(g[:half], route[:half], x[:half], s)
+    alone = pictures.weight_gradient(g[:half], route[:half], x[:half], s, "bf16")
     with clients_of(2):
-        together = pictures.weight_gradient(g, route, x, s)
+        together = pictures.weight_gradient(g, route, x, s, "bf16")
     for one, both in zip(alone, together, strict=True):
         assert torch.equal(one, both[:half])
 
@@ -151,13 +164,13 @@ def test_nan_is_not_hidden():
     s = LENET[0]._replace(h=8, w=8)
     x = random(1, 1, 3, 8, 8)
     x[0, 0, 0, 0, 0] = float("nan")
-    y, _ = pictures.forward(x, random(1, 16, 3, 5, 5), None, s, channels_first=False)
+    y, _ = pictures.forward(x, random(1, 16, 3, 5, 5), None, s, "bf16", channels_first=False)
     assert y[0, 0, :, 0, 0].isnan().all()
     assert not y[0, 0, :, 1, 1].isnan().any()
 
 
 def test_what_does_not_fit():
-    assert all(pictures.fits(s) for s in LENET)
-    assert not pictures.fits(LENET[0]._replace(stride=2))
-    assert not pictures.fits(LENET[0]._replace(co=65))
-    assert not pictures.fits(LENET[0], shared=1024)
+    assert all(pictures.fits(s, precision) for s in LENET for precision in ("bf16", "tf32"))
+    assert not pictures.fits(LENET[0]._replace(stride=2), "bf16")
+    assert not pictures.fits(LENET[0]._replace(co=65), "bf16")
+    assert not pictures.fits(LENET[0], "bf16", shared=1024)

@@ -123,8 +123,8 @@ def _convolve(
     from pefll.ops.kernels import convolution, pictures
 
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
-    if precision == "bf16" and pictures.takes(s, x.device):
-        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, channels_first)
+    if pictures.takes(s, precision, x.device):
+        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
         return y, route, x.new_empty((len(x), 0)), x.new_empty((len(x), 0))
     y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
     return y, route, laid, spread
@@ -160,12 +160,12 @@ def _convolve_backward(
         routed, shares = bf16.let_through(g, route, laid, s)
         dw, db = bf16.weight_gradient(routed, shares, laid, s)
         dx = bf16.input_gradient(routed, spread.contiguous(), laid, s) if wants_input else none
-    elif precision == "bf16":
-        s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
-        dw, db = pictures.weight_gradient(g, route, x, s)
-        dx = pictures.input_gradient(g, route, _packed(w), s) if wants_input else none
+        return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
+    s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+    if pictures.takes(s, precision, x.device):
+        dw, db = pictures.weight_gradient(g, route, x, s, precision)
+        dx = pictures.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
     else:
-        s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
         g = g.permute(0, 1, 3, 4, 2).contiguous()
         dw, db = convolution.weight_gradient(g, route, x, s, precision)
         dx = convolution.input_gradient(g, route, _packed(w), s, precision) if wants_input else none

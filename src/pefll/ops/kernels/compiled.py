@@ -12,7 +12,24 @@ import torch
 from torch import Tensor
 
 # A kernel that is compiled only to see whether that is possible.
-_ANY = ("WEIGHTS", "CI", "CO", "KH", "KW", "IH", "IW", "HP", "WP", "PH", "PW", "POOL", "ROUTED", "G_LAST", "PICTURES")
+_ANY = (
+    "WEIGHTS",
+    "BF16",
+    "CI",
+    "CO",
+    "KH",
+    "KW",
+    "IH",
+    "IW",
+    "HP",
+    "WP",
+    "PH",
+    "PW",
+    "POOL",
+    "ROUTED",
+    "G_LAST",
+    "PICTURES",
+)
 _SMALLEST = (*((name, 1) for name in (*_ANY, "MT", "WARPS_N", "WARPS_S")), ("PAD", 0))
 
 # A number's type in C, by what it is given as: 32 bits for plain integers, 64 for those in a `Long`.

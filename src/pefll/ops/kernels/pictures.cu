@@ -1,14 +1,14 @@
-// Convolutions with a client axis in bfloat16: a block takes a few pictures of one client into shared memory, once.
+// Convolutions with a client axis in bfloat16 or TF32: a block takes a few pictures of one client into shared memory, once.
 //
 // Triton's kernels (convolution.py, laid.py) fetch every window of a picture from the L2 cache, so that a pixel comes
 // some ten times, and write the gradients that pooling lets through position by position. Here a picture is read once,
 // rounded on the way, and windows are addresses in shared memory; the layouts below make a warp's 32 addresses fall into
 // different banks. Constants in capitals are given to the compiler, see pictures.py. `mma` is the tensor cores' product
-// of 16 x 16 and 16 x 8 numbers by a warp: lane = 4 g + t holds, of the first factor, rows g and g + 8 at columns 2t,
-// 2t + 1 and 2t + 8, 2t + 9 (two numbers a register); of the second, column g at the same places; of the result, rows g
-// and g + 8 at columns 2t, 2t + 1.
+// of 16 x 8 and 8 x 8 words by a warp: lane = 4 g + t holds, of the first factor, rows g and g + 8 at columns t and t + 4;
+// of the second, column g at rows t and t + 4; of the result, rows g and g + 8 at columns 2t, 2t + 1.
 
-typedef unsigned int word;  // two bfloat16, the first in the lower half
+typedef unsigned int word;  // two bfloat16, which are multiplied as a pair and added, or one TF32
+constexpr int PER = BF16 ? 2 : 1;  // numbers in a word
 typedef unsigned char byte;
 
 struct Strides { long long client, sample; int row, column, channel; };
@@ -18,20 +18,20 @@ struct Strides { long long client, sample; int row, column, channel; };
 // ---- of the outputs' gradients with the filters turned round.
 //
 // Rows of a product are outputs: for 2 x 2 pooling the four positions of a cell are rows of one thread. Columns are output
-// channels. The sum runs over pairs of input channels, and for each over the taps of the filter: then both staging of
+// channels. The sum runs over words of input channels, and for each over the taps of the filter: then both staging of
 // filters and fetching of windows step through neighbouring words.
 
 constexpr int TAPS = KH * KW;
-constexpr int PAIRS = (CI + 1) / 2;              // of input channels
-constexpr int PIXEL = PAIRS | 1;                 // words of a pixel: odd, for the banks
-constexpr int STEPS = (PAIRS * TAPS + 7) / 8;    // products, of 8 pairs each
+constexpr int WORDS = (CI + PER - 1) / PER;      // of input channels
+constexpr int PIXEL = WORDS | 1;                 // words that a pixel takes: odd, for the banks
+constexpr int STEPS = (WORDS * TAPS + 7) / 8;    // products, of 8 words each
 constexpr int FILTER = STEPS * 8 + 4;            // words of a filter: 4 more than a multiple of 8, for the banks
 constexpr int TILES = (CO + 7) / 8;              // of output channels
 constexpr int PICTURE = HP * WP * PIXEL;         // words
 constexpr int CELLS = PICTURES * PH * PW;        // outputs of a block
 constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;  // outputs that a warp computes at once
 constexpr int THREADS = WARPS * 32;
-constexpr bool HELD = STEPS * TILES <= 16;       // whether a thread keeps its part of the filters in registers
+constexpr bool HELD = STEPS * TILES <= 20;       // whether a thread keeps its part of the filters in registers
 
 // The gradient of one position of the block's output, or 0 where it did not win its cell.
 __device__ float let_through(const float* g, const byte* route, Strides s, int b, int y, int x, int channel) {
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     SHARED(word, shared);
     word* filters = shared;                                   // [TILES * 8][FILTER]
     word* pictures = shared + TILES * 8 * FILTER;             // [PICTURES][HP][WP][PIXEL]
-    word* places = pictures + PICTURES * PICTURE;             // [STEPS][4]: where the pairs of a step are in a window
+    word* places = pictures + PICTURES * PICTURE;             // [STEPS][4]: where the words of a step are in a window
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     const long long client = blockIdx.y;
     const int first = blockIdx.x * PICTURES;
@@ -59,24 +59,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     for (int i = thread; i < STEPS * 4; i += THREADS) {
         word both = 0;
         for (int half = 0; half < 2; half++) {
-            int pair = i / 4 * 8 + i % 4 + half * 4, tap = pair % TAPS;
-            // Beyond the last pair filters are 0; the pixel is any that is there.
-            int place = pair < PAIRS * TAPS ? (tap / KW * WP + tap % KW) * PIXEL + pair / TAPS : 0;
+            int k = i / 4 * 8 + i % 4 + half * 4, tap = k % TAPS;
+            // Beyond the last word filters are 0; the pixel is any that is there.
+            int place = k < WORDS * TAPS ? (tap / KW * WP + tap % KW) * PIXEL + k / TAPS : 0;
             both |= (word)place << (16 * half);
         }
         places[i] = both;
     }
     for (int i = thread; i < TILES * 8 * STEPS * 8; i += THREADS) {
-        int pair = i % (STEPS * 8), out = i / (STEPS * 8), tap = pair % TAPS, in = pair / TAPS * 2;
+        int k = i % (STEPS * 8), out = i / (STEPS * 8), tap = k % TAPS, in = k / TAPS * PER;
         float low = 0.f, high = 0.f;
-        if (out < CO && pair < PAIRS * TAPS) {
+        if (out < CO && k < WORDS * TAPS) {
             int at = BACKWARD ? (in * CO + out) * TAPS + TAPS - 1 - tap : (out * CI + in) * TAPS + tap;
             low = w[at];
-            if (in + 1 < CI) high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
+            if (PER == 2 && in + 1 < CI) high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
         }
-        filters[out * FILTER + pair] = pack(low, high);
+        filters[out * FILTER + k] = pack(low, high);
     }
-    constexpr int QUADS = (PAIRS + 1) / 2;
+    constexpr int QUADS = (CI + 3) / 4;
     for (int i = thread; i < PICTURES * HP * WP * QUADS; i += THREADS) {
         int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - LEFT, row = pixel / WP % HP - TOP;
         int picture = pixel / (WP * HP), b = first + picture;
@@ -95,9 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
                 }
             }
         }
-        word* to = pictures + pixel * PIXEL + quad * 2;
-        to[0] = pack(v[0], v[1]);
-        if (quad * 2 + 1 < PAIRS) to[1] = pack(v[2], v[3]);
+#pragma unroll
+        for (int k = 0; k < 4; k += PER)
+            if (quad * 4 + k < CI) pictures[pixel * PIXEL + (quad * 4 + k) / PER] = pack(v[k], v[k + PER - 1]);
     }
     sync_threads();
 
@@ -181,22 +181,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
 // ---- Shares of the gradient of filters and bias.
 //
 // Rows of a product are output channels, columns the weights of one filter, in the order in which they lie in memory, and
-// after the last the bias. The sum runs over pairs of neighbouring positions: with 2 x 2 pooling, those of one cell, whose
-// upper and lower pair come one after the other. A pair of pixels that begins at an odd column is in a second copy of the
-// picture, one pixel to the left.
+// after the last the bias. The sum runs over words of neighbouring positions: with 2 x 2 pooling, those of one cell come in
+// several phases. Of bfloat16, a pair of pixels that begins at an odd column is in a second copy of the picture, which is
+// one pixel to the left.
 
 constexpr int WINDOW = CI * KH * KW;
 constexpr int COLUMNS = (WINDOW + 1 + 7) / 8;                 // tiles of them
 constexpr int TILES = (COLUMNS + WARPS_N - 1) / WARPS_N;      // of one warp
-constexpr int FILLED = POOL == 1 && PW % 2 ? WP / 2 + 1 : (WP + 1) / 2;  // words of a row of pixels that are looked at
-constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // and words of a row: 8 or 24 in 32, for the banks
+constexpr int FILLED = PER == 1 ? WP : POOL == 1 && PW % 2 ? WP / 2 + 1 : (WP + 1) / 2;  // words that a row of pixels has
+constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // and takes: 8 or 24 in 32, for the banks
 constexpr int PLANE = HP * ROW + 1;                           // words of a channel: odd enough for staging
 constexpr int COPY = (PICTURES * CI * PLANE + 31) / 32 * 32 + 16;
-constexpr int SLOTS_X = POOL == 2 ? PW : (PW + 1) / 2;        // pairs of positions in a row of cells
+constexpr int PHASES = POOL == 1 ? 1 : 4 / PER;               // words of positions in a cell
+constexpr int SLOTS_X = POOL == 2 ? PW : (PW + PER - 1) / PER;  // cells in a row, or words of positions without pooling
 constexpr int SLOTS = PICTURES * PH * SLOTS_X;
 constexpr int SLOT = (CO + 15) / 16 * 16 + 8;                 // words of a slot: 8 or 24 in 32, for the banks
 constexpr int THREADS = WARPS_N * WARPS_S * 32;
-constexpr word ONES = 0x3f803f80u;
+constexpr word ONES = PER == 2 ? 0x3f803f80u : 0x3f800000u;
 
 extern "C" __global__ void __launch_bounds__(THREADS) weights(
     const float* x, const float* gradient, const byte* route, float* partial, int samples, int loops,
@@ -204,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
     long long sg_c, long long sg_b, int sg_h, int sg_w, int sg_k
 ) {
     SHARED(word, shared);
-    word* pictures = shared;             // two copies of [PICTURES][CI][HP][ROW]
-    word* slots = shared + 2 * COPY;     // [SLOTS][SLOT]
+    word* pictures = shared;             // one or two copies of [PICTURES][CI][HP][ROW]
+    word* slots = shared + PER * COPY;   // [SLOTS][SLOT]
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     const int part = warp % WARPS_N, share = warp / WARPS_N;
     const long long client = blockIdx.y;
@@ -217,7 +218,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         const int column = (part * TILES + n) * 8 + g, tap = column % (KH * KW), kx = tap % KW;
-        places[n] = column < WINDOW ? kx % 2 * COPY + column / (KH * KW) * PLANE + tap / KW * ROW + kx / 2 : 0;
+        const int place = column / (KH * KW) * PLANE + tap / KW * ROW + kx / PER + kx % PER * COPY;
+        places[n] = column < WINDOW ? place : 0;
     }
     float total[MT][TILES][4];
 #pragma unroll
@@ -232,34 +234,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
         if (first >= samples) break;
         if (loop > 0) sync_threads();  // before what is there is overwritten
         for (int i = thread; i < PICTURES * HP * FILLED * CI; i += THREADS) {
-            const int channel = i % CI, place = i / CI, pair = place % FILLED, row = place / FILLED % HP;
+            const int channel = i % CI, place = i / CI, at = place % FILLED, row = place / FILLED % HP;
             const int picture = place / (FILLED * HP), b = first + picture;
             float v[3] = {0.f, 0.f, 0.f};
             if (b < samples && row >= PAD && row < IH + PAD) {
                 const float* from = x + b * sx_b + (row - PAD) * sx_h + channel * sx_k;
 #pragma unroll
                 for (int k = 0; k < 3; k++) {
-                    const int column = 2 * pair + k - PAD;
-                    if (column >= 0 && column < IW) v[k] = from[column * sx_w];
+                    const int column = PER * at + k - PAD;
+                    if (k <= PER && column >= 0 && column < IW) v[k] = from[column * sx_w];
                 }
             }
-            word* to = pictures + (picture * CI + channel) * PLANE + row * ROW + pair;
+            word* to = pictures + (picture * CI + channel) * PLANE + row * ROW + at;
             to[0] = pack(v[0], v[1]);
-            to[COPY] = pack(v[1], v[2]);
+            if (PER == 2) to[COPY] = pack(v[1], v[2]);
         }
         // Neighbouring threads read neighbouring gradients, whichever way they lie.
         for (int i = thread; i < SLOTS * (SLOT - 8); i += THREADS) {
             const int slot = G_LAST ? i / (SLOT - 8) : i % SLOTS, channel = G_LAST ? i % (SLOT - 8) : i / SLOTS;
-            const int px = slot % SLOTS_X * (POOL == 2 ? 1 : 2), py = slot / SLOTS_X % PH, b = first + slot / (SLOTS_X * PH);
+            const int px = slot % SLOTS_X * (POOL == 2 ? 1 : PER), py = slot / SLOTS_X % PH, b = first + slot / (SLOTS_X * PH);
             word value = 0;
             if (b < samples && channel < CO) {
                 const float* from = gradient + b * sg_b + py * sg_h + px * sg_w + channel * sg_k;
                 const long long way = (((long long)b * PH + py) * PW + px) * CO + channel;
                 if (POOL == 2) {
-                    value = (pack(from[0], 0.f) << 16) | route[way];
+                    // In one word, which has room: a bfloat16 above the byte, or a TF32, whose last 13 bits are 0.
+                    value = pack(PER == 2 ? 0.f : from[0], from[0]) | route[way];
                 } else {
                     const float left = !ROUTED || route[way] == 0 ? from[0] : 0.f;
-                    const bool there = px + 1 < PW && (!ROUTED || route[way + CO] == 0);
+                    const bool there = PER == 2 && px + 1 < PW && (!ROUTED || route[way + CO] == 0);
                     value = pack(left, there ? from[sg_w] : 0.f);
                 }
             }
@@ -268,37 +271,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
         sync_threads();
         for (int group = share; group < (SLOTS + 7) / 8; group += WARPS_S) {
             int base[2];
-            word a[POOL][MT][4];
+            word a[PHASES][MT][4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int slot = group * 8 + half * 4 + t, there = slot < SLOTS ? slot : 0;
                 const int px = there % SLOTS_X, py = there / SLOTS_X % PH, picture = there / (SLOTS_X * PH);
-                base[half] = picture * CI * PLANE + py * POOL * ROW + px;
+                base[half] = picture * CI * PLANE + py * POOL * ROW + px * (POOL == 2 ? 2 / PER : 1);
 #pragma unroll
                 for (int r = 0; r < 2 * MT; r++) {
                     const word value = slot < SLOTS ? slots[slot * SLOT + r * 8 + g] : 0;
-                    if (POOL == 2) {
-                        const word way = value & 0xff, low = value >> 16, high = value & 0xffff0000u;
-                        a[0][r / 2][half * 2 + r % 2] = (way == 0 ? low : 0) | (way == 1 ? high : 0);
-                        a[POOL - 1][r / 2][half * 2 + r % 2] = (way == 2 ? low : 0) | (way == 3 ? high : 0);
-                    } else {
-                        a[0][r / 2][half * 2 + r % 2] = value;
+                    const word way = value & 0xff, low = value >> 16, high = value & 0xffffff00u;
+#pragma unroll
+                    for (int phase = 0; phase < PHASES; phase++) {
+                        word& to = a[phase][r / 2][half * 2 + r % 2];
+                        if (POOL == 1) to = value;
+                        else if (PER == 1) to = way == phase ? high : 0;
+                        else to = way == 2 * phase ? low : way == 2 * phase + 1 ? high : 0;
                     }
                 }
             }
 #pragma unroll
-            for (int dy = 0; dy < POOL; dy++)
+            for (int phase = 0; phase < PHASES; phase++)
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
-                    word b[2] = {pictures[base[0] + dy * ROW + places[n]], pictures[base[1] + dy * ROW + places[n]]};
+                    const int place = places[n] + (PER == 2 ? phase * ROW : phase / 2 * ROW + phase % 2);
+                    word b[2] = {pictures[base[0] + place], pictures[base[1] + place]};
                     if ((part * TILES + n) * 8 + g == WINDOW) b[0] = b[1] = ONES;
 #pragma unroll
-                    for (int m = 0; m < MT; m++) mma(total[m][n], a[dy][m], b);
+                    for (int m = 0; m < MT; m++) mma(total[m][n], a[phase][m], b);
                 }
         }
     }
 
-    // Warps that had other pairs of positions are added up in order.
+    // Warps that had other positions are added up in order.
     partial += ((long long)blockIdx.x * gridDim.y + client) * CO * (WINDOW + 1);
     if (WARPS_S == 1) {
 #pragma unroll

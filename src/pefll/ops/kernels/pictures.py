@@ -1,4 +1,4 @@
-"""Convolution + max-pool + bias + ReLU with a client axis in bfloat16, as CUDA C++ kernels; see pictures.cu.
+"""Convolution + max-pool + bias + ReLU with a client axis in bfloat16 or TF32, as CUDA C++ kernels; see pictures.cu.
 
 For steps of one pixel and up to 64 channels. Others are for `pefll.ops.kernels.convolution` and `laid`.
 """
@@ -37,22 +37,26 @@ class Plan(NamedTuple):
     shared: int
 
 
-def takes(s: Geometry, device: torch.device) -> bool:
-    """Return whether the kernels do such a convolution on this device."""
-    return device.type == "cuda" and fits(s, shared_memory(device)) and compiled.works(device)
+def takes(s: Geometry, precision: str, device: torch.device) -> bool:
+    """Return whether the kernels do such a convolution with this precision of products on this device."""
+    if device.type != "cuda" or precision not in ("bf16", "tf32"):
+        return False
+    return fits(s, precision, shared_memory(device)) and compiled.works(device)
 
 
-def fits(s: Geometry, shared: int = MOST_SHARED) -> bool:
+def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
     """Return whether the kernels take such a convolution, forwards and backwards, with so much shared memory."""
     if s.stride != 1 or s.pool not in (1, 2) or max(s.ci, s.co) > MOST_CHANNELS or s.padding > min(s.kh, s.kw) - 1:
         return False
     if min(s.ph, s.pw) < 1:
         return False
-    plans = (_forward_plan(s, 1, False, False), _input_plan(s), _weight_plan(s, False))
+    plans = (_forward_plan(s, precision, 1, False, False), _input_plan(s, precision), _weight_plan(s, precision, False))
     return max(plan.shared for plan in plans) <= shared and (s.kh * (s.w + s.kw)) * (max(s.ci, s.co) + 2) < 1 << 16
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, channels_first: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, precision: str, channels_first: bool
+) -> tuple[Tensor, Tensor]:
     """Return outputs, float32 [c, b, co, ph, pw], and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
 
     Args:
@@ -60,13 +64,14 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, channels_fir
         w: [c, co, ci, kh, kw], each client's contiguous.
         bias: [c, co], each client's contiguous, or None.
         s: of the convolution.
+        precision: of products, bf16 or tf32.
         channels_first: how outputs lie in memory; else their channels are innermost.
     """
     clients, samples = x.shape[:2]
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
     y = torch.empty(first if channels_first else last, dtype=torch.float32, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
-    plan = _forward_plan(s, int(_in_fours(x)), bias is not None, channels_first)
+    plan = _forward_plan(s, precision, int(_in_fours(x)), bias is not None, channels_first)
     _launch(
         "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
         x, route, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
@@ -75,7 +80,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, channels_fir
     return y if channels_first else y.permute(0, 1, 4, 2, 3), route
 
 
-def input_gradient(g: Tensor, route: Tensor, w: Tensor, s: Geometry) -> Tensor:
+def input_gradient(g: Tensor, route: Tensor, w: Tensor, s: Geometry, precision: str) -> Tensor:
     """Return the gradient of x as float32 [c, b, h, w, ci].
 
     Args:
@@ -83,10 +88,11 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, s: Geometry) -> Tensor:
         route: from `forward`, contiguous.
         w: [c, co, ci, kh, kw], each client's contiguous.
         s: of the convolution.
+        precision: of products, bf16 or tf32.
     """
     clients, samples = g.shape[:2]
     dx = torch.empty((clients, samples, s.h, s.w, s.ci), dtype=torch.float32, device=g.device)
-    plan = _input_plan(s)
+    plan = _input_plan(s, precision)
     _launch(
         "convolve", plan, (_blocks(samples, plan.pictures), clients), g.device,
         g, route, w, dx, dx, route, samples, *_strides(g), _long(w.stride(0)), _long(0),
@@ -94,7 +100,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, s: Geometry) -> Tensor:
     return dx
 
 
-def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry) -> tuple[Tensor, Tensor]:
+def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
@@ -102,9 +108,10 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry) -> tuple[T
         route: from `forward`, contiguous.
         x: [c, b, ci, h, w], in any layout.
         s: of the convolution.
+        precision: of products, bf16 or tf32.
     """
     clients, samples = g.shape[:2]
-    plan = _weight_plan(s, g.stride(2) == 1)
+    plan = _weight_plan(s, precision, g.stride(2) == 1)
     # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
     most = _blocks(samples, plan.pictures)
     loops = _blocks(most, max(1, min(most, _blocks(2 * PROGRAMS, of_one_run(clients)))))
@@ -127,64 +134,67 @@ def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, 
     run(grid, plan.threads, plan.shared, arguments)
 
 
-def _forward_plan(s: Geometry, in_fours: int, biased: bool, channels_first: bool) -> Plan:
+def _forward_plan(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool) -> Plan:
     return _convolve_plan(
+        precision,
         CI=s.ci, CO=s.co, KH=s.kh, KW=s.kw, IH=s.h, IW=s.w, TOP=s.padding, LEFT=s.padding, HP=s.h + 2 * s.padding,
         WP=s.w + 2 * s.padding, PH=s.ph, PW=s.pw, POOL=s.pool, RELU=int(s.relu), HAS_BIAS=int(biased),
         CHANNELS_FIRST=int(channels_first), VECTOR=in_fours, BACKWARD=0, ROUTED=0, GH=1, GW=1, GPOOL=1,
     )  # fmt: skip
 
 
-def _input_plan(s: Geometry) -> Plan:
+def _input_plan(s: Geometry, precision: str) -> Plan:
     return _convolve_plan(
-        CI=s.co, CO=s.ci, KH=s.kh, KW=s.kw, IH=s.ph * s.pool, IW=s.pw * s.pool, TOP=s.kh - 1 - s.padding,
+        precision, CI=s.co, CO=s.ci, KH=s.kh, KW=s.kw, IH=s.ph * s.pool, IW=s.pw * s.pool, TOP=s.kh - 1 - s.padding,
         LEFT=s.kw - 1 - s.padding, HP=s.h + s.kh - 1, WP=s.w + s.kw - 1, PH=s.h, PW=s.w, POOL=1, RELU=0, HAS_BIAS=0,
         CHANNELS_FIRST=0, VECTOR=0, BACKWARD=1, ROUTED=int(s.routed), GH=s.ph, GW=s.pw, GPOOL=s.pool,
     )  # fmt: skip
 
 
-def _convolve_plan(**c: int) -> Plan:
+def _convolve_plan(precision: str, **c: int) -> Plan:
     """Choose how many pictures a block takes, how many outputs a warp computes at once, and how many warps do."""
-    pairs, tiles, cells = _blocks(c["CI"], 2), _blocks(c["CO"], 8), c["PH"] * c["PW"]
+    words, tiles, cells = _blocks(c["CI"], _per_word(precision)), _blocks(c["CO"], 8), c["PH"] * c["PW"]
     deep = 4 if tiles <= 2 and c["POOL"] == 1 else 2
     group = deep * (4 if c["POOL"] == 2 else 16)
     pictures = max(1, min(4, _blocks(6 * group, cells))) if cells < 6 * group else 1
-    steps = _blocks(pairs * c["KH"] * c["KW"], 8)
+    steps = _blocks(words * c["KH"] * c["KW"], 8)
 
     def shared(pictures: int) -> int:
-        words = tiles * 8 * (steps * 8 + 4) + pictures * c["HP"] * c["WP"] * (pairs | 1) + steps * 4
-        return 4 * words
+        total = tiles * 8 * (steps * 8 + 4) + pictures * c["HP"] * c["WP"] * (words | 1) + steps * 4
+        return 4 * total
 
     while pictures > 1 and shared(pictures) > MOST_SHARED // 2:
         pictures -= 1
     warps = _evenly(_blocks(pictures * cells, group))
-    constants = {"CONVOLVE": 1, **c, "PICTURES": pictures, "MT": deep, "WARPS": warps}
+    constants = {"CONVOLVE": 1, "BF16": int(precision == "bf16"), **c, "PICTURES": pictures, "MT": deep, "WARPS": warps}
     return Plan(tuple(constants.items()), pictures, 32 * warps, shared(pictures))
 
 
-def _weight_plan(s: Geometry, channels_last: bool) -> Plan:
+def _weight_plan(s: Geometry, precision: str, channels_last: bool) -> Plan:
     rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
     across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 16) // rows)))
     tiles = _blocks(columns, across)
-    slots_x = s.pw if s.pool == 2 else _blocks(s.pw, 2)
+    per = _per_word(precision)
+    slots_x = s.pw if s.pool == 2 else _blocks(s.pw, per)
     slots = s.ph * slots_x
     pictures = max(1, min(4, 100 // slots))
     hp, wp = s.h + 2 * s.padding, s.w + 2 * s.padding
-    filled = wp // 2 + 1 if s.pool == 1 and s.pw % 2 else _blocks(wp, 2)
+    filled = wp // 2 + 1 if per == 2 and s.pool == 1 and s.pw % 2 else _blocks(wp, per)
     row = filled + (40 - filled % 32) % 16
 
     def staged(pictures: int) -> int:
         copy = _blocks(pictures * s.ci * (hp * row + 1), 32) * 32 + 16
-        return 4 * (2 * copy + pictures * slots * (rows * 16 + 8))
+        return 4 * (per * copy + pictures * slots * (rows * 16 + 8))
 
     while pictures > 1 and staged(pictures) > MOST_SHARED // 2:
         pictures -= 1
     along = 1 if across > 2 else _evenly(_blocks(pictures * slots, 8))
     sums = 0 if along == 1 else 4 * along * rows * 16 * (across * tiles * 8 + 1)
     constants = {
-        "WEIGHTS": 1, "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h, "IW": s.w, "PAD": s.padding, "HP": hp,
-        "WP": wp, "PH": s.ph, "PW": s.pw, "POOL": s.pool, "ROUTED": int(s.routed), "G_LAST": int(channels_last),
-        "PICTURES": pictures, "MT": rows, "WARPS_N": across, "WARPS_S": along,
+        "WEIGHTS": 1, "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h,
+        "IW": s.w, "PAD": s.padding, "HP": hp, "WP": wp, "PH": s.ph, "PW": s.pw, "POOL": s.pool,
+        "ROUTED": int(s.routed), "G_LAST": int(channels_last), "PICTURES": pictures, "MT": rows, "WARPS_N": across,
+        "WARPS_S": along,
     }  # fmt: skip
     return Plan(tuple(constants.items()), pictures, 32 * across * along, max(staged(pictures), sums))
 
@@ -196,6 +206,10 @@ def _evenly(groups: int) -> int:
 
 def _blocks(total: int, each: int) -> int:
     return -(-total // each)
+
+
+def _per_word(precision: str) -> int:
+    return 2 if precision == "bf16" else 1
 
 
 def _long(number: int) -> c_longlong:
