@@ -10,6 +10,7 @@
 #define __global__
 #define __launch_bounds__(...)
 #define __forceinline__ inline
+#define __restrict__
 #define SHARED(type, name) type* name = (type*)emulated::memory
 
 struct Index { int x, y; };

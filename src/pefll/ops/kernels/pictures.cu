@@ -11,7 +11,44 @@ typedef unsigned int word;  // two bfloat16, which are multiplied as a pair and 
 constexpr int PER = BF16 ? 2 : 1;  // numbers in a word
 typedef unsigned char byte;
 
-struct Strides { long long client, sample; int row, column, channel; };
+struct Four { float v[4]; };
+
+// Put N items into shared memory, some of which are fetched at once: one after the other would wait for each.
+template <int N, int THREADS, int AT_ONCE, class Fetch, class Put>
+__device__ __forceinline__ void stage(int thread, Fetch fetch, Put put) {
+    for (int first = thread; first < N; first += THREADS * AT_ONCE) {
+        decltype(fetch(0)) held[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i * THREADS < N) held[i] = fetch(first + i * THREADS);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i * THREADS < N) put(first + i * THREADS, held[i]);
+    }
+}
+
+// Up to four channels, of which `there` are there.
+__device__ __forceinline__ Four four(const float* __restrict__ from, int apart, int there, bool in_one) {
+    Four all = {0.f, 0.f, 0.f, 0.f};
+    if (in_one) {
+        load4(all.v, from);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (k < there) all.v[k] = from[k * apart];
+    }
+    return all;
+}
+
+// The routes of up to four channels, a byte each; those that are not there are of nobody.
+__device__ __forceinline__ word ways(const byte* __restrict__ from, int there, bool in_one) {
+    if (in_one) return *(const word*)from;
+    word all = 0xffffffffu;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (k < there) all = (all & ~(0xffu << 8 * k)) | (word)from[k] << 8 * k;
+    return all;
+}
 
 #if defined(CONVOLVE)
 // ---- Outputs of a convolution, pooled and through ReLU; or, BACKWARD, gradients of its inputs, which are a convolution
@@ -33,15 +70,12 @@ constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;  // outputs that a warp comp
 constexpr int THREADS = WARPS * 32;
 constexpr bool HELD = STEPS * TILES <= 20;       // whether a thread keeps its part of the filters in registers
 
-// The gradient of one position of the block's output, or 0 where it did not win its cell.
-__device__ float let_through(const float* g, const byte* route, Strides s, int b, int y, int x, int channel) {
-    int py = y / GPOOL, px = x / GPOOL;
-    if (ROUTED && route[(((long long)b * GH + py) * GW + px) * CI + channel] != (y % GPOOL) * GPOOL + x % GPOOL) return 0.f;
-    return g[b * s.sample + py * s.row + px * s.column + channel * s.channel];
-}
+struct Two { float low, high; };
+struct Gradients { Four g; word ways; };
 
 extern "C" __global__ void __launch_bounds__(THREADS) convolve(
-    const float* x, const byte* route_in, const float* w, const float* bias, float* y, byte* route, int samples,
+    const float* __restrict__ x, const byte* __restrict__ route_in, const float* __restrict__ w,
+    const float* __restrict__ bias, float* __restrict__ y, byte* __restrict__ route, int samples,
     long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k, long long sw_c, long long sb_c
 ) {
     SHARED(word, shared);
@@ -51,7 +85,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     const long long client = blockIdx.y;
     const int first = blockIdx.x * PICTURES;
-    const Strides strides = {sx_c, sx_b, sx_h, sx_w, sx_k};
     x += client * sx_c;
     w += client * sw_c;
     if (BACKWARD && ROUTED) route_in += client * samples * (GH * GW * CI);
@@ -66,38 +99,60 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
         }
         places[i] = both;
     }
-    for (int i = thread; i < TILES * 8 * STEPS * 8; i += THREADS) {
-        int k = i % (STEPS * 8), out = i / (STEPS * 8), tap = k % TAPS, in = k / TAPS * PER;
-        float low = 0.f, high = 0.f;
-        if (out < CO && k < WORDS * TAPS) {
-            int at = BACKWARD ? (in * CO + out) * TAPS + TAPS - 1 - tap : (out * CI + in) * TAPS + tap;
-            low = w[at];
-            if (PER == 2 && in + 1 < CI) high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
-        }
-        filters[out * FILTER + k] = pack(low, high);
-    }
-    constexpr int QUADS = (CI + 3) / 4;
-    for (int i = thread; i < PICTURES * HP * WP * QUADS; i += THREADS) {
-        int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - LEFT, row = pixel / WP % HP - TOP;
-        int picture = pixel / (WP * HP), b = first + picture;
-        float v[4] = {0.f, 0.f, 0.f, 0.f};
-        if (b < samples && row >= 0 && row < IH && column >= 0 && column < IW) {
-            if (BACKWARD) {
-                for (int k = 0; k < 4; k++)
-                    if (quad * 4 + k < CI) v[k] = let_through(x, route_in, strides, b, row, column, quad * 4 + k);
-            } else {
-                const float* from = x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k;
-                if (VECTOR) {
-                    load4(v, from);
-                } else {
-                    for (int k = 0; k < 4; k++)
-                        if (quad * 4 + k < CI) v[k] = from[k * sx_k];
-                }
+    stage<TILES * 8 * STEPS * 8, THREADS, 8>(thread,
+        [&](int i) {
+            int k = i % (STEPS * 8), out = i / (STEPS * 8), tap = k % TAPS, in = k / TAPS * PER;
+            Two both = {0.f, 0.f};
+            if (out < CO && k < WORDS * TAPS) {
+                int at = BACKWARD ? (in * CO + out) * TAPS + TAPS - 1 - tap : (out * CI + in) * TAPS + tap;
+                both.low = w[at];
+                if (PER == 2 && in + 1 < CI) both.high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
             }
-        }
+            return both;
+        },
+        [&](int i, Two both) { filters[i / (STEPS * 8) * FILTER + i % (STEPS * 8)] = pack(both.low, both.high); });
+    constexpr int QUADS = (CI + 3) / 4;
+    auto put = [&](int pixel, int quad, Four all) {
 #pragma unroll
         for (int k = 0; k < 4; k += PER)
-            if (quad * 4 + k < CI) pictures[pixel * PIXEL + (quad * 4 + k) / PER] = pack(v[k], v[k + PER - 1]);
+            if (quad * 4 + k < CI) pictures[pixel * PIXEL + (quad * 4 + k) / PER] = pack(all.v[k], all.v[k + PER - 1]);
+    };
+    if (BACKWARD) {
+        // Around the gradients, and where a position did not win, there is nothing.
+        for (int i = thread; i < PICTURES * PICTURE; i += THREADS) pictures[i] = 0;
+        sync_threads();
+        stage<PICTURES * QUADS * GH * GW, THREADS, 4>(thread,
+            [&](int i) {
+                int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, b = first + i / (GH * GW * QUADS);
+                Gradients all = {{0.f, 0.f, 0.f, 0.f}, 0u};
+                if (b < samples) {
+                    const float* from = x + b * sx_b + cell / GW * sx_h + cell % GW * sx_w + quad * 4 * sx_k;
+                    all.g = four(from, sx_k, CI - quad * 4, VECTOR);
+                    const byte* way = route_in + ((long long)b * (GH * GW) + cell) * CI + quad * 4;
+                    if (ROUTED) all.ways = ways(way, CI - quad * 4, CI % 4 == 0);
+                }
+                return all;
+            },
+            [&](int i, Gradients all) {
+                int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, picture = i / (GH * GW * QUADS);
+#pragma unroll
+                for (int place = 0; place < GPOOL * GPOOL; place++) {
+                    Four won;
+#pragma unroll
+                    for (int k = 0; k < 4; k++) won.v[k] = (all.ways >> 8 * k & 0xff) == place ? all.g.v[k] : 0.f;
+                    int row = cell / GW * GPOOL + place / GPOOL + TOP, column = cell % GW * GPOOL + place % GPOOL + LEFT;
+                    put((picture * HP + row) * WP + column, quad, won);
+                }
+            });
+    } else {
+        stage<PICTURES * HP * WP * QUADS, THREADS, 4>(thread,
+            [&](int i) {
+                int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - LEFT, row = pixel / WP % HP - TOP;
+                int b = first + pixel / (WP * HP);
+                if (b >= samples || row < 0 || row >= IH || column < 0 || column >= IW) return Four{0.f, 0.f, 0.f, 0.f};
+                return four(x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k, sx_k, CI - quad * 4, VECTOR);
+            },
+            [&](int i, Four all) { put(i / QUADS, i % QUADS, all); });
     }
     sync_threads();
 
@@ -197,10 +252,16 @@ constexpr int SLOTS_X = POOL == 2 ? PW : (PW + PER - 1) / PER;  // cells in a ro
 constexpr int SLOTS = PICTURES * PH * SLOTS_X;
 constexpr int SLOT = (CO + 15) / 16 * 16 + 8;                 // words of a slot: 8 or 24 in 32, for the banks
 constexpr int THREADS = WARPS_N * WARPS_S * 32;
+constexpr int STEP = POOL == 2 ? 1 : PER;                     // pooled outputs of a slot
+constexpr int QUADS = (CI + 3) / 4, QUADS_G = (CO + 15) / 16 * 4;  // fours of channels
 constexpr word ONES = PER == 2 ? 0x3f803f80u : 0x3f800000u;
 
+struct Pixels { Four pixel[PER + 1]; };
+struct Slot { Four g[STEP]; word ways[STEP]; };
+
 extern "C" __global__ void __launch_bounds__(THREADS) weights(
-    const float* x, const float* gradient, const byte* route, float* partial, int samples, int loops,
+    const float* __restrict__ x, const float* __restrict__ gradient, const byte* __restrict__ route,
+    float* __restrict__ partial, int samples, int loops,
     long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k,
     long long sg_c, long long sg_b, int sg_h, int sg_w, int sg_k
 ) {
@@ -233,41 +294,61 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
         const int first = (blockIdx.x * loops + loop) * PICTURES;
         if (first >= samples) break;
         if (loop > 0) sync_threads();  // before what is there is overwritten
-        for (int i = thread; i < PICTURES * HP * FILLED * CI; i += THREADS) {
-            const int channel = i % CI, place = i / CI, at = place % FILLED, row = place / FILLED % HP;
-            const int picture = place / (FILLED * HP), b = first + picture;
-            float v[3] = {0.f, 0.f, 0.f};
-            if (b < samples && row >= PAD && row < IH + PAD) {
-                const float* from = x + b * sx_b + (row - PAD) * sx_h + channel * sx_k;
+        stage<PICTURES * QUADS * HP * FILLED, THREADS, 2>(thread,
+            [&](int i) {
+                const int quad = i % QUADS, place = i / QUADS, at = place % FILLED, row = place / FILLED % HP - PAD;
+                const int b = first + place / (FILLED * HP);
+                Pixels all;
 #pragma unroll
-                for (int k = 0; k < 3; k++) {
+                for (int k = 0; k <= PER; k++) {
                     const int column = PER * at + k - PAD;
-                    if (k <= PER && column >= 0 && column < IW) v[k] = from[column * sx_w];
+                    const bool there = b < samples && row >= 0 && row < IH && column >= 0 && column < IW;
+                    const float* from = x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k;
+                    if (k < PER || PER == 2) all.pixel[k] = there ? four(from, sx_k, CI - quad * 4, VECTOR) : Four{0.f, 0.f, 0.f, 0.f};
                 }
-            }
-            word* to = pictures + (picture * CI + channel) * PLANE + row * ROW + at;
-            to[0] = pack(v[0], v[1]);
-            if (PER == 2) to[COPY] = pack(v[1], v[2]);
-        }
-        // Neighbouring threads read neighbouring gradients, whichever way they lie.
-        for (int i = thread; i < SLOTS * (SLOT - 8); i += THREADS) {
-            const int slot = G_LAST ? i / (SLOT - 8) : i % SLOTS, channel = G_LAST ? i % (SLOT - 8) : i / SLOTS;
-            const int px = slot % SLOTS_X * (POOL == 2 ? 1 : PER), py = slot / SLOTS_X % PH, b = first + slot / (SLOTS_X * PH);
-            word value = 0;
-            if (b < samples && channel < CO) {
-                const float* from = gradient + b * sg_b + py * sg_h + px * sg_w + channel * sg_k;
-                const long long way = (((long long)b * PH + py) * PW + px) * CO + channel;
-                if (POOL == 2) {
+                return all;
+            },
+            [&](int i, Pixels all) {
+                const int quad = i % QUADS, place = i / QUADS, at = place % FILLED, row = place / FILLED % HP;
+                const int picture = place / (FILLED * HP);
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    if (quad * 4 + k < CI) {
+                        word* to = pictures + (picture * CI + quad * 4 + k) * PLANE + row * ROW + at;
+                        to[0] = pack(all.pixel[0].v[k], all.pixel[PER - 1].v[k]);
+                        if (PER == 2) to[COPY] = pack(all.pixel[1].v[k], all.pixel[PER].v[k]);
+                    }
+            });
+        // Neighbouring threads fetch neighbouring gradients, whichever way they lie.
+        stage<SLOTS * QUADS_G, THREADS, 4>(thread,
+            [&](int i) {
+                const int slot = G_LAST ? i / QUADS_G : i % SLOTS, channel = (G_LAST ? i % QUADS_G : i / SLOTS) * 4;
+                const int px = slot % SLOTS_X * STEP, py = slot / SLOTS_X % PH, b = first + slot / (SLOTS_X * PH);
+                Slot all;
+#pragma unroll
+                for (int k = 0; k < STEP; k++) {
+                    all.g[k] = Four{0.f, 0.f, 0.f, 0.f};
+                    all.ways[k] = POOL == 2 ? 0xffffffffu : 0u;
+                    if (b < samples && px + k < PW && channel < CO) {
+                        const float* from = gradient + b * sg_b + py * sg_h + (px + k) * sg_w + channel * sg_k;
+                        all.g[k] = four(from, sg_k, CO - channel, G_VECTOR);
+                        const byte* way = route + (((long long)b * PH + py) * PW + px + k) * CO + channel;
+                        if (ROUTED) all.ways[k] = ways(way, CO - channel, CO % 4 == 0);
+                    }
+                }
+                return all;
+            },
+            [&](int i, Slot all) {
+                const int slot = G_LAST ? i / QUADS_G : i % SLOTS, channel = (G_LAST ? i % QUADS_G : i / SLOTS) * 4;
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    const word way = all.ways[0] >> 8 * k & 0xff, next = all.ways[STEP - 1] >> 8 * k & 0xff;
+                    const float here = all.g[0].v[k], beside = all.g[STEP - 1].v[k];
                     // In one word, which has room: a bfloat16 above the byte, or a TF32, whose last 13 bits are 0.
-                    value = pack(PER == 2 ? 0.f : from[0], from[0]) | route[way];
-                } else {
-                    const float left = !ROUTED || route[way] == 0 ? from[0] : 0.f;
-                    const bool there = PER == 2 && px + 1 < PW && (!ROUTED || route[way + CO] == 0);
-                    value = pack(left, there ? from[sg_w] : 0.f);
+                    if (POOL == 2) slots[slot * SLOT + channel + k] = pack(PER == 2 ? 0.f : here, here) | way;
+                    else slots[slot * SLOT + channel + k] = pack(way ? 0.f : here, next ? 0.f : beside);
                 }
-            }
-            slots[slot * SLOT + channel] = value;
-        }
+            });
         sync_threads();
         for (int group = share; group < (SLOTS + 7) / 8; group += WARPS_S) {
             int base[2];
@@ -338,12 +419,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) add_up(const float* partial, float* dw, float* db, int shares) {
+extern "C" __global__ void __launch_bounds__(256) add_up(
+    const float* __restrict__ partial, float* __restrict__ dw, float* __restrict__ db, int shares
+) {
     const int i = blockIdx.x * 256 + threadIdx.x, size = CO * (WINDOW + 1);
     const long long client = blockIdx.y, clients = gridDim.y;
     if (i >= size) return;
     float sum = 0.f;
-#pragma unroll 8
+#pragma unroll 16
     for (int s = 0; s < shares; s++) sum += partial[(s * clients + client) * size + i];
     const int channel = i / (WINDOW + 1), column = i % (WINDOW + 1);
     if (column < WINDOW) dw[client * CO * WINDOW + channel * WINDOW + column] = sum;

@@ -50,7 +50,11 @@ def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
         return False
     if min(s.ph, s.pw) < 1:
         return False
-    plans = (_forward_plan(s, precision, 1, False, False), _input_plan(s, precision), _weight_plan(s, precision, False))
+    plans = (
+        _forward_plan(s, precision, 1, False, False),
+        _input_plan(s, precision, 1),
+        _weight_plan(s, precision, 1, 1, 1),
+    )
     return max(plan.shared for plan in plans) <= shared and (s.kh * (s.w + s.kw)) * (max(s.ci, s.co) + 2) < 1 << 16
 
 
@@ -92,7 +96,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, s: Geometry, precision: 
     """
     clients, samples = g.shape[:2]
     dx = torch.empty((clients, samples, s.h, s.w, s.ci), dtype=torch.float32, device=g.device)
-    plan = _input_plan(s, precision)
+    plan = _input_plan(s, precision, int(_in_fours(g)))
     _launch(
         "convolve", plan, (_blocks(samples, plan.pictures), clients), g.device,
         g, route, w, dx, dx, route, samples, *_strides(g), _long(w.stride(0)), _long(0),
@@ -111,7 +115,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
         precision: of products, bf16 or tf32.
     """
     clients, samples = g.shape[:2]
-    plan = _weight_plan(s, precision, g.stride(2) == 1)
+    plan = _weight_plan(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1))
     # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
     most = _blocks(samples, plan.pictures)
     loops = _blocks(most, max(1, min(most, _blocks(2 * PROGRAMS, of_one_run(clients)))))
@@ -143,60 +147,67 @@ def _forward_plan(s: Geometry, precision: str, in_fours: int, biased: bool, chan
     )  # fmt: skip
 
 
-def _input_plan(s: Geometry, precision: str) -> Plan:
+def _input_plan(s: Geometry, precision: str, in_fours: int) -> Plan:
     return _convolve_plan(
         precision, CI=s.co, CO=s.ci, KH=s.kh, KW=s.kw, IH=s.ph * s.pool, IW=s.pw * s.pool, TOP=s.kh - 1 - s.padding,
         LEFT=s.kw - 1 - s.padding, HP=s.h + s.kh - 1, WP=s.w + s.kw - 1, PH=s.h, PW=s.w, POOL=1, RELU=0, HAS_BIAS=0,
-        CHANNELS_FIRST=0, VECTOR=0, BACKWARD=1, ROUTED=int(s.routed), GH=s.ph, GW=s.pw, GPOOL=s.pool,
+        CHANNELS_FIRST=0, VECTOR=in_fours, BACKWARD=1, ROUTED=int(s.routed), GH=s.ph, GW=s.pw, GPOOL=s.pool,
     )  # fmt: skip
 
 
 def _convolve_plan(precision: str, **c: int) -> Plan:
     """Choose how many pictures a block takes, how many outputs a warp computes at once, and how many warps do."""
-    words, tiles, cells = _blocks(c["CI"], _per_word(precision)), _blocks(c["CO"], 8), c["PH"] * c["PW"]
+    tiles, cells = _blocks(c["CO"], 8), c["PH"] * c["PW"]
     deep = 4 if tiles <= 2 and c["POOL"] == 1 else 2
     group = deep * (4 if c["POOL"] == 2 else 16)
     pictures = max(1, min(4, _blocks(6 * group, cells))) if cells < 6 * group else 1
-    steps = _blocks(words * c["KH"] * c["KW"], 8)
-
-    def shared(pictures: int) -> int:
-        total = tiles * 8 * (steps * 8 + 4) + pictures * c["HP"] * c["WP"] * (words | 1) + steps * 4
-        return 4 * total
-
-    while pictures > 1 and shared(pictures) > MOST_SHARED // 2:
+    while pictures > 1 and _convolve_shared(precision, pictures, c) > MOST_SHARED // 2:
         pictures -= 1
-    warps = _evenly(_blocks(pictures * cells, group))
+    return convolve_plan(precision, pictures, deep, _evenly(_blocks(pictures * cells, group)), c)
+
+
+def convolve_plan(precision: str, pictures: int, deep: int, warps: int, c: dict[str, int]) -> Plan:
+    """Return the plan of a `convolve` with these choices."""
     constants = {"CONVOLVE": 1, "BF16": int(precision == "bf16"), **c, "PICTURES": pictures, "MT": deep, "WARPS": warps}
-    return Plan(tuple(constants.items()), pictures, 32 * warps, shared(pictures))
+    return Plan(tuple(constants.items()), pictures, 32 * warps, _convolve_shared(precision, pictures, c))
 
 
-def _weight_plan(s: Geometry, precision: str, channels_last: bool) -> Plan:
+def _convolve_shared(precision: str, pictures: int, c: dict[str, int]) -> int:
+    words = _blocks(c["CI"], _per_word(precision))
+    steps = _blocks(words * c["KH"] * c["KW"], 8)
+    filters = _blocks(c["CO"], 8) * 8 * (steps * 8 + 4)
+    return 4 * (filters + pictures * c["HP"] * c["WP"] * (words | 1) + steps * 4)
+
+
+def _weight_plan(s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int) -> Plan:
+    """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
     rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
-    across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 16) // rows)))
-    tiles = _blocks(columns, across)
-    per = _per_word(precision)
-    slots_x = s.pw if s.pool == 2 else _blocks(s.pw, per)
-    slots = s.ph * slots_x
-    pictures = max(1, min(4, 100 // slots))
-    hp, wp = s.h + 2 * s.padding, s.w + 2 * s.padding
-    filled = wp // 2 + 1 if per == 2 and s.pool == 1 and s.pw % 2 else _blocks(wp, per)
-    row = filled + (40 - filled % 32) % 16
-
-    def staged(pictures: int) -> int:
-        copy = _blocks(pictures * s.ci * (hp * row + 1), 32) * 32 + 16
-        return 4 * (per * copy + pictures * slots * (rows * 16 + 8))
-
-    while pictures > 1 and staged(pictures) > MOST_SHARED // 2:
-        pictures -= 1
-    along = 1 if across > 2 else _evenly(_blocks(pictures * slots, 8))
-    sums = 0 if along == 1 else 4 * along * rows * 16 * (across * tiles * 8 + 1)
-    constants = {
+    c = {
         "WEIGHTS": 1, "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h,
-        "IW": s.w, "PAD": s.padding, "HP": hp, "WP": wp, "PH": s.ph, "PW": s.pw, "POOL": s.pool,
-        "ROUTED": int(s.routed), "G_LAST": int(channels_last), "PICTURES": pictures, "MT": rows, "WARPS_N": across,
-        "WARPS_S": along,
+        "IW": s.w, "PAD": s.padding, "HP": s.h + 2 * s.padding, "WP": s.w + 2 * s.padding, "PH": s.ph, "PW": s.pw,
+        "POOL": s.pool, "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours, "G_VECTOR": g_in_fours,
+        "MT": rows,
     }  # fmt: skip
-    return Plan(tuple(constants.items()), pictures, 32 * across * along, max(staged(pictures), sums))
+    across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 8) // rows)))
+    slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, _per_word(precision)))
+    pictures = max(1, min(4, 100 // slots))
+    while pictures > 1 and weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
+        pictures -= 1
+    return weight_plan(pictures, across, 1 if across > 2 else _evenly(_blocks(pictures * slots, 8)), c)
+
+
+def weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
+    """Return the plan of a `weights` with these choices."""
+    per = 2 if c["BF16"] else 1
+    filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _blocks(c["WP"], per)
+    row = filled + (40 - filled % 32) % 16
+    copy = _blocks(pictures * c["CI"] * (c["HP"] * row + 1), 32) * 32 + 16
+    slots = pictures * c["PH"] * (c["PW"] if c["POOL"] == 2 else _blocks(c["PW"], per))
+    staged = per * copy + slots * (c["MT"] * 16 + 8)
+    tiles = _blocks(_blocks(c["CI"] * c["KH"] * c["KW"] + 1, 8), across)
+    sums = 0 if along == 1 else along * c["MT"] * 16 * (across * tiles * 8 + 1)
+    constants = {**c, "PICTURES": pictures, "WARPS_N": across, "WARPS_S": along}
+    return Plan(tuple(constants.items()), pictures, 32 * across * along, 4 * max(staged, sums))
 
 
 def _evenly(groups: int) -> int:

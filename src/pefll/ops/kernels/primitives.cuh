@@ -21,7 +21,7 @@ __device__ __forceinline__ unsigned pack(float first, float) {
 #define PRODUCT "m16n8k8.row.col.f32.tf32.tf32.f32"
 #endif
 
-__device__ __forceinline__ void load4(float v[4], const float* from) {
+__device__ __forceinline__ void load4(float v[4], const float* __restrict__ from) {
     const float4 all = *reinterpret_cast<const float4*>(from);
     v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
 }
