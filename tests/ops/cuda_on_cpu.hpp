@@ -90,6 +90,8 @@ static void load4(float v[4], const float* from) {
     std::memcpy(v, from, 16);
 }
 
+static void store2(float* to, float first, float second) { to[0] = first, to[1] = second; }
+
 static void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
     using namespace emulated;
     int me = current, lane = me % 32, first = me - lane, g = lane / 4, t = lane % 4;

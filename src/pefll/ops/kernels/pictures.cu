@@ -55,20 +55,36 @@ __device__ __forceinline__ word ways(const byte* __restrict__ from, int there, b
 // ---- of the outputs' gradients with the filters turned round.
 //
 // Rows of a product are outputs: for 2 x 2 pooling the four positions of a cell are rows of one thread. Columns are output
-// channels. The sum runs over words of input channels, and for each over the taps of the filter: then both staging of
-// filters and fetching of windows step through neighbouring words.
+// channels. The sum runs over *chunks* of four words: along a row of a window, in which the words of neighbouring pixels
+// follow each other, or within a pixel that has whole chunks. Where a chunk is, in a window and in a filter, is known to
+// the compiler, so that no instruction computes it.
 
 constexpr int TAPS = KH * KW;
-constexpr int WORDS = (CI + PER - 1) / PER;      // of input channels
-constexpr int PIXEL = WORDS | 1;                 // words that a pixel takes: odd, for the banks
-constexpr int STEPS = (WORDS * TAPS + 7) / 8;    // products, of 8 words each
-constexpr int FILTER = STEPS * 8 + 4;            // words of a filter: 4 more than a multiple of 8, for the banks
-constexpr int TILES = (CO + 7) / 8;              // of output channels
-constexpr int PICTURE = HP * WP * PIXEL;         // words
-constexpr int CELLS = PICTURES * PH * PW;        // outputs of a block
-constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;  // outputs that a warp computes at once
+constexpr int WORDS = (CI + PER - 1) / PER;              // of the channels of a pixel
+constexpr bool WHOLE = WORDS % 4 == 0;                   // chunks
+// Words that a pixel takes: windows of neighbouring outputs then begin in different banks.
+constexpr int PIXEL = !WHOLE ? WORDS : WORDS + (POOL == 2 ? 2 : WORDS % 8 == 4 ? 0 : 4);
+constexpr int CHUNKS_X = (KW * WORDS + 3) / 4, CHUNKS = KH * CHUNKS_X;
+constexpr int STEPS = (CHUNKS + 1) / 2;                  // products, of two chunks each
+constexpr int TAP = WORDS | 1;                           // words that a tap takes in a filter, where they are whole
+constexpr int FILTER = ((WHOLE ? TAPS * TAP + 4 : STEPS * 8) + 3) / 8 * 8 + 4;  // words of a filter
+constexpr int TILES = (CO + 7) / 8;                      // of output channels
+constexpr bool PADDED = !WHOLE || CHUNKS % 2 || CO % 8;  // whether filters have words that must be 0
+constexpr int PICTURE = HP * WP * PIXEL;                 // words
+constexpr int CELLS = PICTURES * PH * PW;                // outputs of a block
+constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;      // outputs that a warp computes at once
 constexpr int THREADS = WARPS * 32;
-constexpr bool HELD = STEPS * TILES <= 20;       // whether a thread keeps its part of the filters in registers
+constexpr bool HELD = STEPS * TILES <= 20;               // whether a thread keeps its part of the filters in registers
+
+__device__ constexpr int in_window(int chunk) {
+    return chunk >= CHUNKS ? 0
+        : chunk / CHUNKS_X * WP * PIXEL
+            + (WHOLE ? chunk % CHUNKS_X * 4 / WORDS * PIXEL + chunk % CHUNKS_X * 4 % WORDS : chunk % CHUNKS_X * 4);
+}
+
+__device__ constexpr int in_filter(int chunk) {
+    return !WHOLE ? chunk * 4 : chunk * 4 / WORDS * TAP + chunk * 4 % WORDS;
+}
 
 struct Two { float low, high; };
 struct Gradients { Four g; word ways; };
@@ -79,9 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k, long long sw_c, long long sb_c
 ) {
     SHARED(word, shared);
-    word* filters = shared;                                   // [TILES * 8][FILTER]
-    word* pictures = shared + TILES * 8 * FILTER;             // [PICTURES][HP][WP][PIXEL]
-    word* places = pictures + PICTURES * PICTURE;             // [STEPS][4]: where the words of a step are in a window
+    word* filters = shared;                        // [TILES * 8][FILTER]
+    word* pictures = shared + TILES * 8 * FILTER;  // [PICTURES][HP][WP][PIXEL], and 4 more
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     const long long client = blockIdx.y;
     const int first = blockIdx.x * PICTURES;
@@ -89,28 +104,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     w += client * sw_c;
     if (BACKWARD && ROUTED) route_in += client * samples * (GH * GW * CI);
 
-    for (int i = thread; i < STEPS * 4; i += THREADS) {
-        word both = 0;
-        for (int half = 0; half < 2; half++) {
-            int k = i / 4 * 8 + i % 4 + half * 4, tap = k % TAPS;
-            // Beyond the last word filters are 0; the pixel is any that is there.
-            int place = k < WORDS * TAPS ? (tap / KW * WP + tap % KW) * PIXEL + k / TAPS : 0;
-            both |= (word)place << (16 * half);
-        }
-        places[i] = both;
-    }
-    stage<TILES * 8 * STEPS * 8, THREADS, 8>(thread,
+    if (PADDED)
+        for (int i = thread; i < TILES * 8 * FILTER; i += THREADS) filters[i] = 0;
+    if (BACKWARD)  // around the gradients, and where a position did not win, there is nothing
+        for (int i = thread; i < PICTURES * PICTURE; i += THREADS) pictures[i] = 0;
+    if (thread < 4) pictures[PICTURES * PICTURE + thread] = 0;
+    if (PADDED || BACKWARD) sync_threads();
+    stage<CO * WORDS * TAPS, THREADS, 8>(thread,
         [&](int i) {
-            int k = i % (STEPS * 8), out = i / (STEPS * 8), tap = k % TAPS, in = k / TAPS * PER;
-            Two both = {0.f, 0.f};
-            if (out < CO && k < WORDS * TAPS) {
-                int at = BACKWARD ? (in * CO + out) * TAPS + TAPS - 1 - tap : (out * CI + in) * TAPS + tap;
-                both.low = w[at];
-                if (PER == 2 && in + 1 < CI) both.high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
-            }
+            const int tap = i % TAPS, in = i / TAPS % WORDS * PER, out = i / (TAPS * WORDS);
+            const int at = BACKWARD ? (in * CO + out) * TAPS + TAPS - 1 - tap : (out * CI + in) * TAPS + tap;
+            Two both = {w[at], 0.f};
+            if (PER == 2 && in + 1 < CI) both.high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
             return both;
         },
-        [&](int i, Two both) { filters[i / (STEPS * 8) * FILTER + i % (STEPS * 8)] = pack(both.low, both.high); });
+        [&](int i, Two both) {
+            const int tap = i % TAPS, in = i / TAPS % WORDS, out = i / (TAPS * WORDS);
+            const int at = WHOLE ? tap * TAP + in : tap / KW * CHUNKS_X * 4 + tap % KW * WORDS + in;
+            filters[out * FILTER + at] = pack(both.low, both.high);
+        });
     constexpr int QUADS = (CI + 3) / 4;
     auto put = [&](int pixel, int quad, Four all) {
 #pragma unroll
@@ -118,12 +130,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
             if (quad * 4 + k < CI) pictures[pixel * PIXEL + (quad * 4 + k) / PER] = pack(all.v[k], all.v[k + PER - 1]);
     };
     if (BACKWARD) {
-        // Around the gradients, and where a position did not win, there is nothing.
-        for (int i = thread; i < PICTURES * PICTURE; i += THREADS) pictures[i] = 0;
-        sync_threads();
         stage<PICTURES * QUADS * GH * GW, THREADS, 4>(thread,
             [&](int i) {
-                int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, b = first + i / (GH * GW * QUADS);
+                const int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, b = first + i / (GH * GW * QUADS);
                 Gradients all = {{0.f, 0.f, 0.f, 0.f}, 0u};
                 if (b < samples) {
                     const float* from = x + b * sx_b + cell / GW * sx_h + cell % GW * sx_w + quad * 4 * sx_k;
@@ -134,28 +143,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
                 return all;
             },
             [&](int i, Gradients all) {
-                int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, picture = i / (GH * GW * QUADS);
+                const int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, picture = i / (GH * GW * QUADS);
 #pragma unroll
                 for (int place = 0; place < GPOOL * GPOOL; place++) {
                     Four won;
 #pragma unroll
                     for (int k = 0; k < 4; k++) won.v[k] = (all.ways >> 8 * k & 0xff) == place ? all.g.v[k] : 0.f;
-                    int row = cell / GW * GPOOL + place / GPOOL + TOP, column = cell % GW * GPOOL + place % GPOOL + LEFT;
+                    const int row = cell / GW * GPOOL + place / GPOOL + TOP;
+                    const int column = cell % GW * GPOOL + place % GPOOL + LEFT;
                     put((picture * HP + row) * WP + column, quad, won);
                 }
             });
     } else {
-        stage<PICTURES * HP * WP * QUADS, THREADS, 4>(thread,
+        stage<PICTURES * HP * WP * QUADS, THREADS, 8>(thread,
             [&](int i) {
-                int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - LEFT, row = pixel / WP % HP - TOP;
-                int b = first + pixel / (WP * HP);
+                const int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - LEFT, row = pixel / WP % HP - TOP;
+                const int b = first + (PICTURES == 1 ? 0 : pixel / (WP * HP));
                 if (b >= samples || row < 0 || row >= IH || column < 0 || column >= IW) return Four{0.f, 0.f, 0.f, 0.f};
                 return four(x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k, sx_k, CI - quad * 4, VECTOR);
             },
             [&](int i, Four all) { put(i / QUADS, i % QUADS, all); });
     }
+    float added[TILES][2];
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int channel = n * 8 + 2 * t + e;
+            added[n][e] = HAS_BIAS && channel < CO ? bias[client * sb_c + channel] : 0.f;
+        }
     sync_threads();
 
+    const word* filter = filters + g * FILTER + t;
     word held[HELD ? STEPS : 1][TILES][2];
     if (HELD) {
 #pragma unroll
@@ -164,16 +183,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
             for (int n = 0; n < TILES; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    held[HELD ? step : 0][n][half] = filters[(n * 8 + g) * FILTER + step * 8 + half * 4 + t];
+                    held[HELD ? step : 0][n][half] = filter[n * 8 * FILTER + in_filter(2 * step + half)];
     }
     for (int group = warp; group < (CELLS + GROUP - 1) / GROUP; group += WARPS) {
-        int base[2 * MT];  // where the windows of this thread's rows begin
+        const word* window[2 * MT];  // of this thread's rows
 #pragma unroll
         for (int r = 0; r < 2 * MT; r++) {
             int cell = group * GROUP + (POOL == 2 ? r / 4 : r) * 8 + g, place = POOL == 2 ? r % 4 : 0;
             if (cell >= CELLS) cell = 0;
-            int rest = cell % (PH * PW), row = rest / PW * POOL + place / 2, column = rest % PW * POOL + place % 2;
-            base[r] = cell / (PH * PW) * PICTURE + (row * WP + column) * PIXEL;
+            const int picture = PICTURES == 1 ? 0 : cell / (PH * PW), rest = cell - picture * (PH * PW);
+            const int row = rest / PW * POOL + place / 2, column = rest % PW * POOL + place % 2;
+            window[r] = pictures + picture * PICTURE + (row * WP + column) * PIXEL + t;
         }
         float total[MT][TILES][4];
 #pragma unroll
@@ -182,51 +202,69 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
             for (int n = 0; n < TILES; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) total[m][n][e] = 0.f;
-#pragma unroll (HELD ? STEPS : 5)
+#pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            const word both = places[step * 4 + t];
-            const word *low = pictures + (both & 0xffff), *high = pictures + (both >> 16);
+            const int low = in_window(2 * step), high = in_window(2 * step + 1);
             word a[MT][4];
 #pragma unroll
             for (int m = 0; m < MT; m++) {
-                a[m][0] = low[base[2 * m]];
-                a[m][1] = low[base[2 * m + 1]];
-                a[m][2] = high[base[2 * m]];
-                a[m][3] = high[base[2 * m + 1]];
+                a[m][0] = window[2 * m][low];
+                a[m][1] = window[2 * m + 1][low];
+                a[m][2] = window[2 * m][high];
+                a[m][3] = window[2 * m + 1][high];
             }
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
-                const word* f = filters + (n * 8 + g) * FILTER + step * 8 + t;
-                const word b[2] = {HELD ? held[HELD ? step : 0][n][0] : f[0], HELD ? held[HELD ? step : 0][n][1] : f[4]};
+                word b[2];
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    b[half] = HELD ? held[HELD ? step : 0][n][half] : filter[n * 8 * FILTER + in_filter(2 * step + half)];
 #pragma unroll
                 for (int m = 0; m < MT; m++) mma(total[m][n], a[m], b);
             }
         }
+        const long long out = (client * samples + first) * (PH * PW);
 #pragma unroll
         for (int r = 0; r < (POOL == 2 ? MT / 2 : 2 * MT); r++) {
-            const int cell = group * GROUP + r * 8 + g, b = first + cell / (PH * PW), rest = cell % (PH * PW);
-            if (cell >= CELLS || b >= samples) continue;
-            const long long out = (client * samples + b) * (PH * PW);
+            const int cell = group * GROUP + r * 8 + g, picture = PICTURES == 1 ? 0 : cell / (PH * PW);
+            if (cell >= CELLS || first + picture >= samples) continue;
 #pragma unroll
-            for (int n = 0; n < TILES; n++)
+            for (int n = 0; n < TILES; n++) {
+                const int channel = n * 8 + 2 * t;
+                float value[2];
+                int winner[2] = {0, 0};
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const int channel = n * 8 + 2 * t + e;
-                    float value = POOL == 2 ? total[2 * r][n][e] : total[r / 2][n][r % 2 * 2 + e];
-                    int winner = 0;
+                    value[e] = POOL == 2 ? total[2 * r % MT][n][e] : total[r / 2][n][r % 2 * 2 + e];
                     if (POOL == 2) {
 #pragma unroll
                         for (int place = 1; place < 4; place++) {
-                            const float other = total[2 * r + place / 2][n][place % 2 * 2 + e];
-                            if (other > value || other != other) value = other, winner = place;  // NaN wins
+                            const float other = total[(2 * r + place / 2) % MT][n][place % 2 * 2 + e];
+                            if (other > value[e] || other != other) value[e] = other, winner[e] = place;  // NaN wins
                         }
                     }
-                    if (channel >= CO) continue;
-                    if (HAS_BIAS) value += bias[client * sb_c + channel];
-                    if (RELU && value <= 0.f) value = 0.f, winner = 255;
-                    y[out * CO + (CHANNELS_FIRST ? channel * (PH * PW) + rest : rest * CO + channel)] = value;
-                    if (RELU || POOL == 2) route[(out + rest) * CO + channel] = (byte)winner;
+                    value[e] += added[n][e];
+                    if (RELU && value[e] <= 0.f) value[e] = 0.f, winner[e] = 255;
                 }
+                const long long at = (out + cell) * CO + channel;
+                if (CHANNELS_FIRST) {
+                    const long long here = out * CO + (picture * CO + channel) * (PH * PW) + cell - picture * (PH * PW);
+                    if (channel < CO) y[here] = value[0];
+                    if (channel + 1 < CO) y[here + PH * PW] = value[1];
+                } else if (CO % 2 == 0) {
+                    if (channel < CO) store2(y + at, value[0], value[1]);
+                } else {
+                    if (channel < CO) y[at] = value[0];
+                    if (channel + 1 < CO) y[at + 1] = value[1];
+                }
+                if (!RELU && POOL == 1) continue;
+                if (CO % 2 == 0) {
+                    if (channel < CO) *(unsigned short*)(route + at) = (unsigned short)(winner[0] | winner[1] << 8);
+                } else {
+                    if (channel < CO) route[at] = (byte)winner[0];
+                    if (channel + 1 < CO) route[at + 1] = (byte)winner[1];
+                }
+            }
         }
     }
 }

@@ -55,7 +55,7 @@ def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
         _input_plan(s, precision, 1),
         _weight_plan(s, precision, 1, 1, 1),
     )
-    return max(plan.shared for plan in plans) <= shared and (s.kh * (s.w + s.kw)) * (max(s.ci, s.co) + 2) < 1 << 16
+    return max(plan.shared for plan in plans) <= shared
 
 
 def forward(
@@ -173,10 +173,13 @@ def convolve_plan(precision: str, pictures: int, deep: int, warps: int, c: dict[
 
 
 def _convolve_shared(precision: str, pictures: int, c: dict[str, int]) -> int:
-    words = _blocks(c["CI"], _per_word(precision))
-    steps = _blocks(words * c["KH"] * c["KW"], 8)
-    filters = _blocks(c["CO"], 8) * 8 * (steps * 8 + 4)
-    return 4 * (filters + pictures * c["HP"] * c["WP"] * (words | 1) + steps * 4)
+    words, taps = _blocks(c["CI"], _per_word(precision)), c["KH"] * c["KW"]
+    whole = words % 4 == 0
+    pixel = words + (0 if not whole else 2 if c["POOL"] == 2 else 0 if words % 8 == 4 else 4)
+    chunks = c["KH"] * _blocks(c["KW"] * words, 4)
+    filter_ = taps * (words | 1) + 4 if whole else _blocks(chunks, 2) * 8
+    filters = _blocks(c["CO"], 8) * 8 * ((filter_ + 3) // 8 * 8 + 4)
+    return 4 * (filters + pictures * c["HP"] * c["WP"] * pixel + 4)
 
 
 def _weight_plan(s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int) -> Plan:
@@ -193,7 +196,7 @@ def _weight_plan(s: Geometry, precision: str, in_fours: int, g_in_fours: int, ch
     pictures = max(1, min(4, 100 // slots))
     while pictures > 1 and weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
-    return weight_plan(pictures, across, 1 if across > 2 else _evenly(_blocks(pictures * slots, 8)), c)
+    return weight_plan(pictures, across, 1 if across > 2 else 4, c)
 
 
 def weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
@@ -211,7 +214,9 @@ def weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Pl
 
 
 def _evenly(groups: int) -> int:
-    """Return how many warps, from 4 to 8, share so many groups with the least waiting for each other."""
+    """Return how many warps share so many groups: 4, and up to 8 where there are few, so that none waits for others."""
+    if groups >= 16:
+        return 4
     return max(range(4, 9), key=lambda warps: (groups / (_blocks(groups, warps) * warps), warps))
 
 

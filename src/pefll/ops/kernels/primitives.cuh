@@ -26,6 +26,10 @@ __device__ __forceinline__ void load4(float v[4], const float* __restrict__ from
     v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
 }
 
+__device__ __forceinline__ void store2(float* to, float first, float second) {
+    *reinterpret_cast<float2*>(to) = make_float2(first, second);
+}
+
 __device__ __forceinline__ void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
     asm volatile(
         "mma.sync.aligned." PRODUCT " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
