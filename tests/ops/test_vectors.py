@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pefll.data.client import Batch
-from pefll.methods import Problem
+from pefll.engines.vector import VectorEngine
+from pefll.methods import Problem, build_method
 from pefll.methods.adam import Adam, Moments, adam
 from pefll.methods.local_sgd import SGD, follow, sgd_step
 from pefll.models import Network
@@ -16,7 +17,7 @@ from pefll.models.convnet import ConvNet
 from pefll.ops import recorded, vectors
 from pefll.ops.alone import gradient
 from pefll.ops.recorded import overwriting
-from tests.federations import problem_of, ragged
+from tests.federations import flat, problem_of, ragged
 from tests.ops.test_kernels import DEVICE, Made, both, close, interpreter, products, random  # noqa: F401 (fixtures)
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -241,6 +242,22 @@ def test_a_step_that_is_recorded_writes_where_it_reads(monkeypatch, in_place):
     assert all(torch.equal(*pair) for pair in zip(found, run(plainly), strict=True))
     assert torch.equal(theta, given)
     assert torch.equal(found[0][1], given[1])
+
+
+# PeFLL's clients begin with vectors of their own, FedAvg's with the same one.
+@pytest.mark.parametrize("name", ["pefll", "fedavg"])
+def test_a_round_takes_its_steps_in_place(name, in_place):
+    federation = ragged(shape=(1, 8, 8), pixels=True, sizes=(1, 4), clients=4, seen=3)
+    rest = {"descriptor_batch": 3, "server_optimizer": "sgd"} if name == "pefll" else {}
+    method = build_method(name, problem_of(federation, "cnn"), {"local_steps": 3, "batch_size": 3} | rest)
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=2, device="cpu")
+    start = engine.start()
+    before = flat(start).clone()
+    engine.advance(start, 0, 1)
+    engine.close()
+    assert len(in_place) == 2
+    assert len(in_place[0][2]) == len(method.problem.model.names)
+    assert torch.equal(flat(start), before)
 
 
 @pytest.mark.parametrize(("scaled", "decay"), [(False, 0.0), (True, 0.3)])
