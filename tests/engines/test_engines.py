@@ -495,3 +495,22 @@ def test_steps_by_number_are_the_steps_one_after_another(name, monkeypatch):
     for mine, theirs in zip(models(), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
     assert calls
+
+
+def test_a_client_finds_its_model_where_an_array_begins():
+    # Of models with an odd number of parameters all but the first row of an array begin at an odd place.
+    federation = small(FEATURES)
+    engine = SerialEngine(
+        federation,
+        build_method("fedavg", problem_of(federation, "mlp"), SETTINGS["fedavg"]),
+        seed=1,
+        clients_per_round=3,
+    )
+    models, shared = torch.zeros(4, 7), torch.zeros(8)[1:]
+
+    def where(client, own, everyones):
+        return torch.tensor([own.data_ptr() % 64, everyones.data_ptr() % 64])
+
+    places = engine.run_here(where, np.arange(4), 0, [each(models), everyone(shared)], {})
+    engine.close()
+    assert torch.equal(places, torch.zeros(4, 2, dtype=torch.int64))

@@ -30,6 +30,7 @@ from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.
 CLIENTS_AT_ONCE = 16
+ALIGNMENT = 64  # bytes
 
 
 @dataclass(eq=False, kw_only=True)
@@ -53,6 +54,15 @@ class SerialCohort(DoorCohort):
                 client = int(self.ids[int(fine.int().argmin())])
                 raise not_finite(name or "a task", client, self.round if self.trains else None)
         return replies
+
+
+def aligned(value: Tensor) -> Tensor:
+    """Return a value that begins where torch's own arrays begin in memory.
+
+    Some libraries add up in another order, and so round otherwise, where numbers lie otherwise; a client's result must
+    not depend on which row of an array, or of a message, its model was.
+    """
+    return value if value.data_ptr() % ALIGNMENT == 0 else value.clone()
 
 
 class SerialEngine(PromptEngine):
@@ -124,9 +134,9 @@ class SerialEngine(PromptEngine):
         replies = []
         for place, id_ in enumerate(ids.tolist()):
             values = [
-                map_tree(lambda leaf, place=place: leaf[place], argument.value)
+                map_tree(lambda leaf, place=place: aligned(leaf[place]), argument.value)
                 if isinstance(argument, Each)
-                else argument.value
+                else map_tree(aligned, argument.value)
                 for argument in arguments
             ]
             replies.append(task(self._client(id_, round_), *values, **static))
