@@ -27,7 +27,7 @@ EXAMPLES = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
 )
-LENET = (Geometry(3, 32, 32, 16, 5, 5, 1, 0, 2, True), Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True))
+LENET = Geometry(3, 32, 32, 16, 5, 5, 1, 0, 2, True)
 HERE = Path(__file__).parent
 
 
@@ -99,15 +99,12 @@ def check(s, precision, clients, samples, channels_first=False, x_last=True, bia
     g = random(*y.shape, seed=4)
     g = g if channels_first else g.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     dw, db = pictures.weight_gradient(g, route, x, s, precision)
-    dx = pictures.input_gradient(g, route, w, s, precision)
     for i in range(clients):
-        wide = [rounded(x[i], precision), rounded(w[i], precision), bias[i].double()]
-        wide = [number.requires_grad_() for number in wide]
-        wanted = plain(wide[0], wide[1], wide[2] if biased else None, s)
+        wide = [number.requires_grad_() for number in (rounded(w[i], precision), bias[i].double())]
+        wanted = plain(rounded(x[i], precision), wide[0], wide[1] if biased else None, s)
         close(y[i], wanted.detach(), 1e-5)
         # Gradients flow where the kernel's largest position was, which two nearly equal sums may disagree about.
-        gx, gw, gb = torch.autograd.grad(wanted, wide, rounded(g[i], precision), allow_unused=True)
-        close(dx[i].permute(0, 3, 1, 2), gx, 1e-5)
+        gw, gb = torch.autograd.grad(wanted, wide, rounded(g[i], precision), allow_unused=True)
         close(dw[i], gw, 1e-5)
         if biased:
             close(db[i], gb, 1e-5)
@@ -119,7 +116,7 @@ def convolutions(draw):
     kh, kw = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     padding = draw(st.integers(0, min(kh, kw) - 1))
     least = pool - 1 + max(kh, kw)
-    ci, co = draw(st.sampled_from([1, 3, 4, 7, 16, 33])), draw(st.sampled_from([1, 5, 8, 16, 40]))
+    ci, co = draw(st.integers(1, 4)), draw(st.sampled_from([1, 5, 8, 16, 40]))
     h, w = (max(1, least - 2 * padding) + draw(st.integers(0, 7)) for _ in range(2))
     return Geometry(ci, h, w, co, kh, kw, 1, padding, pool, draw(st.booleans()))
 
@@ -139,15 +136,14 @@ def test_any_convolution(s, precision, clients, samples, channels_first, x_last,
     check(s, precision, clients, samples, channels_first, x_last, biased)
 
 
-@pytest.mark.parametrize("s", LENET)
 @pytest.mark.parametrize("samples", [2, 5])
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_lenet(s, precision, samples):
-    check(s, precision, 2, samples, channels_first=s is LENET[1])
+def test_lenet(precision, samples):
+    check(LENET, precision, 2, samples)
 
 
 def test_sums_are_split_as_for_one_run():
-    s = LENET[1]._replace(ci=4, co=8)
+    s = LENET._replace(h=12, w=12)
     clients, samples = (6, 64) if ON_GPU else (4, 24)
     x, g = random(clients, samples, s.ci, s.h, s.w), random(clients, samples, s.co, s.ph, s.pw, seed=1)
     w = random(clients, s.co, s.ci, s.kh, s.kw)
@@ -161,7 +157,7 @@ def test_sums_are_split_as_for_one_run():
 
 
 def test_nan_is_not_hidden():
-    s = LENET[0]._replace(h=8, w=8)
+    s = LENET._replace(h=8, w=8)
     x = random(1, 1, 3, 8, 8)
     x[0, 0, 0, 0, 0] = float("nan")
     y, _ = pictures.forward(x, random(1, 16, 3, 5, 5), None, s, "bf16", channels_first=False)
@@ -170,7 +166,9 @@ def test_nan_is_not_hidden():
 
 
 def test_what_does_not_fit():
-    assert all(pictures.fits(s, precision) for s in LENET for precision in ("bf16", "tf32"))
-    assert not pictures.fits(LENET[0]._replace(stride=2), "bf16")
-    assert not pictures.fits(LENET[0]._replace(co=65), "bf16")
-    assert not pictures.fits(LENET[0], "bf16", shared=1024)
+    assert all(pictures.fits(LENET, precision) for precision in ("bf16", "tf32"))
+    assert not pictures.fits(LENET._replace(stride=2), "bf16")
+    assert not pictures.fits(LENET._replace(ci=5), "bf16")
+    assert not pictures.fits(LENET._replace(co=65), "bf16")
+    assert not pictures.fits(LENET, "bf16", shared=1024)
+    assert not pictures.takes(LENET, "bf16", torch.device("cpu"))

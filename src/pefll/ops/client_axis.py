@@ -157,13 +157,15 @@ def _convolve_backward(
         dx = bf16.input_gradient(routed, spread.contiguous(), laid, s) if wants_input else none
         return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
-    if pictures.takes(s, precision, x.device):
+    of_pictures = pictures.takes(s, precision, x.device)
+    if of_pictures:
         dw, db = pictures.weight_gradient(g, route, x, s, precision)
-        dx = pictures.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
-    else:
+        precision = "tf32"  # of the input's gradient, which hardly anybody asks for in a first layer
+    if wants_input or not of_pictures:
         g = g.permute(0, 1, 3, 4, 2).contiguous()
+    if not of_pictures:
         dw, db = convolution.weight_gradient(g, route, x, s, precision)
-        dx = convolution.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
+    dx = convolution.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
     return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
 
 

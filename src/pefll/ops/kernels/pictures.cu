@@ -51,8 +51,7 @@ __device__ __forceinline__ word ways(const byte* __restrict__ from, int there, b
 }
 
 #if defined(CONVOLVE)
-// ---- Outputs of a convolution, pooled and through ReLU; or, BACKWARD, gradients of its inputs, which are a convolution
-// ---- of the outputs' gradients with the filters turned round.
+// ---- Outputs of a convolution, pooled and through ReLU.
 //
 // Rows of a product are outputs: for 2 x 2 pooling the four positions of a cell are rows of one thread. Columns are output
 // channels. The sum runs over *chunks* of four words: along a row of a window, in which the words of neighbouring pixels
@@ -87,11 +86,10 @@ __device__ constexpr int in_filter(int chunk) {
 }
 
 struct Two { float low, high; };
-struct Gradients { Four g; word ways; };
 
 extern "C" __global__ void __launch_bounds__(THREADS) convolve(
-    const float* __restrict__ x, const byte* __restrict__ route_in, const float* __restrict__ w,
-    const float* __restrict__ bias, float* __restrict__ y, byte* __restrict__ route, int samples,
+    const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
+    float* __restrict__ y, byte* __restrict__ route, int samples,
     long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k, long long sw_c, long long sb_c
 ) {
     SHARED(word, shared);
@@ -102,20 +100,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     const int first = blockIdx.x * PICTURES;
     x += client * sx_c;
     w += client * sw_c;
-    if (BACKWARD && ROUTED) route_in += client * samples * (GH * GW * CI);
 
-    if (PADDED)
-        for (int i = thread; i < TILES * 8 * FILTER; i += THREADS) filters[i] = 0;
-    if (BACKWARD)  // around the gradients, and where a position did not win, there is nothing
-        for (int i = thread; i < PICTURES * PICTURE; i += THREADS) pictures[i] = 0;
     if (thread < 4) pictures[PICTURES * PICTURE + thread] = 0;
-    if (PADDED || BACKWARD) sync_threads();
+    if (PADDED) {
+        for (int i = thread; i < TILES * 8 * FILTER; i += THREADS) filters[i] = 0;
+        sync_threads();
+    }
     stage<CO * WORDS * TAPS, THREADS, 8>(thread,
         [&](int i) {
             const int tap = i % TAPS, in = i / TAPS % WORDS * PER, out = i / (TAPS * WORDS);
-            const int at = BACKWARD ? (in * CO + out) * TAPS + TAPS - 1 - tap : (out * CI + in) * TAPS + tap;
+            const int at = (out * CI + in) * TAPS + tap;
             Two both = {w[at], 0.f};
-            if (PER == 2 && in + 1 < CI) both.high = w[at + (BACKWARD ? CO * TAPS : TAPS)];
+            if (PER == 2 && in + 1 < CI) both.high = w[at + TAPS];
             return both;
         },
         [&](int i, Two both) {
@@ -124,46 +120,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
             filters[out * FILTER + at] = pack(both.low, both.high);
         });
     constexpr int QUADS = (CI + 3) / 4;
-    auto put = [&](int pixel, int quad, Four all) {
+    stage<PICTURES * HP * WP * QUADS, THREADS, 8>(thread,
+        [&](int i) {
+            const int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - PAD, row = pixel / WP % HP - PAD;
+            const int b = first + (PICTURES == 1 ? 0 : pixel / (WP * HP));
+            if (b >= samples || row < 0 || row >= IH || column < 0 || column >= IW) return Four{0.f, 0.f, 0.f, 0.f};
+            return four(x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k, sx_k, CI - quad * 4, VECTOR);
+        },
+        [&](int i, Four all) {
+            const int quad = i % QUADS, pixel = i / QUADS;
 #pragma unroll
-        for (int k = 0; k < 4; k += PER)
-            if (quad * 4 + k < CI) pictures[pixel * PIXEL + (quad * 4 + k) / PER] = pack(all.v[k], all.v[k + PER - 1]);
-    };
-    if (BACKWARD) {
-        stage<PICTURES * QUADS * GH * GW, THREADS, 4>(thread,
-            [&](int i) {
-                const int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, b = first + i / (GH * GW * QUADS);
-                Gradients all = {{0.f, 0.f, 0.f, 0.f}, 0u};
-                if (b < samples) {
-                    const float* from = x + b * sx_b + cell / GW * sx_h + cell % GW * sx_w + quad * 4 * sx_k;
-                    all.g = four(from, sx_k, CI - quad * 4, VECTOR);
-                    const byte* way = route_in + ((long long)b * (GH * GW) + cell) * CI + quad * 4;
-                    if (ROUTED) all.ways = ways(way, CI - quad * 4, CI % 4 == 0);
-                }
-                return all;
-            },
-            [&](int i, Gradients all) {
-                const int cell = i % (GH * GW), quad = i / (GH * GW) % QUADS, picture = i / (GH * GW * QUADS);
-#pragma unroll
-                for (int place = 0; place < GPOOL * GPOOL; place++) {
-                    Four won;
-#pragma unroll
-                    for (int k = 0; k < 4; k++) won.v[k] = (all.ways >> 8 * k & 0xff) == place ? all.g.v[k] : 0.f;
-                    const int row = cell / GW * GPOOL + place / GPOOL + TOP;
-                    const int column = cell % GW * GPOOL + place % GPOOL + LEFT;
-                    put((picture * HP + row) * WP + column, quad, won);
-                }
-            });
-    } else {
-        stage<PICTURES * HP * WP * QUADS, THREADS, 8>(thread,
-            [&](int i) {
-                const int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - LEFT, row = pixel / WP % HP - TOP;
-                const int b = first + (PICTURES == 1 ? 0 : pixel / (WP * HP));
-                if (b >= samples || row < 0 || row >= IH || column < 0 || column >= IW) return Four{0.f, 0.f, 0.f, 0.f};
-                return four(x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k, sx_k, CI - quad * 4, VECTOR);
-            },
-            [&](int i, Four all) { put(i / QUADS, i % QUADS, all); });
-    }
+            for (int k = 0; k < 4; k += PER)
+                if (quad * 4 + k < CI) pictures[pixel * PIXEL + (quad * 4 + k) / PER] = pack(all.v[k], all.v[k + PER - 1]);
+        });
     float added[TILES][2];
 #pragma unroll
     for (int n = 0; n < TILES; n++)

@@ -1,6 +1,7 @@
 """Convolution + max-pool + bias + ReLU with a client axis in bfloat16 or TF32, as CUDA C++ kernels; see pictures.cu.
 
-For steps of one pixel and up to 64 channels. Others are for `pefll.ops.kernels.convolution` and `laid`.
+For the first layers of a network, whose pictures have few channels, and steps of one pixel. Others, and gradients of
+the pictures, are for `pefll.ops.kernels.convolution` and `laid`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pefll.ops.kernels import compiled
 from pefll.ops.kernels.tiles import shared_memory
 from pefll.ops.together import of_one_run
 
-MOST_CHANNELS = 64
+MOST_CHANNELS, MOST_FILTERS = 4, 64
 MOST_SHARED = 200 << 10  # bytes of shared memory: somewhat less than a block may have on Hopper
 PROGRAMS = 132  # processors of an H200
 
@@ -45,16 +46,10 @@ def takes(s: Geometry, precision: str, device: torch.device) -> bool:
 
 
 def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
-    """Return whether the kernels take such a convolution, forwards and backwards, with so much shared memory."""
-    if s.stride != 1 or s.pool not in (1, 2) or max(s.ci, s.co) > MOST_CHANNELS or s.padding > min(s.kh, s.kw) - 1:
+    """Return whether the kernels take such a convolution with so much shared memory."""
+    if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
         return False
-    if min(s.ph, s.pw) < 1:
-        return False
-    plans = (
-        _forward_plan(s, precision, 1, False, False),
-        _input_plan(s, precision, 1),
-        _weight_plan(s, precision, 1, 1, 1),
-    )
+    plans = (_forward_plan(s, precision, 1, False, False), _weight_plan(s, precision, 1, 1, 1))
     return max(plan.shared for plan in plans) <= shared
 
 
@@ -78,30 +73,10 @@ def forward(
     plan = _forward_plan(s, precision, int(_in_fours(x)), bias is not None, channels_first)
     _launch(
         "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
-        x, route, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
+        x, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
         _long(0 if bias is None else bias.stride(0)),
     )  # fmt: skip
     return y if channels_first else y.permute(0, 1, 4, 2, 3), route
-
-
-def input_gradient(g: Tensor, route: Tensor, w: Tensor, s: Geometry, precision: str) -> Tensor:
-    """Return the gradient of x as float32 [c, b, h, w, ci].
-
-    Args:
-        g: of the output, [c, b, co, ph, pw], in any layout.
-        route: from `forward`, contiguous.
-        w: [c, co, ci, kh, kw], each client's contiguous.
-        s: of the convolution.
-        precision: of products, bf16 or tf32.
-    """
-    clients, samples = g.shape[:2]
-    dx = torch.empty((clients, samples, s.h, s.w, s.ci), dtype=torch.float32, device=g.device)
-    plan = _input_plan(s, precision, int(_in_fours(g)))
-    _launch(
-        "convolve", plan, (_blocks(samples, plan.pictures), clients), g.device,
-        g, route, w, dx, dx, route, samples, *_strides(g), _long(w.stride(0)), _long(0),
-    )  # fmt: skip
-    return dx
 
 
 def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision: str) -> tuple[Tensor, Tensor]:
@@ -139,60 +114,39 @@ def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, 
 
 
 def _forward_plan(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool) -> Plan:
-    return _convolve_plan(
-        precision,
-        CI=s.ci, CO=s.co, KH=s.kh, KW=s.kw, IH=s.h, IW=s.w, TOP=s.padding, LEFT=s.padding, HP=s.h + 2 * s.padding,
-        WP=s.w + 2 * s.padding, PH=s.ph, PW=s.pw, POOL=s.pool, RELU=int(s.relu), HAS_BIAS=int(biased),
-        CHANNELS_FIRST=int(channels_first), VECTOR=in_fours, BACKWARD=0, ROUTED=0, GH=1, GW=1, GPOOL=1,
-    )  # fmt: skip
-
-
-def _input_plan(s: Geometry, precision: str, in_fours: int) -> Plan:
-    return _convolve_plan(
-        precision, CI=s.co, CO=s.ci, KH=s.kh, KW=s.kw, IH=s.ph * s.pool, IW=s.pw * s.pool, TOP=s.kh - 1 - s.padding,
-        LEFT=s.kw - 1 - s.padding, HP=s.h + s.kh - 1, WP=s.w + s.kw - 1, PH=s.h, PW=s.w, POOL=1, RELU=0, HAS_BIAS=0,
-        CHANNELS_FIRST=0, VECTOR=in_fours, BACKWARD=1, ROUTED=int(s.routed), GH=s.ph, GW=s.pw, GPOOL=s.pool,
-    )  # fmt: skip
-
-
-def _convolve_plan(precision: str, **c: int) -> Plan:
-    """Choose how many pictures a block takes, how many outputs a warp computes at once, and how many warps do."""
-    tiles, cells = _blocks(c["CO"], 8), c["PH"] * c["PW"]
-    deep = 4 if tiles <= 2 and c["POOL"] == 1 else 2
-    group = deep * (4 if c["POOL"] == 2 else 16)
-    pictures = max(1, min(4, _blocks(6 * group, cells))) if cells < 6 * group else 1
-    while pictures > 1 and _convolve_shared(precision, pictures, c) > MOST_SHARED // 2:
+    """Choose how many pictures a block takes, and how many warps share them."""
+    c = {
+        "CONVOLVE": 1, **_of(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
+        "CHANNELS_FIRST": int(channels_first), "VECTOR": in_fours, "MT": 2,
+    }  # fmt: skip
+    cells, group = s.ph * s.pw, 8 if s.pool == 2 else 32
+    pictures = 1 if cells >= 6 * group else min(4, _blocks(6 * group, cells))
+    while pictures > 1 and forward_plan(pictures, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
-    return convolve_plan(precision, pictures, deep, _evenly(_blocks(pictures * cells, group)), c)
+    return forward_plan(pictures, _evenly(_blocks(pictures * cells, group)), c)
 
 
-def convolve_plan(precision: str, pictures: int, deep: int, warps: int, c: dict[str, int]) -> Plan:
+def forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
     """Return the plan of a `convolve` with these choices."""
-    constants = {"CONVOLVE": 1, "BF16": int(precision == "bf16"), **c, "PICTURES": pictures, "MT": deep, "WARPS": warps}
-    return Plan(tuple(constants.items()), pictures, 32 * warps, _convolve_shared(precision, pictures, c))
-
-
-def _convolve_shared(precision: str, pictures: int, c: dict[str, int]) -> int:
-    words, taps = _blocks(c["CI"], _per_word(precision)), c["KH"] * c["KW"]
+    words, taps = _blocks(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
-    pixel = words + (0 if not whole else 2 if c["POOL"] == 2 else 0 if words % 8 == 4 else 4)
-    chunks = c["KH"] * _blocks(c["KW"] * words, 4)
-    filter_ = taps * (words | 1) + 4 if whole else _blocks(chunks, 2) * 8
-    filters = _blocks(c["CO"], 8) * 8 * ((filter_ + 3) // 8 * 8 + 4)
-    return 4 * (filters + pictures * c["HP"] * c["WP"] * pixel + 4)
+    pixel = words + (2 if whole and c["POOL"] == 2 else 4 if whole and words % 8 == 0 else 0)
+    steps = _blocks(c["KH"] * _blocks(c["KW"] * words, 4), 2)
+    filter_ = (taps * (words | 1) + 4 if whole else steps * 8) + 3
+    staged = _blocks(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
+    constants = {**c, "PICTURES": pictures, "WARPS": warps}
+    return Plan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
 
 
 def _weight_plan(s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int) -> Plan:
     """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
     rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
     c = {
-        "WEIGHTS": 1, "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h,
-        "IW": s.w, "PAD": s.padding, "HP": s.h + 2 * s.padding, "WP": s.w + 2 * s.padding, "PH": s.ph, "PW": s.pw,
-        "POOL": s.pool, "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours, "G_VECTOR": g_in_fours,
-        "MT": rows,
+        "WEIGHTS": 1, **_of(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
+        "G_VECTOR": g_in_fours, "MT": rows,
     }  # fmt: skip
     across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 8) // rows)))
-    slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, _per_word(precision)))
+    slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, 2 if precision == "bf16" else 1))
     pictures = max(1, min(4, 100 // slots))
     while pictures > 1 and weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
@@ -213,19 +167,21 @@ def weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Pl
     return Plan(tuple(constants.items()), pictures, 32 * across * along, 4 * max(staged, sums))
 
 
+def _of(s: Geometry, precision: str) -> dict[str, int]:
+    """Return what the compiler must know of a convolution."""
+    return {
+        "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h, "IW": s.w,
+        "PAD": s.padding, "HP": s.h + 2 * s.padding, "WP": s.w + 2 * s.padding, "PH": s.ph, "PW": s.pw, "POOL": s.pool,
+    }  # fmt: skip
+
+
 def _evenly(groups: int) -> int:
-    """Return how many warps share so many groups: 4, and up to 8 where there are few, so that none waits for others."""
-    if groups >= 16:
-        return 4
+    """Return how many warps, from 4 to 8, share so many groups with the least waiting for each other."""
     return max(range(4, 9), key=lambda warps: (groups / (_blocks(groups, warps) * warps), warps))
 
 
 def _blocks(total: int, each: int) -> int:
     return -(-total // each)
-
-
-def _per_word(precision: str) -> int:
-    return 2 if precision == "bf16" else 1
 
 
 def _long(number: int) -> c_longlong:
