@@ -172,3 +172,37 @@ def test_what_does_not_fit():
     assert not pictures.fits(LENET._replace(co=65), "bf16")
     assert not pictures.fits(LENET, "bf16", shared=1024)
     assert not pictures.takes(LENET, "bf16", torch.device("cpu"))
+
+
+def test_machine_code_is_kept(monkeypatch, tmp_path):
+    compilations = []
+
+    def compile_(text, source, options):
+        compilations.append(options)
+        return b"code %d" % len(compilations)
+
+    monkeypatch.setattr(compiled, "_compile", compile_)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, other = (("BF16", 1),), (("BF16", 0),)
+    device = torch.device("cuda", 0)
+    assert compiled.machine_code("pictures.cu", first, device) == b"code 1"
+    assert compiled.machine_code("pictures.cu", first, device) == b"code 1"
+    assert compiled.machine_code("pictures.cu", other, device) == b"code 2"  # other constants are other code
+    assert "--gpu-architecture=sm_90" in compilations[0]
+    assert [path.suffix for path in (tmp_path / "cache" / "pefll").iterdir()] == [".cubin"] * 2
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # where nothing can be written
+    assert compiled.machine_code("pictures.cu", first, device) == b"code 3"
+
+
+def test_without_a_compiler_triton_takes_over(monkeypatch):
+    def absent(*_):
+        raise RuntimeError("there is no libnvrtc.so.13")
+
+    monkeypatch.setattr(compiled, "kernel", absent)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    compiled.works.cache_clear()
+    with pytest.warns(UserWarning, match="no libnvrtc"):
+        assert not compiled.works(torch.device("cuda", 0))
+    compiled.works.cache_clear()

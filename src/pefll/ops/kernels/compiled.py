@@ -1,10 +1,16 @@
-"""Kernels in CUDA C++, compiled when they are first needed, by the compiler that comes with torch (NVRTC)."""
+"""Kernels in CUDA C++, compiled when they are first needed, by the compiler that comes with torch (NVRTC).
+
+Machine code is kept in the user's cache folder, as Triton keeps its own: ~/.cache/pefll, or under XDG_CACHE_HOME.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -27,9 +33,9 @@ def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], devic
         device: where it is to run.
     """
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # the context is there from now on
+        torch.empty(1, device=device)  # this thread has a context from now on
         module = ctypes.c_void_p()
-        _check(_driver().cuModuleLoadData(ctypes.byref(module), _compile(name, source, constants, device)))
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), machine_code(source, constants, device)))
         function = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
     allowed = 48 << 10  # bytes of shared memory that need no permission
@@ -68,12 +74,26 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_long
     return ctypes.c_int(argument) if isinstance(argument, int) else argument
 
 
-def _compile(name: str, source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> bytes:
-    """Return machine code of a source file for this device."""
+def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> bytes:
+    """Return machine code of a source file for this device, from the cache if it was compiled before."""
     here = Path(__file__).parent
     text = (here / "primitives.cuh").read_text() + (here / source).read_text()
     major, minor = torch.cuda.get_device_capability(device)
     options = [f"--gpu-architecture=sm_{major}{minor}", "-std=c++17", *(f"-D{key}={value}" for key, value in constants)]
+    name = hashlib.sha256("\n".join([torch.__version__, str(torch.version.cuda), *options, text]).encode()).hexdigest()
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pefll" / f"{name}.cubin"
+    with suppress(OSError):
+        return kept.read_bytes()
+    code = _compile(text, source, options)
+    with suppress(OSError):  # who cannot write there compiles again next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        new = kept.with_name(f"{name}.{os.getpid()}.tmp")
+        new.write_bytes(code)
+        new.replace(kept)  # at once, whole
+    return code
+
+
+def _compile(text: str, source: str, options: list[str]) -> bytes:
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), 0, None, None))
@@ -82,7 +102,7 @@ def _compile(name: str, source: str, constants: tuple[tuple[str, int], ...], dev
         failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
         if failed:
             log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-            raise RuntimeError(f"{name} does not compile: {log.decode(errors='replace').strip()}")
+            raise RuntimeError(f"{source} does not compile: {log.decode(errors='replace').strip()}")
         return _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
@@ -98,7 +118,7 @@ def _bytes(program: ctypes.c_void_p, size_of: Callable[..., int], read: Callable
 
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("nvcuda.dll" if torch.version.cuda and _on_windows() else "libcuda.so.1")
+    return ctypes.CDLL("nvcuda.dll" if _on_windows() else "libcuda.so.1")
 
 
 @cache
