@@ -287,7 +287,7 @@ def test_a_recorded_round_forks_and_joins_at_every_exchange(recorded, engines_of
 
 
 class AdamsKernel:
-    """Stands in for the one kernel that writes in place; tests/ops has the kernel itself, which takes its time here."""
+    """Stands in for the kernel that writes a state in place; tests/ops has that one, which takes its time here."""
 
     @staticmethod
     def available(parameters):
@@ -300,7 +300,8 @@ class AdamsKernel:
 
 
 def test_a_recorded_round_writes_large_states_where_they_are_and_copies_the_rest(engines_of, with_streams, monkeypatch):
-    monkeypatch.setattr("pefll.methods.adam.client_axis", AdamsKernel)
+    for module in ("client_axis", "vectors"):
+        monkeypatch.setattr(f"pefll.methods.adam.{module}", AdamsKernel)
     copied = []
 
     def noting(old, new):

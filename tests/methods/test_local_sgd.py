@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pefll.methods.local_sgd import SGD, clipped, descend
+from pefll.methods.local_sgd import SGD, clipped, descend, follow
 
 BATCHES = [torch.randn(5, generator=torch.Generator().manual_seed(seed)).double() for seed in range(6)]
 
@@ -66,3 +66,17 @@ def test_clipping():
     assert clipped(gradient, None) is gradient
     torch.testing.assert_close(clipped(gradient, 10.0), gradient)
     torch.testing.assert_close(clipped(gradient, 1.0), gradient / 5, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_gradients_in_parts_are_followed_as_whole_ones(clip):
+    sgd, theta = SGD(lr=0.05, momentum=0.9, decay=0.1, clip=clip), torch.linspace(-1, 1, 5).double()
+
+    def in_parts(at: Tensor, batch: Tensor) -> tuple[Tensor, ...]:
+        whole = torch.func.grad(loss)(at, batch)
+        return whole[:1], whole[1:].view(2, 2)
+
+    wanted = descend(loss, theta, BATCHES, sgd)
+    torch.testing.assert_close(follow(in_parts, theta, BATCHES, sgd), wanted, rtol=1e-12, atol=1e-12)
+    mapped = torch.vmap(lambda t: follow(in_parts, t, BATCHES, sgd))(theta[None])
+    torch.testing.assert_close(mapped[0], wanted, rtol=1e-12, atol=1e-12)

@@ -13,19 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pefll import randomness
-from pefll.data.client import Batch
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import evaluate
-from pefll.methods import Problem, build_method
-from pefll.methods.adam import Adam, Moments, adam
+from pefll.methods import build_method
 from pefll.methods.local_sgd import SGD, sgd_step
-from pefll.models import Network
-from pefll.models.convnet import ConvNet
 from pefll.ops import blocks, client_axis, precision
-from pefll.ops.alone import gradient
-from pefll.ops.recorded import overwriting
 from tests.federations import flat, problem_of, ragged
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -198,32 +192,6 @@ def test_an_empty_batch_is_left_to_the_library():
     assert not client_axis.convolves(x, w, 1, 0, 1, 1, 1)
 
 
-def test_a_vector_in_parts():
-    sizes = [5, 0, 1200, 16, 2100]
-
-    def loss(vector):
-        first, none, second, unused, third = client_axis.split(vector, sizes)
-        assert [len(part) for part in (first, none, second, unused, third)] == sizes
-        return first.square().sum() + (second * torch.arange(1200.0, device=DEVICE)).sum() + third.sin().sum()
-
-    def plainly(vector):
-        first, _, second, _, third = torch.split(vector, sizes)
-        return first.square().sum() + (second * torch.arange(1200.0, device=DEVICE)).sum() + third.sin().sum()
-
-    vectors = random(3, sum(sizes))
-    assert client_axis.splits(vectors[0], len(sizes))
-    assert not client_axis.splits(vectors[0], client_axis.MOST_PARTS + 1)
-    wanted = torch.vmap(torch.func.grad(plainly))(vectors)
-    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(vectors), wanted)
-    torch.testing.assert_close(torch.func.grad(loss)(vectors[1]), wanted[1])
-    both_axes = torch.vmap(torch.vmap(torch.func.grad(loss)))(vectors.reshape(3, 1, -1))
-    torch.testing.assert_close(both_axes[:, 0], wanted)
-    # Joining is linear, so that it has a derivative of its own.
-    twice = torch.func.grad(lambda vector: torch.func.grad(loss)(vector)[:5].sum())(vectors[0])
-    torch.testing.assert_close(twice[:5], torch.full((5,), 2.0, device=DEVICE))
-    assert not twice[5:].any()
-
-
 @EXAMPLES
 @given(st.integers(1, 3), st.integers(1, 40), st.sampled_from([1, 7, 33, 130]), st.sampled_from([1, 10, 40, 70]),
        st.booleans(), st.booleans())  # fmt: skip
@@ -279,83 +247,6 @@ class Made(TorchDispatchMode):
         if function.namespace == "aten" and not made <= given and "empty" not in function.__name__:
             self.names.append(function.__name__)
         return result
-
-
-def test_a_local_step_launches_nothing_but_our_kernels(products):
-    problem = Problem(Network(ConvNet((1, 14, 14), 3, 3, (6,))), (1, 14, 14), 3, 4)
-    theta, x = 0.3 * random(2, problem.model.size), random(2, 2, 1, 14, 14, seed=1)
-    y, weight = torch.tensor([[0, 2], [1, 1]], device=DEVICE), torch.ones(2, 2, device=DEVICE)
-
-    def step(theta, x, y, weight):
-        return sgd_step(theta, theta, problem.gradient(theta, Batch(x, y, weight)), SGD(0.1, 0.9, 0.01, 2.0))
-
-    def by_loss(theta, x, y, weight):
-        return sgd_step(theta, theta, gradient(problem.loss, theta, Batch(x, y, weight)), SGD(0.1, 0.9, 0.01, 2.0))
-
-    with Made() as made:
-        after = torch.vmap(step)(theta, x, y, weight)
-    assert made.names == []
-    wanted = torch.vmap(by_loss)(theta, x, y, weight)
-    assert all(torch.equal(*pair) for pair in zip(after, wanted, strict=True))
-
-
-@pytest.mark.parametrize("clip", [None, 2.0, 1e9])
-@pytest.mark.parametrize("masked", [False, True])
-def test_sgd(clip, masked):
-    theta, velocity, gradient = random(3, 2100), random(3, 2100, seed=1), random(3, 2100, seed=2)
-    active = torch.tensor([True, False, True], device=DEVICE) if masked else None
-
-    def run(theta, velocity, gradient):
-        def one(theta, velocity, gradient, active):
-            return sgd_step(theta, velocity, gradient, SGD(0.1, 0.9, 0.01, clip), active)
-
-        return torch.vmap(one, in_dims=(0, 0, 0, 0 if masked else None))(theta, velocity, gradient, active)
-
-    narrow, wide = both(run, theta, velocity, gradient)
-    for got, wanted in zip(narrow, wide, strict=True):
-        close(got, wanted)
-
-
-@pytest.mark.parametrize(("scaled", "decay"), [(False, 0.0), (True, 0.3)])
-def test_adam(scaled, decay):
-    parameters, gradient, first = (random(3000, seed=seed) for seed in range(3))
-    second = random(3000, seed=3).square()
-    step = torch.full((), 7, device=DEVICE)
-
-    scale = torch.full((), 0.6, device=DEVICE)
-
-    def run(parameters, gradient, first, second, scale):
-        moments = Moments(first, second)
-        after, moments = adam(parameters, gradient, moments, step, Adam(1e-2, decay), scale if scaled else None)
-        return after, *moments
-
-    narrow, wide = both(run, parameters, gradient, first, second, scale)
-    for got, wanted in zip(narrow, wide, strict=True):
-        close(got, wanted)
-
-
-def test_adam_in_place_where_both_who_calls_it_and_the_engine_allow_it():
-    given = [random(3000, seed=seed).square() for seed in range(3)]
-    gradient, step = random(6000)[::2], torch.full((), 7, device=DEVICE)
-
-    def run(parts, **promise):
-        changed, moments = adam(parts[0], gradient, Moments(*parts[1:]), step, Adam(1e-2, 0.3), **promise)
-        return [changed, *moments]
-
-    wanted = run(given)
-    with overwriting():
-        kept = run(given)
-        own = [part.clone() for part in given]
-        written = run(own, last_use=True)
-        apart = [torch.stack([part, part], dim=1)[:, 0] for part in given]
-        elsewhere = run(apart, last_use=True)
-    outside = run(given, last_use=True)
-    assert all(mine is there for mine, there in zip(written, own, strict=True))
-    for results in (kept, elsewhere, outside):
-        assert not any(mine is there for mine in results for there in (*given, *apart))
-    for results in (kept, written, elsewhere, outside):
-        assert all(torch.equal(*pair) for pair in zip(results, wanted, strict=True))
-    assert all(torch.equal(part, random(3000, seed=seed).square()) for seed, part in enumerate(given))
 
 
 def test_pixels_are_taken_as_without_kernels():
@@ -515,14 +406,14 @@ def test_less_exact_products():
 def test_tiles_shrink_until_they_fit(monkeypatch):
     tiles = pytest.importorskip("pefll.ops.kernels.tiles")
     assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 3)
-    monkeypatch.setattr(tiles, "_shared_memory", lambda _: 101_376)
+    monkeypatch.setattr(tiles, "shared_memory", lambda _: 101_376)
     assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 2)
     for precision_, limit in (("tf32", 101_376), ("tf32x3", 101_376), ("tf32", 49_152), ("tf32x3", 20_000)):
-        monkeypatch.setattr(tiles, "_shared_memory", lambda _, limit=limit: limit)
+        monkeypatch.setattr(tiles, "shared_memory", lambda _, limit=limit: limit)
         rows, inner, stages = tiles.shrunk(random(1), 128, 128, 64, 4, precision_)
         assert 4 * inner * (rows + 64) * (stages - 1) * (4 if precision_ == "tf32x3" else 3) // 3 <= limit
         assert min(rows, inner) >= tiles.SMALLEST
-    monkeypatch.setattr(tiles, "_shared_memory", lambda _: 0)
+    monkeypatch.setattr(tiles, "shared_memory", lambda _: 0)
     assert tiles.shrunk(random(1), 128, 128, 64, 4, "tf32")[:2] == (16, 16)
 
 

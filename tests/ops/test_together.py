@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.methods.local_sgd import SGD, follow
 from pefll.ops import blocks, client_axis, precision, together
 from tests.ops.test_kernels import interpreter, random  # noqa: F401 (a fixture)
 
@@ -55,3 +56,22 @@ def test_sums_are_those_of_one_run_alone(products, monkeypatch):
     for place in range(2):
         assert torch.equal(joined[place], torch.cat([one[place] for one in alone]))
     assert not torch.equal(unlike[0], joined[0])
+
+
+def test_steps_of_sgd_are_those_of_one_run_alone(monkeypatch):
+    from pefll.ops.kernels import vectors
+
+    monkeypatch.setattr(vectors, "_MOST_SHARES", 2)
+    theta, bend = random(3, 5000), random(3, 5000, seed=1)  # three runs of one client each
+    first, second = slice(0, 1300), slice(1300, 5000)
+
+    def train(theta, bend):
+        def along(at, batch):
+            return tuple((bend[part] * at[part] + batch).view(-1, 100) for part in (first, second))
+
+        return follow(along, theta, [0.5, 1.5, 2.5], SGD(0.1, 0.9, 0.01, 2.0))
+
+    with together.clients_of(3):
+        joined = torch.vmap(train)(theta, bend)
+    for i in range(3):
+        assert torch.equal(torch.vmap(train)(theta[i : i + 1].clone(), bend[i : i + 1].clone())[0], joined[i])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pefll.ops import client_axis
+from pefll.ops import client_axis, vectors
 from pefll.ops.recorded import may_overwrite
 
 
@@ -64,7 +64,7 @@ def adam(
     """
     if client_axis.available(parameters):
         in_place = last_use and may_overwrite()
-        changed, *after = client_axis.adam(parameters, gradient, *moments, step, scale, *settings, in_place=in_place)
+        changed, *after = vectors.adam(parameters, gradient, *moments, step, scale, *settings, in_place=in_place)
         return changed, Moments(*after)
     lr, decay, first_decay, second_decay, epsilon = settings
     if scale is not None:

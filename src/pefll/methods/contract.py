@@ -13,7 +13,7 @@ from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
 from pefll.errors import PefllError
 from pefll.models.network import Network, Parameters
-from pefll.ops import client_axis
+from pefll.ops import client_axis, vectors
 from pefll.ops.alone import gradient, is_constant
 from pefll.ops.blocks import cross_entropy
 
@@ -115,10 +115,29 @@ class Problem:
         """Return the gradient of the loss at theta [D] on a batch, [D]."""
         if is_constant(theta) or not client_axis.available(theta):
             return gradient(self.loss, theta, batch)
-        # From the scores back. From the loss back would begin with a one for each client, and with a product by it.
-        scores, pull_back = torch.func.vjp(lambda at: self.model(at, batch.x), theta)  # type: ignore[misc]
-        (of_theta,) = pull_back(client_axis.cross_entropy_gradient(scores, batch.y, batch.weight))
+        (of_theta,) = self._pulled_back(theta, batch)
         return of_theta  # type: ignore[no-any-return]
+
+    def gradients(self, theta: Tensor, batch: Any) -> Tensor | tuple[Tensor, ...]:
+        """Return the same for a step of SGD, which need not have it joined.
+
+        Args:
+            theta: [D].
+            batch: of one client.
+
+        Returns:
+            Parts, shaped as the model's parameters and in their order, where the step's kernel takes them; else [D].
+        """
+        model = self.model
+        if is_constant(theta) or not vectors.splits(theta, len(model.names)):
+            return self.gradient(theta, batch)
+        (of_parts,) = self._pulled_back(model.in_parts(theta), batch)
+        return tuple(of_parts[name] for name in model.names)
+
+    def _pulled_back(self, parameters: Parameters, batch: Any) -> Any:
+        # From the scores back. From the loss back would begin with a one for each client, and with a product by it.
+        scores, pull_back = torch.func.vjp(lambda at: self.model(at, batch.x), parameters)  # type: ignore[misc]
+        return pull_back(client_axis.cross_entropy_gradient(scores, batch.y, batch.weight))
 
 
 def check_kept(clients: int, numbers: int, advice: str) -> None:

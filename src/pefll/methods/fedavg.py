@@ -76,7 +76,7 @@ class FedAvg:
         """Train the global model on one client's samples."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
-        return Update(follow(self.problem.gradient, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
+        return Update(follow(self.problem.gradients, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the global model."""

@@ -73,7 +73,7 @@ class Local:
         """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches, steps = client.epochs("train", self.batch_size, self.epochs)
-        return Own(follow(self.problem.gradient, theta, batches, sgd, steps))
+        return Own(follow(self.problem.gradients, theta, batches, sgd, steps))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the client's own model."""

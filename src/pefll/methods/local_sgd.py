@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pefll.data.client import Batches
-from pefll.ops import client_axis, recorded
+from pefll.ops import client_axis, recorded, vectors
 from pefll.ops.alone import gradient, is_constant
+
+# A gradient [D], or its consecutive parts, of any shapes.
+Gradient: TypeAlias = Tensor | tuple[Tensor, ...]
 
 
 class SGD(NamedTuple):
@@ -65,7 +68,7 @@ def descend(
 
 
 def follow(
-    direction: Callable[[Tensor, Any], Tensor],
+    direction: Callable[[Tensor, Any], Gradient],
     theta: Tensor,
     batches: Iterable[Any],
     sgd: SGD,
@@ -74,7 +77,8 @@ def follow(
     """Return the parameters after one step of SGD for each batch, along whatever stands for the gradient.
 
     Args:
-        direction: of parameters [D] and a batch, [D]; the gradient of a loss, or an estimate of one.
+        direction: of parameters [D] and a batch, [D] or parts of it; the gradient of a loss, or an estimate of one. It
+            keeps nothing of the parameters, which later steps write to.
         theta: [D].
         batches: one per step.
         sgd: hyper-parameters.
@@ -85,45 +89,60 @@ def follow(
     """
     if is_constant(theta):
         return _follow_alone(direction, theta, batches, sgd, None if steps is None else int(steps))
-    velocity = torch.zeros_like(theta)
 
-    def step(i: Tensor | int, batch: Any, at: Tensor, speed: Tensor) -> tuple[Tensor, Tensor]:
-        return sgd_step(at, speed, direction(at, batch), sgd, None if steps is None else i < steps)
+    def step(i: Tensor | int, batch: Any, at: Tensor, speed: Tensor | None) -> tuple[Tensor, Tensor]:
+        active = None if steps is None else i < steps
+        # Before the first step the parameters are the caller's; after it both vectors are nobody else's.
+        return sgd_step(at, speed, direction(at, batch), sgd, active, last_use=speed is not None)
 
     # Batches that can be asked for by a number on the device; pairs of them, as Per-FedAvg's, are taken one by one.
     if isinstance(batches, Batches) and recorded.worth_recording(theta, len(batches)):
-        return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, velocity), len(batches))[0]
+        return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, None), len(batches))[0]
+    velocity: Tensor | None = None
     for i, batch in enumerate(batches):
         theta, velocity = step(i, batch, theta, velocity)
     return theta
 
 
 def sgd_step(
-    theta: Tensor, velocity: Tensor, of_theta: Tensor, sgd: SGD, active: Tensor | None = None
+    theta: Tensor,
+    velocity: Tensor | None,
+    of_theta: Gradient,
+    sgd: SGD,
+    active: Tensor | None = None,
+    last_use: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return parameters and velocity [D] after one step along the gradient `of_theta` [D].
+    """Return parameters and velocity [D] after one step along the gradient `of_theta`.
 
     Args:
         theta: [D].
-        velocity: [D].
-        of_theta: [D].
+        velocity: [D]; None before the first step, when it is zero.
+        of_theta: [D], or parts of it.
         sgd: hyper-parameters.
         active: bool [], whether the parameters move at all; None if they do.
+        last_use: whether nobody reads the parameters and the velocity that are given here again. The new ones may then
+            be written in their place.
     """
     if client_axis.available(theta):
-        return client_axis.sgd(theta, velocity, of_theta, active, *sgd)
-    velocity = sgd.momentum * velocity + clipped(of_theta, sgd.clip) + sgd.decay * theta
+        parts = of_theta if isinstance(of_theta, tuple) else (of_theta,)
+        return vectors.sgd(theta, velocity, parts, active, *sgd, in_place=last_use)
+    along = clipped(_joined(of_theta), sgd.clip)
+    velocity = (along if velocity is None else sgd.momentum * velocity + along) + sgd.decay * theta
     change = sgd.lr * velocity
     return theta - (change if active is None else torch.where(active, change, torch.zeros_like(change))), velocity
 
 
+def _joined(gradient: Gradient) -> Tensor:
+    return gradient if isinstance(gradient, Tensor) else torch.cat([part.flatten() for part in gradient])
+
+
 def _follow_alone(
-    direction: Callable[[Tensor, Any], Tensor], theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: int | None
+    direction: Callable[[Tensor, Any], Gradient], theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: int | None
 ) -> Tensor:
     """Do the same for one client that is not mapped over: in place, on a copy of its own."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
     for batch in itertools.islice(batches, steps):
-        of_theta = clipped(direction(theta, batch), sgd.clip)
+        of_theta = clipped(_joined(direction(theta, batch)), sgd.clip)
         velocity.mul_(sgd.momentum).add_(of_theta).add_(theta, alpha=sgd.decay)
         theta.sub_(velocity, alpha=sgd.lr)
     return theta

@@ -256,7 +256,7 @@ class PeFLL:
         """Run k steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
         batches = client.batches("adapt", self.batch_size or None, self.local_steps)
-        return theta - follow(self.problem.gradient, theta, batches, sgd)
+        return theta - follow(self.problem.gradients, theta, batches, sgd)
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v, the mean of φ over all training samples, [l]."""

@@ -125,7 +125,7 @@ class PerFedAvg:
         """Take a few plain steps of rate α on a client's own samples; the model [D] stays there."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
         return Own(
-            follow(self.problem.gradient, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
+            follow(self.problem.gradients, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
         )
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:

@@ -155,7 +155,7 @@ class PFedHN:
         """Run local SGD; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
-        return theta - follow(self.problem.gradient, theta, batches, sgd)
+        return theta - follow(self.problem.gradients, theta, batches, sgd)
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the model as it came."""

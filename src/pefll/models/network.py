@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pefll import randomness
 from pefll.errors import PefllError
 from pefll.models.fused import fused
-from pefll.ops import client_axis
+from pefll.ops import vectors
 
 Parameters: TypeAlias = Tensor | dict[str, Tensor]
 
@@ -62,9 +62,12 @@ class Network:
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return views of the flat vector [size], named and shaped as the module's parameters."""
         # `split` has one concatenation as its backward pass; slices would each fill a vector of full length.
-        split = client_axis.split if client_axis.splits(parameters, len(self._sizes)) else torch.split
-        parts = split(parameters, self._sizes)
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        split = vectors.split if vectors.splits(parameters, len(self._sizes)) else torch.split
+        return self._named(split(parameters, self._sizes))
+
+    def in_parts(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return the same views, for who differentiates with respect to them and not to the vector [size]."""
+        return self._named(torch.split(parameters, self._sizes))
 
     def flatten(self, values: Sequence[Tensor]) -> Tensor:
         """Return parameters, in the order of `names`, as one flat vector [size]."""
@@ -94,6 +97,9 @@ class Network:
         # Not strict: constants are in the copy already, and a weight that is used twice has one name here.
         module.load_state_dict(self.unflatten(parameters.detach().cpu()), strict=False)
         return module
+
+    def _named(self, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     def _constants(self, like: Tensor) -> dict[str, Tensor]:
         place = (like.device, like.dtype)

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from pefll.errors import PefllError
 from pefll.ops.geometry import Geometry, Pair
-from pefll.ops.mapped import merge_mapped_axis, merged, parted
+from pefll.ops.mapped import Once as _Once
+from pefll.ops.mapped import apply as _apply
+from pefll.ops.mapped import merge_mapped_axis
+from pefll.ops.mapped import packed as _packed
 from pefll.ops.precision import products
 
 # A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
 # size. Larger ones (a hypernetwork's last layer) are what cuBLAS is good at.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
-
-MOST_PARTS = 128  # that a vector is joined from by one kernel
 
 # Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
 MOST_ELEMENTS, MOST_SPREAD = 1 << 31, 1 << 22
@@ -90,11 +90,6 @@ def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair,
     return spread <= MOST_SPREAD and elements < MOST_ELEMENTS
 
 
-def splits(vector: Tensor, parts: int) -> bool:
-    """Return whether `split` takes a vector into so many parts: a kernel looks at each."""
-    return available(vector) and parts <= MOST_PARTS
-
-
 def multiplies(x: Tensor, w: Tensor) -> bool:
     """Return whether `linear` takes such a layer."""
     return available(x) and x.dim() == 2 and len(x) <= MOST_SAMPLES and len(w) <= MOST_OUTPUTS
@@ -120,9 +115,12 @@ def _convolve(
     channels_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
-    from pefll.ops.kernels import convolution
+    from pefll.ops.kernels import convolution, pictures
 
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+    if pictures.takes(s, precision, x.device):
+        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
+        return y, route, x.new_empty((len(x), 0)), x.new_empty((len(x), 0))
     y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
     return y, route, laid, spread
 
@@ -146,7 +144,7 @@ def _convolve_backward(
 
     Where x was laid out for its products it need not be kept, and `laid` is given in its place.
     """
-    from pefll.ops.kernels import convolution
+    from pefll.ops.kernels import convolution, pictures
     from pefll.ops.kernels import laid as bf16
 
     none = g.new_empty((len(g), 0))
@@ -157,11 +155,17 @@ def _convolve_backward(
         routed, shares = bf16.let_through(g, route, laid, s)
         dw, db = bf16.weight_gradient(routed, shares, laid, s)
         dx = bf16.input_gradient(routed, spread.contiguous(), laid, s) if wants_input else none
-    else:
-        s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+        return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
+    s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+    of_pictures = pictures.takes(s, precision, x.device)
+    if of_pictures:
+        dw, db = pictures.weight_gradient(g, route, x, s, precision)
+        precision = "tf32"  # of the input's gradient, which hardly anybody asks for in a first layer
+    if wants_input or not of_pictures:
         g = g.permute(0, 1, 3, 4, 2).contiguous()
+    if not of_pictures:
         dw, db = convolution.weight_gradient(g, route, x, s, precision)
-        dx = convolution.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
+    dx = convolution.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
     return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
 
 
@@ -194,11 +198,6 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 else x.contiguous()
 
 
-def _packed(x: Tensor) -> Tensor:
-    """Return x [c, ...] with each client's part contiguous, as parts of flat parameter vectors [c, D] are."""
-    return x if x[0].is_contiguous() else x.contiguous()
-
-
 def _maybe_packed(x: Tensor | None) -> Tensor | None:
     return None if x is None else _packed(x)
 
@@ -211,39 +210,6 @@ def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, T
     return pointwise.cross_entropy(_packed(scores), _packed(y), _packed(weight))
 
 
-@custom_op("pefll::join", mutates_args=())
-def _join(parts: list[Tensor]) -> Tensor:
-    """Return parts [c, ...] as one vector for each client, [c, D]."""
-    from pefll.ops.kernels import pointwise
-
-    return pointwise.join([_packed(part) for part in parts])
-
-
-@_join.register_vmap
-def _join_mapped(info: Any, in_dims: tuple[list[int | None]], parts: list[Tensor]) -> tuple[Tensor, int]:
-    whole = [merged(part, dim, info.batch_size) for part, dim in zip(parts, in_dims[0], strict=True)]
-    return parted(_join(whole), info.batch_size), 0
-
-
-@custom_op("pefll::sgd", mutates_args=())
-def _sgd(
-    theta: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    active: Tensor | None,
-    lr: float,
-    momentum: float,
-    decay: float,
-    clip: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Return parameters and velocity, each [c, D], after one step."""
-    from pefll.ops.kernels import pointwise
-
-    at, along = _packed(theta), _packed(gradient)
-    chosen = None if active is None else active.contiguous()
-    return pointwise.sgd(at, _packed(velocity), along, chosen, lr, momentum, decay, clip)
-
-
 @custom_op("pefll::pixels", mutates_args=())
 def _pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return samples `rows` [c, b] of x [N, ci, h, w], scaled and shifted per channel, [c, b, ci, h, w]."""
@@ -252,72 +218,12 @@ def _pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return pointwise.pixels(x, _rows(rows[None])[0], scale, shift).permute(0, 1, 4, 2, 3)
 
 
-@custom_op("pefll::adam", mutates_args=())
-def _adam(
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    lr: float,
-    decay: float,
-    first_decay: float,
-    second_decay: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and moments [D] after one step; the server's, so there is no client axis."""
-    from pefll.ops.kernels import pointwise
-
-    p, g, m, v = (part.contiguous() for part in (parameters, gradient, first, second))
-    return pointwise.adam(p, g, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
-
-
-@custom_op("pefll::adam_in_place", mutates_args=("parameters", "first", "second"))
-def _adam_in_place(
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    lr: float,
-    decay: float,
-    first_decay: float,
-    second_decay: float,
-    epsilon: float,
-) -> None:
-    """Do the same to contiguous parameters and moments [D] where they lie."""
-    from pefll.ops.kernels import pointwise
-
-    numbers = (lr, decay, first_decay, second_decay, epsilon)
-    pointwise.adam(parameters, gradient.contiguous(), first, second, step, scale, *numbers, in_place=True)
-
-
-for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy, _sgd):
+for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cross_entropy):
     merge_mapped_axis(_operation)
 merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
 
 
 # For one client, with gradients.
-
-
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
-
-
-class _Once(torch.autograd.Function):
-    """A backward pass, or a step along one: it has no gradient of its own."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise PefllError("the CUDA kernels have no second derivatives; set PEFLL_KERNELS=0, or use the serial engine")
 
 
 class _ConvolveBackward(_Once):
@@ -383,39 +289,6 @@ class _Linear(torch.autograd.Function):
         return dx if wants_input else None, dw, db if wants_bias else None, None
 
 
-class _Join(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*parts: Tensor) -> Tensor:
-        joined: Tensor = _join([part.unsqueeze(0) for part in parts])
-        return joined.squeeze(0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.sizes = [part.numel() for part in inputs]
-
-    @staticmethod
-    def backward(ctx: Any, joined: Tensor) -> Any:
-        return split(joined, ctx.sizes)
-
-
-class _Split(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-        return torch.split(vector, sizes)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *parts: Tensor) -> Any:
-        return _apply(_Join, *parts), None
-
-
 class _CrossEntropyBackward(_Once):
     @staticmethod
     def forward(g: Tensor, gradient: Tensor, scores: Tensor) -> Tensor:
@@ -428,13 +301,6 @@ class _CrossEntropyGradient(_Once):
     def forward(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         gradient: Tensor = _cross_entropy(scores.unsqueeze(0), y.unsqueeze(0), weight.unsqueeze(0))[1]
         return gradient.squeeze(0)
-
-
-class _SGD(_Once):
-    @staticmethod
-    def forward(theta: Tensor, velocity: Tensor, gradient: Tensor, active: Tensor | None, *numbers: Any) -> Any:
-        tensors = (None if part is None else part.unsqueeze(0) for part in (theta, velocity, gradient, active))
-        return tuple(part.squeeze(0) for part in _sgd(*tensors, *numbers))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -480,12 +346,6 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     return y
 
 
-def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Return consecutive parts of a vector [D]; their gradients are joined by one kernel."""
-    parts: tuple[Tensor, ...] = _apply(_Split, vector, sizes)
-    return parts
-
-
 def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the mean cross-entropy [] of scores [b, classes] with labels y [b], weighted by `weight` [b]."""
     loss: Tensor = _apply(_CrossEntropy, scores, y, weight)[0]
@@ -496,34 +356,6 @@ def cross_entropy_gradient(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient [b, classes] of `cross_entropy` with respect to the scores."""
     gradient: Tensor = _apply(_CrossEntropyGradient, scores, y, weight)
     return gradient
-
-
-def sgd(
-    theta: Tensor, velocity: Tensor, gradient: Tensor, active: Tensor | None, *numbers: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return parameters and velocity [D] after one step of SGD; numbers are those of `pefll.methods.local_sgd.SGD`."""
-    result: tuple[Tensor, Tensor] = _apply(_SGD, theta, velocity, gradient, active, *numbers)
-    return result
-
-
-def adam(
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *numbers: Tensor | float | None,
-    in_place: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order.
-
-    In place they are written to where they were, if that is contiguous.
-    """
-    old = (parameters, first, second)
-    if in_place and all(part.is_contiguous() for part in old):
-        _adam_in_place(parameters, gradient, first, second, *numbers)
-        return old
-    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, gradient, first, second, *numbers)
-    return result
 
 
 def pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

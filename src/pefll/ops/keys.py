@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from pefll.ops import client_axis
-from pefll.ops.mapped import merge_mapped_axis, merged, parted
+from pefll.ops.mapped import merge_mapped_axis
 
 
 @custom_op("pefll::key", mutates_args=())
@@ -18,12 +16,6 @@ def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, mul
     from pefll.ops.kernels import pointwise
 
     return pointwise.key(root, coordinates, golden, (multiply_1, multiply_2))
-
-
-@_key.register_vmap
-def _key_mapped(info: Any, in_dims: tuple[Any, ...], coordinates: list[Tensor], *numbers: int) -> tuple[Tensor, int]:
-    whole = [merged(one, dim, info.batch_size) for one, dim in zip(coordinates, in_dims[0], strict=True)]
-    return parted(_key(whole, *numbers), info.batch_size), 0
 
 
 @custom_op("pefll::spread", mutates_args=())
@@ -50,7 +42,7 @@ def _choose(
 # How they are mapped.
 
 
-for _operation in (_spread, _choose):
+for _operation in (_key, _spread, _choose):
     merge_mapped_axis(_operation)
 
 

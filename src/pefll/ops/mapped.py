@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 from pefll.errors import PefllError
 
 
-def merge_mapped_axis(operation: Any, shared: frozenset[int] = frozenset()) -> None:
-    """Register the vmap rule of an operation whose tensors (all but the `shared`) have the client axis first."""
+def merge_mapped_axis(
+    operation: Any, shared: frozenset[int] = frozenset(), written: frozenset[int] = frozenset()
+) -> None:
+    """Register the vmap rule of an operation whose tensors (all but the `shared`) have the client axis first.
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        def merge(place: int, value: Any, dim: int | None) -> Any:
+    Args:
+        operation: takes tensors, lists of them, and numbers.
+        shared: places of arguments without a client axis.
+        written: places of arguments that the operation writes to; it returns nothing then.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        def merge(place: int, value: Any, dim: Any) -> Any:
+            if isinstance(value, list):
+                return [merge(place, part, of_part) for part, of_part in zip(value, dim, strict=True)]
             if not isinstance(value, Tensor):
                 return value
             if place in shared:
                 if dim is not None:
                     raise PefllError("samples are shared by all clients of a federation, so they cannot be mapped")
                 return value
-            return merged(value, dim, info.batch_size)
+            return merged_there(value, dim) if place in written else merged(value, dim, info.batch_size)
 
         whole = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
         result = operation(*whole)
+        if result is None:
+            return None, None
         if isinstance(result, Tensor):
             return parted(result, info.batch_size), 0
         return tuple(parted(part, info.batch_size) for part in result), (0,) * len(result)
@@ -37,7 +51,49 @@ def merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
     return every.flatten(0, 1)
 
 
+def merged_there(value: Tensor, dim: int | None) -> Tensor:
+    """Return the same where it lies, so that what is written to it is written to the value."""
+    if dim is None:
+        raise PefllError("what all clients share cannot hold each one's result")
+    every = value.movedim(dim, 0)
+    return every.view(-1, *every.shape[2:])  # fails where `flatten` would copy
+
+
 def parted(value: Tensor, mapped: int) -> Tensor:
     """Return a value [mapped * c, ...] as [mapped, c, ...]."""
     parts: Tensor = value.unflatten(0, (mapped, -1))  # type: ignore[no-untyped-call]
     return parts
+
+
+def mapped_over(value: Tensor) -> frozenset[int]:
+    """Return which of the `vmap`s at work, by their levels, a value has an axis for."""
+    levels = set()
+    while functorch.is_batchedtensor(value):
+        levels.add(functorch.maybe_get_level(value))
+        value = functorch.get_unwrapped(value)
+    return frozenset(levels)
+
+
+def packed(x: Tensor) -> Tensor:
+    """Return x [c, ...] with each client's part contiguous, as parts of flat parameter vectors [c, D] are."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Return what an autograd function makes of its arguments."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+class Once(torch.autograd.Function):
+    """A backward pass, or a step along one: it has no gradient of its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Refuse."""
+        raise PefllError("the CUDA kernels have no second derivatives; set PEFLL_KERNELS=0, or use the serial engine")

@@ -72,13 +72,13 @@ def worth_recording(value: Tensor, times: int) -> bool:
     Who records already gets every step as it comes. Who differentiates would not see steps that are replayed. And the
     default stream cannot be recorded; engines have streams of their own.
     """
-    if not (_allowed and times >= WORTH and value.is_cuda) or _is_differentiated(value):
+    if not (_allowed and times >= WORTH and value.is_cuda) or is_differentiated(value):
         return False
     current = torch.cuda.current_stream(value.device)
     return current != torch.cuda.default_stream(value.device) and not torch.cuda.is_current_stream_capturing()
 
 
-def _is_differentiated(value: Tensor) -> bool:
+def is_differentiated(value: Tensor) -> bool:
     """Whether somebody outside differentiates with respect to a value, or might."""
     transforms = retrieve_all_functorch_interpreters()
     mapped_only = all(transform.key() == TransformType.Vmap for transform in transforms)
@@ -86,27 +86,30 @@ def _is_differentiated(value: Tensor) -> bool:
 
 
 def repeat(
-    step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], state: tuple[Tensor, Tensor], times: int
+    step: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+    state: tuple[Tensor, Tensor | None],
+    times: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the state after `state = step(i, *state)` for i = 0, 1, ..., times - 1.
 
     Args:
-        step: of the repetition's number, int64 [], and two tensors; returns two of the same shapes.
-        state: two tensors on a GPU, maybe with axes that `vmap` hides.
+        step: of the repetition's number, int64 [], and a state; returns the next one, which may lie in the same memory.
+        state: two tensors on a GPU, maybe with axes that `vmap` hides; the second may be None before the first step.
         times: at least 2.
     """
     i = torch.zeros((), dtype=torch.int64, device=state[0].device)
     # Twice one by one: libraries choose their kernels, and Triton compiles its own, for what a recording will see. The
     # first time a state may still be the same for all clients; from the second on each has its own.
-    for _ in range(2):
-        state = step(i, *state)
-        i.add_(1)
-    held = (state[0].clone(), state[1].clone())
-    del state
+    second = step(i, *state)
+    third = step(i.add_(1), *second)
+    i.add_(1)
+    held = (third[0].clone(), third[1].clone())
+    del second, third
     graph = torch.cuda.CUDAGraph()
     with recording(graph, torch.cuda.current_stream(i.device)):
         for mine, after in zip(held, step(i, *held), strict=True):
-            mine.copy_(after)
+            if after is not mine:
+                mine.copy_(after)
         i.add_(1)
     for _ in range(times - 2):
         graph.replay()

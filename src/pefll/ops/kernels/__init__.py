@@ -1,1 +1,1 @@
-"""The Triton kernels. Importing them needs Triton, so only `client_axis` and `keys` do, where one is used."""
+"""The Triton kernels. Importing them needs Triton, so only operations do, where one is used."""

@@ -1,16 +1,11 @@
-"""Small things that would each be many kernels: loss, joined gradients, SGD, Adam, pixels, random keys and choices."""
+"""Small things that would each be many kernels: loss, pixels, random keys and choices."""
 
 from __future__ import annotations
-
-from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-_BLOCK = 1024
-_SHARES = 64  # parts that a client's squared gradient norm is summed in
 
 
 @triton.jit
@@ -45,55 +40,6 @@ def _cross_entropy(
 
 
 @triton.jit
-def _join(parts, strides, out, D: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per client and block of its vector, which lies in one part or in a few."""
-    client = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) * BLOCK
-    at = first + tl.arange(0, BLOCK)
-    value = tl.zeros([BLOCK], tl.float32)
-    for i in tl.static_range(len(parts)):
-        if (first < STARTS[i + 1]) & (first + BLOCK > STARTS[i]):
-            inside = (at >= STARTS[i]) & (at < STARTS[i + 1])
-            there = tl.load(parts[i] + client * strides[i] + (at - STARTS[i]), mask=inside, other=0.0)
-            value = tl.where(inside, there, value)
-    tl.store(out + client * D + at, value, mask=at < D)
-
-
-@triton.jit
-def _squares(g, partial, sg_c, D: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr):
-    client = tl.program_id(1).to(tl.int64)
-    share = tl.program_id(0)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, D, SHARES * BLOCK):
-        at = start + share * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(g + client * sg_c + at, mask=at < D, other=0.0)
-        total += value * value
-    tl.store(partial + client * SHARES + share, tl.sum(total))
-
-
-@triton.jit
-def _sgd(
-    theta, velocity, g, partial, active, new_theta, new_velocity, D, st_c, sv_c, sg_c, lr, momentum, decay, clip,
-    CLIP: tl.constexpr, MASKED: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = at < D
-    d = tl.load(g + client * sg_c + at, mask=there, other=0.0)
-    if CLIP:
-        norm = tl.sqrt(tl.sum(tl.load(partial + client * SHARES + tl.arange(0, SHARES))))
-        scale = clip / (norm + 1e-6)
-        d *= tl.where(scale >= 1.0, 1.0, scale)  # NaN stays NaN
-    t = tl.load(theta + client * st_c + at, mask=there, other=0.0)
-    v = momentum * tl.load(velocity + client * sv_c + at, mask=there, other=0.0) + d + decay * t
-    change = lr * v
-    if MASKED:
-        change = tl.where(tl.load(active + client) != 0, change, 0.0)
-    tl.store(new_velocity + client * D + at, v, mask=there)
-    tl.store(new_theta + client * D + at, t - change, mask=there)
-
-
-@triton.jit
 def _pixels(
     x, rows, scale, shift, out, sr_c, BATCH: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
@@ -108,29 +54,6 @@ def _pixels(
     factor = tl.load(scale + channel, mask=there, other=0.0)
     value = value * factor + tl.load(shift + channel, mask=there, other=0.0)
     tl.store(out + sample * SIZE + at, value, mask=there)
-
-
-@triton.jit
-def _adam(
-    p, g, m, v, step, scale, new_p, new_m, new_v, D, lr, decay, first_decay, second_decay, epsilon,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < D
-    count = tl.load(step).to(tl.float32)
-    unbias_first = 1 - tl.exp2(count * tl.log2(first_decay))
-    unbias_second = 1 - tl.exp2(count * tl.log2(second_decay))
-    here = tl.load(p + at, mask=there, other=0.0)
-    d = tl.load(g + at, mask=there, other=0.0)
-    if SCALED:
-        d *= tl.load(scale)
-    d += decay * here
-    first = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
-    second = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
-    change = (first / unbias_first) / (tl.sqrt(second / unbias_second) + epsilon)
-    tl.store(new_p + at, here - lr * change, mask=there)
-    tl.store(new_m + at, first, mask=there)
-    tl.store(new_v + at, second, mask=there)
 
 
 @triton.jit
@@ -216,53 +139,6 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Te
     return loss, gradient
 
 
-def join(parts: list[Tensor]) -> Tensor:
-    """Return parts [c, ...], each client's contiguous, as one vector for each client, [c, D]."""
-    clients = len(parts[0])
-    starts = tuple(accumulate((part[0].numel() for part in parts), initial=0))
-    out = parts[0].new_empty((clients, starts[-1]))
-    strides = tuple(part.stride(0) for part in parts)
-    grid = (triton.cdiv(starts[-1], _BLOCK), clients)
-    _join[grid](tuple(parts), strides, out, starts[-1], starts, BLOCK=_BLOCK, num_warps=4)
-    return out
-
-
-def sgd(
-    theta: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    active: Tensor | None,
-    lr: float,
-    momentum: float,
-    decay: float,
-    clip: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Return parameters and velocity [c, D] after one step of SGD.
-
-    Args:
-        theta: [c, D], each client's contiguous.
-        velocity: [c, D], likewise.
-        gradient: [c, D], likewise.
-        active: bool [c], which clients take the step; None for all.
-        lr: learning rate.
-        momentum: of the velocity.
-        decay: weight decay.
-        clip: the gradient's norm is cut to this.
-    """
-    clients, size = theta.shape
-    new_theta, new_velocity = theta.new_empty(theta.shape), theta.new_empty(theta.shape)
-    partial = theta.new_empty((clients, _SHARES) if clip is not None else (1,))
-    if clip is not None:
-        _squares[(_SHARES, clients)](gradient, partial, gradient.stride(0), size, _SHARES, _BLOCK, num_warps=4)
-    _sgd[(triton.cdiv(size, _BLOCK), clients)](
-        theta, velocity, gradient, partial, theta if active is None else active, new_theta, new_velocity, size,
-        theta.stride(0), velocity.stride(0), gradient.stride(0), lr, momentum, decay, 0.0 if clip is None else clip,
-        CLIP=clip is not None, MASKED=active is not None, SHARES=_SHARES, BLOCK=_BLOCK,
-        num_warps=4,
-    )  # fmt: skip
-    return new_theta, new_velocity
-
-
 def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return samples `rows` of x, scaled and shifted per channel, as float32 [c, b, h, w, channels].
 
@@ -292,31 +168,6 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         num_warps=4,
     )
     return out
-
-
-def adam(
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    lr: float,
-    decay: float,
-    first_decay: float,
-    second_decay: float,
-    epsilon: float,
-    in_place: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; see `pefll.methods.adam`."""
-    size = parameters.numel()
-    old = (parameters, first, second)
-    new = old if in_place else tuple(torch.empty_like(part) for part in old)
-    _adam[(triton.cdiv(size, _BLOCK),)](
-        parameters, gradient, first, second, step, step if scale is None else scale, *new, size, lr, decay, first_decay,
-        second_decay, epsilon, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
-    )  # fmt: skip
-    return new
 
 
 def key(root: int, coordinates: list[Tensor], golden: int, multiply: tuple[int, int]) -> Tensor:

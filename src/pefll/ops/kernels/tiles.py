@@ -22,7 +22,7 @@ def shrunk(like: Tensor, rows: int, inner: int, columns: int, stages: int, preci
     A product holds [rows, inner] and [inner, columns] for every stage that is loaded ahead; three products of parts
     take a third more.
     """
-    limit = _shared_memory(like.device)
+    limit = shared_memory(like.device)
     while True:
         need = 4 * inner * (rows + columns) * max(1, stages - 1)
         if need * (4 if precision == "tf32x3" else 3) // 3 <= limit:
@@ -36,7 +36,7 @@ def shrunk(like: Tensor, rows: int, inner: int, columns: int, stages: int, preci
 
 
 @cache
-def _shared_memory(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Return how many bytes of shared memory a program may have; in the interpreter as many as it likes."""
     if device.type != "cuda":
         return 1 << 30

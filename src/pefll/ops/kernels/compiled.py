@@ -1,0 +1,142 @@
+"""Kernels in CUDA C++, compiled when they are first needed, by the compiler that comes with torch (NVRTC).
+
+Machine code is kept in the user's cache folder, as Triton keeps its own: ~/.cache/pefll, or under XDG_CACHE_HOME.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# A number has 32 bits, or 64 where it says so.
+Argument = Tensor | int | ctypes.c_longlong
+Kernel = Callable[[tuple[int, int], int, int, Sequence[Argument]], None]
+
+
+@cache
+def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> Kernel:
+    """Return what launches a kernel: of a grid, threads of a block, bytes of shared memory, and arguments.
+
+    Args:
+        name: of the function in the source.
+        source: a file beside this one.
+        constants: what names in capitals stand for.
+        device: where it is to run.
+    """
+    with torch.cuda.device(device):
+        torch.empty(1, device=device)  # this thread has a context from now on
+        module = ctypes.c_void_p()
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), machine_code(source, constants, device)))
+        function = ctypes.c_void_p()
+        _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    allowed = 48 << 10  # bytes of shared memory that need no permission
+
+    def launch(grid: tuple[int, int], threads: int, shared: int, arguments: Sequence[Argument]) -> None:
+        nonlocal allowed
+        if shared > allowed:
+            dynamic_shared_memory = 8
+            _check(_driver().cuFuncSetAttribute(function, dynamic_shared_memory, shared))
+            allowed = shared
+        values = [_value(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        _check(_driver().cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared, stream, pointers, None))
+
+    return launch
+
+
+@cache
+def works(device: torch.device) -> bool:
+    """Try it once: the compiler or the driver's library may be absent, or the card too old for the products."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        kernel("nothing", "nothing.cu", (("BF16", 1),), device)
+    except (OSError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"CUDA C++ cannot be compiled here ({reason}); Triton's kernels take its place", stacklevel=2)
+        return False
+    return True
+
+
+def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int(argument) if isinstance(argument, int) else argument
+
+
+def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> bytes:
+    """Return machine code of a source file for this device, from the cache if it was compiled before."""
+    here = Path(__file__).parent
+    text = (here / "primitives.cuh").read_text() + (here / source).read_text()
+    major, minor = torch.cuda.get_device_capability(device)
+    options = [f"--gpu-architecture=sm_{major}{minor}", "-std=c++17", *(f"-D{key}={value}" for key, value in constants)]
+    name = hashlib.sha256("\n".join([torch.__version__, str(torch.version.cuda), *options, text]).encode()).hexdigest()
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pefll" / f"{name}.cubin"
+    with suppress(OSError):
+        return kept.read_bytes()
+    code = _compile(text, source, options)
+    with suppress(OSError):  # who cannot write there compiles again next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        new = kept.with_name(f"{name}.{os.getpid()}.tmp")
+        new.write_bytes(code)
+        new.replace(kept)  # at once, whole
+    return code
+
+
+def _compile(text: str, source: str, options: list[str]) -> bytes:
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), 0, None, None))
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        if failed:
+            log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+            raise RuntimeError(f"{source} does not compile: {log.decode(errors='replace').strip()}")
+        return _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _bytes(program: ctypes.c_void_p, size_of: Callable[..., int], read: Callable[..., int]) -> bytes:
+    size = ctypes.c_size_t()
+    _check(size_of(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(read(program, buffer))
+    return buffer.raw
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if _on_windows() else "libcuda.so.1")
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    major = str(torch.version.cuda).split(".")[0]
+    names = [f"nvrtc64_{major}0_0.dll"] if _on_windows() else [f"libnvrtc.so.{major}", "libnvrtc.so"]
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise RuntimeError(f"there is no {names[0]}")
+
+
+def _on_windows() -> bool:
+    return hasattr(ctypes, "windll")
+
+
+def _check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"CUDA answered with error {code}")

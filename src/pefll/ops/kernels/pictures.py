@@ -1,0 +1,201 @@
+"""Convolution + max-pool + bias + ReLU with a client axis in bfloat16 or TF32, as CUDA C++ kernels; see pictures.cu.
+
+For the first layers of a network, whose pictures have few channels, and steps of one pixel. Others, and gradients of
+the pictures, are for `pefll.ops.kernels.convolution` and `laid`.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_longlong
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll.ops.geometry import Geometry
+from pefll.ops.kernels import compiled
+from pefll.ops.kernels.tiles import shared_memory
+from pefll.ops.together import of_one_run
+
+MOST_CHANNELS, MOST_FILTERS = 4, 64
+MOST_SHARED = 200 << 10  # bytes of shared memory: somewhat less than a block may have on Hopper
+PROGRAMS = 132  # processors of an H200
+
+
+class Plan(NamedTuple):
+    """How one launch is laid out.
+
+    Attributes:
+        constants: what the compiler is given.
+        pictures: that a block takes at once.
+        threads: of a block.
+        shared: bytes of shared memory of a block.
+    """
+
+    constants: tuple[tuple[str, int], ...]
+    pictures: int
+    threads: int
+    shared: int
+
+
+def takes(s: Geometry, precision: str, device: torch.device) -> bool:
+    """Return whether the kernels do such a convolution with this precision of products on this device."""
+    if device.type != "cuda" or precision not in ("bf16", "tf32"):
+        return False
+    return fits(s, precision, shared_memory(device)) and compiled.works(device)
+
+
+def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
+    """Return whether the kernels take such a convolution with so much shared memory."""
+    if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
+        return False
+    plans = (_forward_plan(s, precision, 1, False, False), _weight_plan(s, precision, 1, 1, 1))
+    return max(plan.shared for plan in plans) <= shared
+
+
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, precision: str, channels_first: bool
+) -> tuple[Tensor, Tensor]:
+    """Return outputs, float32 [c, b, co, ph, pw], and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
+
+    Args:
+        x: [c, b, ci, h, w], in any layout.
+        w: [c, co, ci, kh, kw], each client's contiguous.
+        bias: [c, co], each client's contiguous, or None.
+        s: of the convolution.
+        precision: of products, bf16 or tf32.
+        channels_first: how outputs lie in memory; else their channels are innermost.
+    """
+    clients, samples = x.shape[:2]
+    last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
+    y = torch.empty(first if channels_first else last, dtype=torch.float32, device=x.device)
+    route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
+    plan = _forward_plan(s, precision, int(_in_fours(x)), bias is not None, channels_first)
+    _launch(
+        "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
+        x, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
+        _long(0 if bias is None else bias.stride(0)),
+    )  # fmt: skip
+    return y if channels_first else y.permute(0, 1, 4, 2, 3), route
+
+
+def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
+
+    Args:
+        g: of the output, [c, b, co, ph, pw], in any layout.
+        route: from `forward`, contiguous.
+        x: [c, b, ci, h, w], in any layout.
+        s: of the convolution.
+        precision: of products, bf16 or tf32.
+    """
+    clients, samples = g.shape[:2]
+    plan = _weight_plan(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1))
+    # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
+    most = _blocks(samples, plan.pictures)
+    loops = _blocks(most, max(1, min(most, _blocks(2 * PROGRAMS, of_one_run(clients)))))
+    shares = _blocks(most, loops)
+    size = s.co * (s.ci * s.kh * s.kw + 1)
+    partial = torch.empty((shares, clients, size), dtype=torch.float32, device=g.device)
+    dw = torch.empty((clients, s.co, s.ci, s.kh, s.kw), dtype=torch.float32, device=g.device)
+    db = torch.empty((clients, s.co), dtype=torch.float32, device=g.device)
+    _launch(
+        "weights", plan, (shares, clients), g.device,
+        x, g, route, partial, samples, loops, *_strides(x), *_strides(g),
+    )  # fmt: skip
+    summing = plan._replace(threads=256, shared=0)
+    _launch("add_up", summing, (_blocks(size, 256), clients), g.device, partial, dw, db, shares)
+    return dw, db
+
+
+def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, *arguments: compiled.Argument) -> None:
+    run = compiled.kernel(name, "pictures.cu", plan.constants, device)
+    run(grid, plan.threads, plan.shared, arguments)
+
+
+def _forward_plan(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool) -> Plan:
+    """Choose how many pictures a block takes, and how many warps share them."""
+    c = {
+        "CONVOLVE": 1, **_of(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
+        "CHANNELS_FIRST": int(channels_first), "VECTOR": in_fours, "MT": 2,
+    }  # fmt: skip
+    cells, group = s.ph * s.pw, 8 if s.pool == 2 else 32
+    pictures = 1 if cells >= 6 * group else min(4, _blocks(6 * group, cells))
+    while pictures > 1 and forward_plan(pictures, 1, c).shared > MOST_SHARED // 2:
+        pictures -= 1
+    return forward_plan(pictures, _evenly(_blocks(pictures * cells, group)), c)
+
+
+def forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
+    """Return the plan of a `convolve` with these choices."""
+    words, taps = _blocks(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
+    whole = words % 4 == 0
+    pixel = words + (2 if whole and c["POOL"] == 2 else 4 if whole and words % 8 == 0 else 0)
+    steps = _blocks(c["KH"] * _blocks(c["KW"] * words, 4), 2)
+    filter_ = (taps * (words | 1) + 4 if whole else steps * 8) + 3
+    staged = _blocks(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
+    constants = {**c, "PICTURES": pictures, "WARPS": warps}
+    return Plan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
+
+
+def _weight_plan(s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int) -> Plan:
+    """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
+    rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
+    c = {
+        "WEIGHTS": 1, **_of(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
+        "G_VECTOR": g_in_fours, "MT": rows,
+    }  # fmt: skip
+    across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 8) // rows)))
+    slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, 2 if precision == "bf16" else 1))
+    pictures = max(1, min(4, 100 // slots))
+    while pictures > 1 and weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
+        pictures -= 1
+    return weight_plan(pictures, across, 1 if across > 2 else 4, c)
+
+
+def weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
+    """Return the plan of a `weights` with these choices."""
+    per = 2 if c["BF16"] else 1
+    filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _blocks(c["WP"], per)
+    row = filled + (40 - filled % 32) % 16
+    copy = _blocks(pictures * c["CI"] * (c["HP"] * row + 1), 32) * 32 + 16
+    slots = pictures * c["PH"] * (c["PW"] if c["POOL"] == 2 else _blocks(c["PW"], per))
+    staged = per * copy + slots * (c["MT"] * 16 + 8)
+    tiles = _blocks(_blocks(c["CI"] * c["KH"] * c["KW"] + 1, 8), across)
+    sums = 0 if along == 1 else along * c["MT"] * 16 * (across * tiles * 8 + 1)
+    constants = {**c, "PICTURES": pictures, "WARPS_N": across, "WARPS_S": along}
+    return Plan(tuple(constants.items()), pictures, 32 * across * along, 4 * max(staged, sums))
+
+
+def _of(s: Geometry, precision: str) -> dict[str, int]:
+    """Return what the compiler must know of a convolution."""
+    return {
+        "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h, "IW": s.w,
+        "PAD": s.padding, "HP": s.h + 2 * s.padding, "WP": s.w + 2 * s.padding, "PH": s.ph, "PW": s.pw, "POOL": s.pool,
+    }  # fmt: skip
+
+
+def _evenly(groups: int) -> int:
+    """Return how many warps, from 4 to 8, share so many groups with the least waiting for each other."""
+    return max(range(4, 9), key=lambda warps: (groups / (_blocks(groups, warps) * warps), warps))
+
+
+def _blocks(total: int, each: int) -> int:
+    return -(-total // each)
+
+
+def _long(number: int) -> c_longlong:
+    return c_longlong(number)
+
+
+def _strides(x: Tensor) -> tuple[c_longlong, c_longlong, int, int, int]:
+    """Return the strides of client, sample, row, column and channel of x [c, b, ci, h, w]."""
+    client, sample, channel, row, column = x.stride()
+    return _long(client), _long(sample), row, column, channel
+
+
+def _in_fours(x: Tensor) -> bool:
+    """Return whether channels of x [c, b, ci, h, w] can be fetched four at once."""
+    client, sample, channel, row, column = x.stride()
+    whole = all(number % 4 == 0 for number in (x.shape[2], client, sample, row, column))
+    return channel == 1 and whole and x.data_ptr() % 16 == 0

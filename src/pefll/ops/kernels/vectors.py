@@ -1,0 +1,208 @@
+"""What is done to whole parameter vectors: gradients joined, their norm, steps of SGD and Adam."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+_MOST_SHARES = 256  # that a client's squared gradient norm is summed in; every program of a step reads all of them
+
+
+@triton.jit
+def _join(parts, strides, out, D: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per client and block of its vector, which lies in one part or in a few."""
+    client = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    value = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(len(parts)):
+        if (first < STARTS[i + 1]) & (first + BLOCK > STARTS[i]):
+            inside = (at >= STARTS[i]) & (at < STARTS[i + 1])
+            there = tl.load(parts[i] + client * strides[i] + (at - STARTS[i]), mask=inside, other=0.0)
+            value = tl.where(inside, there, value)
+    tl.store(out + client * D + at, value, mask=at < D)
+
+
+@triton.jit
+def _part_of(
+    block, client, parts, STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Return where a client's part with this block lies, where that begins and ends in the vector, and the block in it.
+
+    Part i has the blocks from BLOCKS[i] to BLOCKS[i + 1], so that no block lies in two. All distances are constants:
+    the compiler sees by itself how many numbers may be fetched at once.
+    """
+    address = parts[0] + client * STRIDES[0]
+    start, size, first = 0, STARTS[1], 0
+    for i in tl.static_range(1, len(parts)):
+        if block >= BLOCKS[i]:  # the last one for which that holds; empty ones are passed over
+            address = parts[i] + client * STRIDES[i]
+            start, size, first = STARTS[i], STARTS[i + 1] - STARTS[i], BLOCKS[i]
+    return address, start, size, (block - first) * BLOCK
+
+
+@triton.jit
+def _squares(
+    parts, partial, STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per client and share of the blocks."""
+    client = tl.program_id(1).to(tl.int64)
+    share = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for turn in range(0, BLOCKS[len(parts)], SHARES):
+        # Beyond the last block there is nothing: it counts as one more of the last part, behind its end.
+        address, _, size, first = _part_of(turn + share, client, parts, STRIDES, STARTS, BLOCKS, BLOCK)
+        at = first + tl.arange(0, BLOCK)
+        value = tl.load(address + at, mask=at < size, other=0.0)
+        total += value * value
+    tl.store(partial + client * SHARES + share, tl.sum(total))
+
+
+@triton.jit
+def _sgd(
+    theta, velocity, parts, partial, active, new_theta, new_velocity, lr, momentum, decay, clip,
+    ST: tl.constexpr, SV: tl.constexpr, SNT: tl.constexpr, SNV: tl.constexpr, STRIDES: tl.constexpr,
+    STARTS: tl.constexpr, BLOCKS: tl.constexpr, MOVING: tl.constexpr, CLIP: tl.constexpr, MASKED: tl.constexpr,
+    SHARES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per client and block; where it writes may be where it reads."""
+    client = tl.program_id(1).to(tl.int64)
+    address, start, size, first = _part_of(tl.program_id(0), client, parts, STRIDES, STARTS, BLOCKS, BLOCK)
+    inside = first + tl.arange(0, BLOCK)
+    there = inside < size
+    at = start + inside
+    # All is fetched before the sum of the squares, for which the threads of a program wait for each other.
+    d = tl.load(address + inside, mask=there, other=0.0)
+    t = tl.load(theta + client * ST + at, mask=there, other=0.0)
+    v = tl.zeros([BLOCK], tl.float32)
+    if MOVING:
+        v = momentum * tl.load(velocity + client * SV + at, mask=there, other=0.0)
+    if CLIP:
+        share = tl.arange(0, WIDE)
+        squares = tl.load(partial + client * SHARES + share, mask=share < SHARES, other=0.0)
+        scale = clip / (tl.sqrt(tl.sum(squares)) + 1e-6)
+        d *= tl.where(scale >= 1.0, 1.0, scale)  # NaN stays NaN
+    v = v + d + decay * t
+    change = lr * v
+    if MASKED:
+        change = tl.where(tl.load(active + client) != 0, change, 0.0)
+    tl.store(new_velocity + client * SNV + at, v, mask=there)
+    tl.store(new_theta + client * SNT + at, t - change, mask=there)
+
+
+@triton.jit
+def _adam(
+    p, g, m, v, step, scale, new_p, new_m, new_v, D, lr, decay, first_decay, second_decay, epsilon,
+    SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < D
+    count = tl.load(step).to(tl.float32)
+    unbias_first = 1 - tl.exp2(count * tl.log2(first_decay))
+    unbias_second = 1 - tl.exp2(count * tl.log2(second_decay))
+    here = tl.load(p + at, mask=there, other=0.0)
+    d = tl.load(g + at, mask=there, other=0.0)
+    if SCALED:
+        d *= tl.load(scale)
+    d += decay * here
+    first = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
+    second = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
+    change = (first / unbias_first) / (tl.sqrt(second / unbias_second) + epsilon)
+    tl.store(new_p + at, here - lr * change, mask=there)
+    tl.store(new_m + at, first, mask=there)
+    tl.store(new_v + at, second, mask=there)
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """Return parts [c, ...], each client's contiguous, as one vector for each client, [c, D]."""
+    clients = len(parts[0])
+    starts = _starts(parts)
+    out = parts[0].new_empty((clients, starts[-1]))
+    strides = tuple(part.stride(0) for part in parts)
+    grid = (triton.cdiv(starts[-1], _BLOCK), clients)
+    _join[grid](tuple(parts), strides, out, starts[-1], starts, BLOCK=_BLOCK, num_warps=4)
+    return out
+
+
+def sgd(
+    theta: Tensor,
+    velocity: Tensor | None,
+    gradient: list[Tensor],
+    active: Tensor | None,
+    lr: float,
+    momentum: float,
+    decay: float,
+    clip: float | None,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return parameters and velocity [c, D] after one step of SGD.
+
+    Args:
+        theta: [c, D], each client's contiguous.
+        velocity: [c, D], likewise; None where it is zero.
+        gradient: parts [c, ...], each client's contiguous, which joined would be [c, D].
+        active: bool [c], which clients take the step; None for all.
+        lr: learning rate.
+        momentum: of the velocity.
+        decay: weight decay.
+        clip: the gradient's norm is cut to this.
+        in_place: whether to write to `theta` and `velocity`, which is not None then.
+    """
+    clients = len(theta)
+    parts, starts = tuple(gradient), _starts(gradient)
+    # A block lies in one part, and shares of a sum do not depend on how many clients there are.
+    blocks = tuple(accumulate((triton.cdiv(part[0].numel(), _BLOCK) for part in parts), initial=0))
+    shares = max(1, min(blocks[-1], _MOST_SHARES))
+    layout = {"STRIDES": tuple(part.stride(0) for part in parts), "STARTS": starts, "BLOCKS": blocks}
+    if in_place:
+        new_theta, new_velocity = theta, velocity
+    else:
+        new_theta, new_velocity = theta.new_empty(theta.shape), theta.new_empty(theta.shape)
+    partial = theta
+    if clip is not None:
+        partial = theta.new_empty((clients, shares))
+        _squares[(shares, clients)](parts, partial, **layout, SHARES=shares, BLOCK=_BLOCK, num_warps=4)
+    _sgd[(blocks[-1], clients)](
+        theta, theta if velocity is None else velocity, parts, partial, theta if active is None else active, new_theta,
+        new_velocity, lr, momentum, decay, 0.0 if clip is None else clip,
+        ST=theta.stride(0), SV=0 if velocity is None else velocity.stride(0), SNT=new_theta.stride(0),
+        SNV=new_velocity.stride(0), **layout, MOVING=velocity is not None, CLIP=clip is not None,
+        MASKED=active is not None, SHARES=shares, WIDE=triton.next_power_of_2(shares), BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return new_theta, new_velocity
+
+
+def adam(
+    parameters: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    scale: Tensor | None,
+    lr: float,
+    decay: float,
+    first_decay: float,
+    second_decay: float,
+    epsilon: float,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; see `pefll.methods.adam`."""
+    size = parameters.numel()
+    old = (parameters, first, second)
+    new = old if in_place else tuple(torch.empty_like(part) for part in old)
+    _adam[(triton.cdiv(size, _BLOCK),)](
+        parameters, gradient, first, second, step, step if scale is None else scale, *new, size, lr, decay, first_decay,
+        second_decay, epsilon, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return new
+
+
+def _starts(parts: list[Tensor]) -> tuple[int, ...]:
+    """Return where each part [c, ...] begins in a client's vector, and the vector's length."""
+    return tuple(accumulate((part[0].numel() for part in parts), initial=0))

@@ -1,0 +1,302 @@
+"""Kernels for whole parameter vectors: their parts, steps of SGD in place and not, Adam."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from pefll.data.client import Batch
+from pefll.engines.vector import VectorEngine
+from pefll.methods import Problem, build_method
+from pefll.methods.adam import Adam, Moments, adam
+from pefll.methods.local_sgd import SGD, follow, sgd_step
+from pefll.models import Network
+from pefll.models.convnet import ConvNet
+from pefll.ops import recorded, vectors
+from pefll.ops.alone import gradient
+from pefll.ops.recorded import overwriting
+from tests.federations import flat, problem_of, ragged
+from tests.ops.test_kernels import DEVICE, Made, both, close, interpreter, products, random  # noqa: F401 (fixtures)
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # see test_kernels.py
+
+# With one block and several, one that ends with its part, empty ones, and parts that begin at odd places.
+SHAPES = [(3,), (2, 1, 520), (0,), (1024,), (33,), (0, 4)]
+SIZE = 3 + 1040 + 1024 + 33
+
+
+def in_parts(whole, shapes=SHAPES):
+    """Return parts of a vector [D]."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    return tuple(part.view(shape) for part, shape in zip(torch.split(whole, sizes), shapes, strict=True))
+
+
+@pytest.fixture
+def in_place(monkeypatch):
+    """Notes the steps of SGD that are taken in place."""
+    steps, real = [], vectors._sgd_in_place
+    monkeypatch.setattr(vectors, "_sgd_in_place", lambda *given: steps.append(given) or real(*given))
+    return steps
+
+
+def test_a_vector_in_parts():
+    sizes = [5, 0, 1200, 16, 2100]
+
+    def loss(vector):
+        first, none, second, unused, third = vectors.split(vector, sizes)
+        assert [len(part) for part in (first, none, second, unused, third)] == sizes
+        return first.square().sum() + (second * torch.arange(1200.0, device=DEVICE)).sum() + third.sin().sum()
+
+    def plainly(vector):
+        first, _, second, _, third = torch.split(vector, sizes)
+        return first.square().sum() + (second * torch.arange(1200.0, device=DEVICE)).sum() + third.sin().sum()
+
+    rows = random(3, sum(sizes))
+    assert vectors.splits(rows[0], len(sizes))
+    assert not vectors.splits(rows[0], vectors.MOST_PARTS + 1)
+    wanted = torch.vmap(torch.func.grad(plainly))(rows)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(rows), wanted)
+    torch.testing.assert_close(torch.func.grad(loss)(rows[1]), wanted[1])
+    both_axes = torch.vmap(torch.vmap(torch.func.grad(loss)))(rows.reshape(3, 1, -1))
+    torch.testing.assert_close(both_axes[:, 0], wanted)
+    # Joining is linear, so that it has a derivative of its own.
+    twice = torch.func.grad(lambda vector: torch.func.grad(loss)(vector)[:5].sum())(rows[0])
+    torch.testing.assert_close(twice[:5], torch.full((5,), 2.0, device=DEVICE))
+    assert not twice[5:].any()
+
+
+@pytest.mark.parametrize("clip", [None, 2.0, 1e9])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("moving", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+def test_sgd(clip, masked, moving, split, monkeypatch):
+    from pefll.ops.kernels import vectors as kernels
+
+    monkeypatch.setattr(kernels, "_MOST_SHARES", 3)  # fewer than blocks, and these not a multiple of it
+    theta, velocity, gradient = random(3, SIZE), random(3, SIZE, seed=1), random(3, SIZE, seed=2)
+    active = torch.tensor([True, False, True], device=DEVICE) if masked else None
+
+    def run(theta, velocity, gradient):
+        def one(theta, velocity, gradient, active):
+            along = in_parts(gradient) if split else gradient
+            return sgd_step(theta, velocity if moving else None, along, SGD(0.1, 0.9, 0.01, clip), active)
+
+        return torch.vmap(one, in_dims=(0, 0, 0, 0 if masked else None))(theta, velocity, gradient, active)
+
+    narrow, wide = both(run, theta, velocity, gradient)
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
+    if masked:
+        assert torch.equal(narrow[0][1], theta[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sgd_in_place(masked, in_place):
+    given = [random(2, 3, SIZE, seed=seed) for seed in range(3)]
+    active = torch.tensor([[True, False, True], [False, True, True]], device=DEVICE) if masked else None
+
+    def one(theta, velocity, gradient, active, last_use):
+        return sgd_step(theta, velocity, in_parts(gradient), SGD(0.1, 0.9, 0.01, 2.0), active, last_use)
+
+    def run(theta, velocity, gradient, last_use):
+        dims = (0, 0, 0, 0 if masked else None, None)
+        return torch.vmap(torch.vmap(one, in_dims=dims), in_dims=dims)(theta, velocity, gradient, active, last_use)
+
+    wanted = run(*given, last_use=False)
+    assert not in_place
+    own = [part.clone() for part in given]
+    after = run(*own, last_use=True)
+    assert len(in_place) == 1
+    for expected, *found in zip(wanted, after, own, strict=False):
+        assert all(torch.equal(one, expected) for one in found)
+    assert torch.equal(own[2], given[2])
+    assert all(torch.equal(part, random(2, 3, SIZE, seed=seed)) for seed, part in enumerate(given))
+
+
+def test_sgd_in_place_of_vectors_that_lie_otherwise():
+    given = [random(2, 3, SIZE, seed=seed) for seed in range(3)]
+
+    def one(theta, velocity, gradient):
+        return sgd_step(theta, velocity, (gradient,), SGD(0.1, 0.9, 0.01, 2.0), last_use=True)
+
+    def turned(part):
+        return part.movedim(-1, 0).contiguous().movedim(0, -1)  # clients innermost in memory
+
+    wanted = torch.vmap(one)(*(part[0].clone() for part in given))
+    own = [turned(part[0]) for part in given]
+    torch.vmap(one)(*own)
+    assert all(torch.equal(*pair) for pair in zip(own[:2], wanted, strict=True))
+    # Two axes that cannot be seen as one: better an error than a step that is lost.
+    with pytest.raises(RuntimeError, match="view"):
+        torch.vmap(torch.vmap(one))(*(part.transpose(0, 2).contiguous().transpose(0, 2) for part in given))
+
+
+@pytest.mark.parametrize("shared", ["theta", "velocity", "both"])
+def test_what_clients_share_is_not_written_to(shared, in_place):
+    theta, velocity, gradient = random(3, SIZE), random(3, SIZE, seed=1), random(3, SIZE, seed=2)
+    theta = theta[0] if shared in ("theta", "both") else theta
+    velocity = velocity[0] if shared in ("velocity", "both") else velocity
+    given = theta.clone(), velocity.clone()
+
+    def one(theta, velocity, gradient):
+        return sgd_step(theta, velocity, (gradient,), SGD(0.1), last_use=True)
+
+    dims = tuple(0 if part.dim() == 2 else None for part in (theta, velocity, gradient))
+    after = torch.vmap(one, in_dims=dims)(theta, velocity, gradient)
+    assert not in_place
+    assert torch.equal(theta, given[0])
+    assert torch.equal(velocity, given[1])
+    wanted = torch.vmap(one)(theta.expand(3, -1).clone(), velocity.expand(3, -1).clone(), gradient)
+    assert len(in_place) == 1
+    assert all(torch.equal(*pair) for pair in zip(after, wanted, strict=True))
+
+
+def test_who_differentiates_finds_nothing_written(in_place):
+    theta, velocity = random(7), random(7, seed=1)
+    given = theta.clone(), velocity.clone()
+    torch.func.vjp(lambda at: sgd_step(at, velocity, (at,), SGD(0.1), last_use=True), theta)
+    leaf = theta.clone().requires_grad_()
+    sgd_step(leaf, velocity, (leaf,), SGD(0.1), last_use=True)
+    assert not in_place
+    assert torch.equal(theta, given[0])
+    assert torch.equal(leaf, given[0])
+    assert torch.equal(velocity, given[1])
+
+
+def test_a_local_step_launches_nothing_but_our_kernels(products, in_place):  # noqa: F811
+    problem, sgd = Problem(Network(ConvNet((1, 14, 14), 3, 3, (6,))), (1, 14, 14), 3, 4), SGD(0.1, 0.9, 0.01, 2.0)
+    theta, x = 0.3 * random(2, problem.model.size), random(2, 2, 2, 1, 14, 14, seed=1)
+    y, weight = torch.tensor([[[0, 2], [1, 1]], [[1, 0], [2, 2]]], device=DEVICE), torch.ones(2, 2, 2, device=DEVICE)
+    given = theta.clone()
+
+    def train(direction):
+        def one(theta, x, y, weight):
+            return follow(direction, theta, [Batch(x[i], y[i], weight[i]) for i in range(2)], sgd)
+
+        return torch.vmap(one)(theta, x, y, weight)
+
+    with Made() as made:
+        after = train(problem.gradients)
+    assert made.names == []
+    assert len(in_place) == 1  # not the first step
+    assert torch.equal(theta, given)
+    wanted = train(lambda at, batch: gradient(problem.loss, at, batch))
+    torch.testing.assert_close(after, wanted, rtol=0, atol=1e-6)
+
+
+def test_gradients_in_parts_are_the_gradient(monkeypatch):
+    federation = ragged()
+    problem = problem_of(federation)
+    theta, x = 0.3 * random(2, problem.model.size), random(2, 4, *federation.input_shape, seed=1)
+    y, weight = torch.arange(8, device=DEVICE).reshape(2, 4) % 3, torch.ones(2, 4, device=DEVICE)
+    in_parts = []
+
+    def one(theta, *batch):
+        found = problem.gradients(theta, Batch(*batch))
+        in_parts.append(isinstance(found, tuple))
+        if isinstance(found, tuple):
+            assert [part.shape for part in found] == problem.model.shapes
+            found = problem.model.flatten(found)
+        return found, problem.gradient(theta, Batch(*batch)), gradient(problem.loss, theta, Batch(*batch))
+
+    for most in (len(problem.model.names), len(problem.model.names) - 1):
+        monkeypatch.setattr(vectors, "MOST_PARTS", most)
+        found, wanted, by_loss = torch.vmap(one)(theta, x, y, weight)
+        assert torch.equal(found, wanted)
+        assert torch.equal(found, by_loss)
+    assert in_parts == [True, False]
+
+
+def test_a_step_that_is_recorded_writes_where_it_reads(monkeypatch, in_place):
+    """Without a GPU: what is recorded is done at once, and replaying it does nothing."""
+
+    class Graph:
+        def replay(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(recorded, "recording", lambda *_: nullcontext())
+    theta, along, steps = random(3, SIZE), random(3, SIZE, seed=1), torch.tensor([3, 0, 2], device=DEVICE)
+    given = theta.clone()
+
+    def run(repeat):
+        def one(theta, along, steps):
+            def step(i, at, speed):
+                return sgd_step(at, speed, in_parts(along * at), SGD(0.1), i < steps, last_use=speed is not None)
+
+            return repeat(step, (theta, None), 3)
+
+        return torch.vmap(one)(theta, along, steps)
+
+    def plainly(step, state, times):
+        for i in range(times):
+            state = step(i, *state)
+        return state
+
+    found = run(recorded.repeat)
+    assert len(in_place) == 2
+    assert all(torch.equal(*pair) for pair in zip(found, run(plainly), strict=True))
+    assert torch.equal(theta, given)
+    assert torch.equal(found[0][1], given[1])
+
+
+# PeFLL's clients begin with vectors of their own, FedAvg's with the same one.
+@pytest.mark.parametrize("name", ["pefll", "fedavg"])
+def test_a_round_takes_its_steps_in_place(name, in_place):
+    federation = ragged(shape=(1, 8, 8), pixels=True, sizes=(1, 4), clients=4, seen=3)
+    rest = {"descriptor_batch": 3, "server_optimizer": "sgd"} if name == "pefll" else {}
+    method = build_method(name, problem_of(federation, "cnn"), {"local_steps": 3, "batch_size": 3} | rest)
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=2, device="cpu")
+    start = engine.start()
+    before = flat(start).clone()
+    engine.advance(start, 0, 1)
+    engine.close()
+    assert len(in_place) == 2
+    assert len(in_place[0][2]) == len(method.problem.model.names)
+    assert torch.equal(flat(start), before)
+
+
+@pytest.mark.parametrize(("scaled", "decay"), [(False, 0.0), (True, 0.3)])
+def test_adam(scaled, decay):
+    parameters, gradient, first = (random(3000, seed=seed) for seed in range(3))
+    second = random(3000, seed=3).square()
+    step = torch.full((), 7, device=DEVICE)
+
+    scale = torch.full((), 0.6, device=DEVICE)
+
+    def run(parameters, gradient, first, second, scale):
+        moments = Moments(first, second)
+        after, moments = adam(parameters, gradient, moments, step, Adam(1e-2, decay), scale if scaled else None)
+        return after, *moments
+
+    narrow, wide = both(run, parameters, gradient, first, second, scale)
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
+
+
+def test_adam_in_place_where_both_who_calls_it_and_the_engine_allow_it():
+    given = [random(3000, seed=seed).square() for seed in range(3)]
+    gradient, step = random(6000)[::2], torch.full((), 7, device=DEVICE)
+
+    def run(parts, **promise):
+        changed, moments = adam(parts[0], gradient, Moments(*parts[1:]), step, Adam(1e-2, 0.3), **promise)
+        return [changed, *moments]
+
+    wanted = run(given)
+    with overwriting():
+        kept = run(given)
+        own = [part.clone() for part in given]
+        written = run(own, last_use=True)
+        apart = [torch.stack([part, part], dim=1)[:, 0] for part in given]
+        elsewhere = run(apart, last_use=True)
+    outside = run(given, last_use=True)
+    assert all(mine is there for mine, there in zip(written, own, strict=True))
+    for results in (kept, elsewhere, outside):
+        assert not any(mine is there for mine in results for there in (*given, *apart))
+    for results in (kept, written, elsewhere, outside):
+        assert all(torch.equal(*pair) for pair in zip(results, wanted, strict=True))
+    assert all(torch.equal(part, random(3000, seed=seed).square()) for seed, part in enumerate(given))
