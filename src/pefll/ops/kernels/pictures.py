@@ -19,7 +19,7 @@ from pefll.ops.together import of_one_run
 
 MOST_CHANNELS, MOST_FILTERS = 4, 64
 MOST_SHARED = 200 << 10  # bytes of shared memory: somewhat less than a block may have on Hopper
-PROGRAMS = 132  # processors of an H200
+BLOCKS = 4 * 132  # that a sum over all pictures is split into, at least: four for each processor of an H200
 
 
 class Plan(NamedTuple):
@@ -93,7 +93,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     plan = _weight_plan(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1))
     # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
     most = _blocks(samples, plan.pictures)
-    loops = _blocks(most, max(1, min(most, _blocks(2 * PROGRAMS, of_one_run(clients)))))
+    loops = _blocks(most, max(1, min(most, _blocks(BLOCKS, of_one_run(clients)))))
     shares = _blocks(most, loops)
     size = s.co * (s.ci * s.kh * s.kw + 1)
     partial = torch.empty((shares, clients, size), dtype=torch.float32, device=g.device)
