@@ -47,9 +47,12 @@ static void launch(int gx, int gy, int number, long bytes, std::function<void()>
             thread.context.uc_link = nullptr;
             makecontext(&thread.context, begin, 0);
         }
-        for (bool some = true; some;) {
+        // Forwards and backwards in turn, so that what lacks a barrier is seen one way or the other.
+        bool some = true;
+        for (int turn = 0; some; turn++) {
             some = false;
-            for (current = 0; current < number; current++) {
+            for (int i = 0; i < number; i++) {
+                current = turn % 2 ? number - 1 - i : i;
                 if (threads[current].ended) continue;
                 some = true;
                 threadIdx = {current, 0};
@@ -95,10 +98,13 @@ static void store2(float* to, float first, float second) { to[0] = first, to[1] 
 static void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
     using namespace emulated;
     int me = current, lane = me % 32, first = me - lane, g = lane / 4, t = lane % 4;
-    auto& now = factors[threads[me].products++ % 2];
+    const int mine = threads[me].products;
+    auto& now = factors[mine % 2];
     std::memcpy(now[me].a, a, 16);
     std::memcpy(now[me].b, b, 8);
-    give_way();  // until all lanes have done so
+    threads[me].products++;
+    for (int other = first; other < first + 32; other++)
+        while (threads[other].products <= mine) give_way();
     for (int e = 0; e < 4; e++) {
         int row = g + e / 2 * 8, column = 2 * t + e % 2;
         for (int k = 0; k < 8; k++) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pefll.ops.geometry import Geometry
-from pefll.ops.kernels import compiled, pictures
 from pefll.ops.together import clients_of
+
+pytest.importorskip("triton", reason="Triton is not installed")  # whose kernels are beside these
+from pefll.ops.kernels import compiled, pictures
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -29,6 +32,7 @@ EXAMPLES = settings(
 )
 LENET = Geometry(3, 32, 32, 16, 5, 5, 1, 0, 2, True)
 HERE = Path(__file__).parent
+REAL_KERNEL = compiled.kernel.__wrapped__
 
 
 @pytest.fixture(autouse=True)
@@ -142,18 +146,36 @@ def test_lenet(precision, samples):
     check(LENET, precision, 2, samples)
 
 
-def test_sums_are_split_as_for_one_run():
-    s = LENET._replace(h=12, w=12)
-    clients, samples = (6, 64) if ON_GPU else (4, 24)
+# What random shapes seldom have: whole chunks, fetches of four, several tiles of filters, one warp for all positions.
+@pytest.mark.parametrize(
+    "s", [Geometry(4, 10, 10, 64, 6, 6, 1, 0, 2, True), Geometry(4, 9, 8, 40, 3, 3, 1, 1, 1, True)]
+)
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_four_channels_and_many_filters(s, precision):
+    assert pictures.fits(s, precision)
+    check(s, precision, 2, 3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_a_block_takes_picture_after_picture(precision, monkeypatch):
+    monkeypatch.setattr(pictures, "BLOCKS", 1)
+    check(LENET._replace(h=10, w=10), precision, 2, 11)
+
+
+def test_sums_are_split_as_for_one_run(monkeypatch):
+    monkeypatch.setattr(pictures, "BLOCKS", 4)
+    s, clients, samples = LENET._replace(h=12, w=12), 4, 24
     x, g = random(clients, samples, s.ci, s.h, s.w), random(clients, samples, s.co, s.ph, s.pw, seed=1)
     w = random(clients, s.co, s.ci, s.kh, s.kw)
     _, route = pictures.forward(x, w, None, s, "bf16", channels_first=True)
     half = clients // 2
     alone = pictures.weight_gradient(g[:half], route[:half], x[:half], s, "bf16")
+    unlike = pictures.weight_gradient(g, route, x, s, "bf16")
     with clients_of(2):
         together = pictures.weight_gradient(g, route, x, s, "bf16")
     for one, both in zip(alone, together, strict=True):
         assert torch.equal(one, both[:half])
+    assert not torch.equal(alone[0], unlike[0][:half])
 
 
 def test_nan_is_not_hidden():
@@ -186,14 +208,14 @@ def test_machine_code_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, other = (("BF16", 1),), (("BF16", 0),)
     device = torch.device("cuda", 0)
-    assert compiled.machine_code("pictures.cu", first, device) == b"code 1"
-    assert compiled.machine_code("pictures.cu", first, device) == b"code 1"
-    assert compiled.machine_code("pictures.cu", other, device) == b"code 2"  # other constants are other code
+    assert compiled.machine_code("pictures.cu", first, device)[0] == b"code 1"
+    assert compiled.machine_code("pictures.cu", first, device)[0] == b"code 1"
+    assert compiled.machine_code("pictures.cu", other, device)[0] == b"code 2"  # other constants are other code
     assert "--gpu-architecture=sm_90" in compilations[0]
     assert [path.suffix for path in (tmp_path / "cache" / "pefll").iterdir()] == [".cubin"] * 2
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # where nothing can be written
-    assert compiled.machine_code("pictures.cu", first, device) == b"code 3"
+    assert compiled.machine_code("pictures.cu", first, device)[0] == b"code 3"
 
 
 def test_without_a_compiler_triton_takes_over(monkeypatch):
@@ -206,3 +228,27 @@ def test_without_a_compiler_triton_takes_over(monkeypatch):
     with pytest.warns(UserWarning, match="no libnvrtc"):
         assert not compiled.works(torch.device("cuda", 0))
     compiled.works.cache_clear()
+
+
+def test_damaged_machine_code_is_made_again(monkeypatch, tmp_path):
+    loaded = []
+
+    class Driver:
+        def cuModuleLoadData(self, module, code):
+            loaded.append(code)
+            return 200 if code == b"" else 0
+
+        def __getattr__(self, name):
+            return lambda *_: 0
+
+    monkeypatch.setattr(compiled, "_compile", lambda *_: b"code")
+    monkeypatch.setattr(compiled, "_driver", Driver)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device = torch.device("cuda", 0)
+    _, kept = compiled.machine_code("nothing.cu", (("BF16", 1),), device)
+    kept.write_bytes(b"")
+    REAL_KERNEL("nothing", "nothing.cu", (("BF16", 1),), device)
+    assert loaded == [b"", b"code"]
+    assert kept.read_bytes() == b"code"

@@ -37,7 +37,8 @@ def test_sums_are_those_of_one_run_alone(products, monkeypatch):
 
     monkeypatch.setattr(convolution, "PROGRAMS", 5)  # so that more clients mean fewer parts of a sum
     monkeypatch.setattr(laid, "PROGRAMS", 3)  # and two clients' rows larger parts of the bias's than one's
-    x, w, bias = random(2, 8, 2, 8, 8), random(2, 4, 2, 3, 3), random(2, 4)  # two runs of one client each
+    # Two runs of one client each; of more channels than first layers have, whose kernels are others.
+    x, w, bias = random(2, 8, 5, 8, 8), random(2, 4, 5, 3, 3), random(2, 4)
 
     def gradients(*arguments):
         def loss(w, bias, x):

@@ -250,10 +250,11 @@ def test_a_round_takes_its_steps_in_place(name, in_place):
     federation = ragged(shape=(1, 8, 8), pixels=True, sizes=(1, 4), clients=4, seen=3)
     rest = {"descriptor_batch": 3, "server_optimizer": "sgd"} if name == "pefll" else {}
     method = build_method(name, problem_of(federation, "cnn"), {"local_steps": 3, "batch_size": 3} | rest)
-    engine = VectorEngine(federation, method, seed=1, clients_per_round=2, device="cpu")
-    start = engine.start()
-    before = flat(start).clone()
-    engine.advance(start, 0, 1)
+    engine = VectorEngine(federation, method, seed=1, clients_per_round=2, device=DEVICE)
+    with engine.turn():
+        start = engine.start()
+        before = flat(start).clone()
+        engine._round(start, torch.zeros((), dtype=torch.int64, device=DEVICE))  # once; `advance` would also record it
     engine.close()
     assert len(in_place) == 2
     assert len(in_place[0][2]) == len(method.problem.model.names)

@@ -132,12 +132,13 @@ class SerialEngine(PromptEngine):
     ) -> Tree:
         """Run a task on some clients in this process and return the replies with a leading client axis."""
         replies = []
+        given = [arg if isinstance(arg, Each) else Everyone(map_tree(aligned, arg.value)) for arg in arguments]
         for place, id_ in enumerate(ids.tolist()):
             values = [
                 map_tree(lambda leaf, place=place: aligned(leaf[place]), argument.value)
                 if isinstance(argument, Each)
-                else map_tree(aligned, argument.value)
-                for argument in arguments
+                else argument.value
+                for argument in given
             ]
             replies.append(task(self._client(id_, round_), *values, **static))
         if not replies:

@@ -1,8 +1,9 @@
 """Operations with a client axis: written for one client, and under `torch.func.vmap` one kernel for all of them.
 
 Each is a `torch.library` operation that takes the client axis first, with a vmap rule that merges mapped axes into it,
-and an autograd function for one client around it. They are differentiable once. The kernels are Triton's; what they
-do not cover (other devices and types, grouped or dilated convolutions) is for `pefll.ops.blocks` to do plainly.
+and an autograd function for one client around it. They are differentiable once. The kernels are Triton's, and
+CUDA C++ for first layers; what they do not cover (other devices and types, grouped or dilated convolutions) is for
+`pefll.ops.blocks` to do plainly.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The Triton kernels. Importing them needs Triton, so only operations do, where one is used."""
+"""The GPU kernels: Triton's, and CUDA C++ for first layers. Importing them needs Triton, so only operations do."""

@@ -32,24 +32,29 @@ def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], devic
         constants: what names in capitals stand for.
         device: where it is to run.
     """
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    code, kept = machine_code(source, constants, device)
     with torch.cuda.device(device):
-        torch.empty(1, device=device)  # this thread has a context from now on
-        module = ctypes.c_void_p()
-        _check(_driver().cuModuleLoadData(ctypes.byref(module), machine_code(source, constants, device)))
-        function = ctypes.c_void_p()
+        _have_context(device)
+        if _driver().cuModuleLoadData(ctypes.byref(module), code):
+            kept.unlink(missing_ok=True)  # damaged, maybe
+            code, _ = machine_code(source, constants, device)
+            _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
     allowed = 48 << 10  # bytes of shared memory that need no permission
 
     def launch(grid: tuple[int, int], threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         nonlocal allowed
-        if shared > allowed:
-            dynamic_shared_memory = 8
-            _check(_driver().cuFuncSetAttribute(function, dynamic_shared_memory, shared))
-            allowed = shared
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-        _check(_driver().cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared, stream, pointers, None))
+        with torch.cuda.device(device):
+            _have_context(device)
+            if shared > allowed:
+                dynamic_shared_memory = 8
+                _check(_driver().cuFuncSetAttribute(function, dynamic_shared_memory, shared))
+                allowed = shared
+            _check(_driver().cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared, stream, pointers, None))
 
     return launch
 
@@ -71,11 +76,22 @@ def works(device: torch.device) -> bool:
 def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong:
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, int) and not -(1 << 31) <= argument < 1 << 31:
+        raise OverflowError(f"{argument} has more than 32 bits")  # ctypes would cut it
     return ctypes.c_int(argument) if isinstance(argument, int) else argument
 
 
-def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> bytes:
-    """Return machine code of a source file for this device, from the cache if it was compiled before."""
+def _have_context(device: torch.device) -> None:
+    """Give this thread the device's context where it has none yet, as one that has done nothing on a GPU."""
+    current = ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(current)))
+    if not current:
+        _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(current), device.index))
+        _check(_driver().cuCtxSetCurrent(current))
+
+
+def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> tuple[bytes, Path]:
+    """Return machine code of a source file for this device, from the cache if it was compiled before, and its place."""
     here = Path(__file__).parent
     text = (here / "primitives.cuh").read_text() + (here / source).read_text()
     major, minor = torch.cuda.get_device_capability(device)
@@ -83,14 +99,14 @@ def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: to
     name = hashlib.sha256("\n".join([torch.__version__, str(torch.version.cuda), *options, text]).encode()).hexdigest()
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pefll" / f"{name}.cubin"
     with suppress(OSError):
-        return kept.read_bytes()
+        return kept.read_bytes(), kept
     code = _compile(text, source, options)
     with suppress(OSError):  # who cannot write there compiles again next time
         kept.parent.mkdir(parents=True, exist_ok=True)
         new = kept.with_name(f"{name}.{os.getpid()}.tmp")
         new.write_bytes(code)
         new.replace(kept)  # at once, whole
-    return code
+    return code, kept
 
 
 def _compile(text: str, source: str, options: list[str]) -> bytes:

@@ -62,7 +62,7 @@ constexpr int TAPS = KH * KW;
 constexpr int WORDS = (CI + PER - 1) / PER;              // of the channels of a pixel
 constexpr bool WHOLE = WORDS % 4 == 0;                   // chunks
 // Words that a pixel takes: windows of neighbouring outputs then begin in different banks.
-constexpr int PIXEL = !WHOLE ? WORDS : WORDS + (POOL == 2 ? 2 : WORDS % 8 == 4 ? 0 : 4);
+constexpr int PIXEL = WHOLE && POOL == 2 ? WORDS + 2 : WORDS;
 constexpr int CHUNKS_X = (KW * WORDS + 3) / 4, CHUNKS = KH * CHUNKS_X;
 constexpr int STEPS = (CHUNKS + 1) / 2;                  // products, of two chunks each
 constexpr int TAP = WORDS | 1;                           // words that a tap takes in a filter, where they are whole
@@ -119,19 +119,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
             const int at = WHOLE ? tap * TAP + in : tap / KW * CHUNKS_X * 4 + tap % KW * WORDS + in;
             filters[out * FILTER + at] = pack(both.low, both.high);
         });
-    constexpr int QUADS = (CI + 3) / 4;
-    stage<PICTURES * HP * WP * QUADS, THREADS, 8>(thread,
-        [&](int i) {
-            const int quad = i % QUADS, pixel = i / QUADS, column = pixel % WP - PAD, row = pixel / WP % HP - PAD;
+    stage<PICTURES * HP * WP, THREADS, 8>(thread,
+        [&](int pixel) {
+            const int column = pixel % WP - PAD, row = pixel / WP % HP - PAD;
             const int b = first + (PICTURES == 1 ? 0 : pixel / (WP * HP));
             if (b >= samples || row < 0 || row >= IH || column < 0 || column >= IW) return Four{0.f, 0.f, 0.f, 0.f};
-            return four(x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k, sx_k, CI - quad * 4, VECTOR);
+            return four(x + b * sx_b + row * sx_h + column * sx_w, sx_k, CI, VECTOR);
         },
-        [&](int i, Four all) {
-            const int quad = i % QUADS, pixel = i / QUADS;
+        [&](int pixel, Four all) {
 #pragma unroll
             for (int k = 0; k < 4; k += PER)
-                if (quad * 4 + k < CI) pictures[pixel * PIXEL + (quad * 4 + k) / PER] = pack(all.v[k], all.v[k + PER - 1]);
+                if (k < CI) pictures[pixel * PIXEL + k / PER] = pack(all.v[k], all.v[k + PER - 1]);
         });
     float added[TILES][2];
 #pragma unroll
@@ -260,7 +258,7 @@ constexpr int SLOTS = PICTURES * PH * SLOTS_X;
 constexpr int SLOT = (CO + 15) / 16 * 16 + 8;                 // words of a slot: 8 or 24 in 32, for the banks
 constexpr int THREADS = WARPS_N * WARPS_S * 32;
 constexpr int STEP = POOL == 2 ? 1 : PER;                     // pooled outputs of a slot
-constexpr int QUADS = (CI + 3) / 4, QUADS_G = (CO + 15) / 16 * 4;  // fours of channels
+constexpr int QUADS_G = (CO + 15) / 16 * 4;                   // fours of output channels
 constexpr word ONES = PER == 2 ? 0x3f803f80u : 0x3f800000u;
 
 struct Pixels { Four pixel[PER + 1]; };
@@ -301,27 +299,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
         const int first = (blockIdx.x * loops + loop) * PICTURES;
         if (first >= samples) break;
         if (loop > 0) sync_threads();  // before what is there is overwritten
-        stage<PICTURES * QUADS * HP * FILLED, THREADS, 2>(thread,
-            [&](int i) {
-                const int quad = i % QUADS, place = i / QUADS, at = place % FILLED, row = place / FILLED % HP - PAD;
+        stage<PICTURES * HP * FILLED, THREADS, 2>(thread,
+            [&](int place) {
+                const int at = place % FILLED, row = place / FILLED % HP - PAD;
                 const int b = first + place / (FILLED * HP);
                 Pixels all;
 #pragma unroll
                 for (int k = 0; k <= PER; k++) {
                     const int column = PER * at + k - PAD;
                     const bool there = b < samples && row >= 0 && row < IH && column >= 0 && column < IW;
-                    const float* from = x + b * sx_b + row * sx_h + column * sx_w + quad * 4 * sx_k;
-                    if (k < PER || PER == 2) all.pixel[k] = there ? four(from, sx_k, CI - quad * 4, VECTOR) : Four{0.f, 0.f, 0.f, 0.f};
+                    const float* from = x + b * sx_b + row * sx_h + column * sx_w;
+                    if (k < PER || PER == 2) all.pixel[k] = there ? four(from, sx_k, CI, VECTOR) : Four{0.f, 0.f, 0.f, 0.f};
                 }
                 return all;
             },
-            [&](int i, Pixels all) {
-                const int quad = i % QUADS, place = i / QUADS, at = place % FILLED, row = place / FILLED % HP;
+            [&](int place, Pixels all) {
+                const int at = place % FILLED, row = place / FILLED % HP;
                 const int picture = place / (FILLED * HP);
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    if (quad * 4 + k < CI) {
-                        word* to = pictures + (picture * CI + quad * 4 + k) * PLANE + row * ROW + at;
+                    if (k < CI) {
+                        word* to = pictures + (picture * CI + k) * PLANE + row * ROW + at;
                         to[0] = pack(all.pixel[0].v[k], all.pixel[PER - 1].v[k]);
                         if (PER == 2) to[COPY] = pack(all.pixel[1].v[k], all.pixel[PER].v[k]);
                     }

@@ -18,7 +18,7 @@ from pefll.ops.kernels.tiles import shared_memory
 from pefll.ops.together import of_one_run
 
 MOST_CHANNELS, MOST_FILTERS = 4, 64
-MOST_SHARED = 200 << 10  # bytes of shared memory: somewhat less than a block may have on Hopper
+MOST_SHARED = 72 << 10  # bytes of shared memory, so that a processor of an H200 has three blocks at work
 BLOCKS = 4 * 132  # that a sum over all pictures is split into, at least: four for each processor of an H200
 
 
@@ -50,7 +50,7 @@ def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
     if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
         return False
     plans = (_forward_plan(s, precision, 1, False, False), _weight_plan(s, precision, 1, 1, 1))
-    return max(plan.shared for plan in plans) <= shared
+    return max(plan.shared for plan in plans) <= min(shared, MOST_SHARED)
 
 
 def forward(
@@ -130,7 +130,7 @@ def forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
     """Return the plan of a `convolve` with these choices."""
     words, taps = _blocks(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
-    pixel = words + (2 if whole and c["POOL"] == 2 else 4 if whole and words % 8 == 0 else 0)
+    pixel = words + (2 if whole and c["POOL"] == 2 else 0)
     steps = _blocks(c["KH"] * _blocks(c["KW"] * words, 4), 2)
     filter_ = (taps * (words | 1) + 4 if whole else steps * 8) + 3
     staged = _blocks(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
