@@ -68,8 +68,9 @@ class PersonalModel(nn.Module):
         # As a tensor, whose values are not looked at again.
         samples = torch.from_numpy(check_input(x, self.facts))
         device = next(self.network.parameters()).device
-        # Copies begin where torch's arrays do in memory: elsewhere some processors round sums otherwise.
-        parts = [self(part.to(device, copy=True)).softmax(dim=1) for part in torch.split(samples, 512)]
+        # The same numbers must give the same result, however and wherever they lie: sums might be rounded otherwise.
+        alike = (part.clone(memory_format=torch.contiguous_format) for part in torch.split(samples, 512))
+        parts = [self(part.to(device)).softmax(dim=1) for part in alike]
         return torch.cat(parts).cpu().numpy()
 
     def predict(self, x: Any) -> Array:
