@@ -7,7 +7,7 @@ PIP := -m pip --disable-pip-version-check --quiet
 FIND_PYTHON = for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  $$name -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done
 
-.PHONY: help demo test test-faults lint format bench bench-million bench-flower lock clean
+.PHONY: help demo test test-gpu test-faults lint format bench bench-million bench-flower lock clean
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,9 @@ demo: $(READY) ## Compare Local, FedAvg and PeFLL on embedded data, in about a m
 
 test: $(READY) $(KERNELS) $(FLOWER) ## Run all tests with coverage
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
+
+test-gpu: $(READY) ## Run the tests of what differs on a GPU, where there is one: kernels, recorded rounds, seeds as one
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 tests/ops tests/engines/test_cuda.py tests/engines/test_joint.py
 
 test-faults: $(READY) $(FLOWER) ## Try everything that can go wrong with real clients, as processes: half an hour
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engines.flower.matrix $(ARGS)

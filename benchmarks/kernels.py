@@ -33,7 +33,8 @@ from pefll.ops import client_axis
 from pefll.ops.blocks import conv_block, cross_entropy, linear_block
 from pefll.summary import commit
 
-BATCH, PARAMETERS, IN_A_GRAPH = 32, 121_182, 10
+BATCH, IN_A_GRAPH = 32, 10
+PARAMETERS = (1200, 16, 12_800, 32, 96_000, 120, 10_080, 84, 840, 10)  # of LeNet, layer by layer
 TIMES = {"ours_us": "ours, us", "ours_three_us": "three at once, us", "torch_us": "torch, us"}
 Operation = Callable[[], Any]
 
@@ -105,7 +106,8 @@ def operations(clients: int) -> dict[str, Operation]:
 
     labels = torch.randint(10, (clients, BATCH), device="cuda")
     weight = torch.ones(clients, BATCH, device="cuda")
-    scores, vectors = random(BATCH, 10), [random(PARAMETERS) for _ in range(3)]
+    # Parameters, velocity, and the gradient as the layers leave it.
+    scores, vectors = random(BATCH, 10), [random(size) for size in (sum(PARAMETERS), sum(PARAMETERS), *PARAMETERS)]
     sgd = SGD(2e-3, 0.9, 5e-5, 50.0)
     keys = torch.arange(clients, device="cuda")
     return {
@@ -118,7 +120,7 @@ def operations(clients: int) -> dict[str, Operation]:
         "linear 800 to 120": with_gradients(hidden, random(BATCH, 800), random(120, 800), random(120), inputs=True),
         "linear 120 to 84": with_gradients(hidden, random(BATCH, 120), random(84, 120), random(84), inputs=True),
         "cross-entropy": lambda: torch.vmap(torch.func.grad(cross_entropy))(scores, labels, weight),
-        "step of SGD": lambda: torch.vmap(lambda theta, v, g: sgd_step(theta, v, g, sgd))(*vectors),
+        "step of SGD": lambda: torch.vmap(lambda theta, v, *g: sgd_step(theta, v, g, sgd, last_use=True))(*vectors),
         "random choice of 50 batches": lambda: torch.vmap(
             lambda key: randomness.choose(randomness.spread(key, 50), 400, BATCH)
         )(keys),
