@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels import Operation, microseconds, recorded
-from pefll.errors import PefllError
+from benchmarks.kernels import Operation, card, microseconds, recorded
 from pefll.files import write_json
-from pefll.hardware import device_name, pick_device
+from pefll.hardware import device_name
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels import convolution, laid, pictures
 from pefll.ops.together import clients_of
@@ -60,10 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder for first_layers.json")
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
-    try:
-        device = pick_device("cuda")
-    except PefllError:
-        parser.error("this needs a CUDA device, and torch sees none here")
+    device = card(parser)
     rows = []
     for precision in ("tf32", "bf16"):
         for clients, runs in ((5, 1), (15, 3), (50, 1)):

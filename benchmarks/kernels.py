@@ -127,6 +127,14 @@ def operations(clients: int) -> dict[str, Operation]:
     }
 
 
+def card(parser: argparse.ArgumentParser) -> torch.device:
+    """Return the GPU; without one, end with a sentence."""
+    try:
+        return pick_device("cuda")
+    except PefllError:
+        parser.error("this needs a CUDA device, and torch sees none here")
+
+
 def main() -> None:
     """Time everything and write kernels.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -134,10 +142,7 @@ def main() -> None:
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
-    try:
-        device = pick_device("cuda")
-    except PefllError:
-        parser.error("this needs a CUDA device, and torch sees none here")
+    device = card(parser)
     TorchSettings.of_engines(options.precision).set()
     console, rows = Console(), []
     for clients in (5, 50):

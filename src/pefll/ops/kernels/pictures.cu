@@ -162,13 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
             const int row = rest / PW * POOL + place / 2, column = rest % PW * POOL + place % 2;
             window[r] = pictures + picture * PICTURE + (row * WP + column) * PIXEL + t;
         }
-        float total[MT][TILES][4];
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) total[m][n][e] = 0.f;
+        float total[MT][TILES][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             const int low = in_window(2 * step), high = in_window(2 * step + 1);
@@ -250,7 +244,7 @@ constexpr int COLUMNS = (WINDOW + 1 + 7) / 8;                 // tiles of them
 constexpr int TILES = (COLUMNS + WARPS_N - 1) / WARPS_N;      // of one warp
 constexpr int FILLED = PER == 1 ? WP : POOL == 1 && PW % 2 ? WP / 2 + 1 : (WP + 1) / 2;  // words that a row of pixels has
 constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // and takes: 8 or 24 in 32, for the banks
-constexpr int PLANE = HP * ROW + 1;                           // words of a channel: odd enough for staging
+constexpr int PLANE = HP * ROW + 1;                           // words of a channel: odd, so that staging finds other banks
 constexpr int COPY = (PICTURES * CI * PLANE + 31) / 32 * 32 + 16;
 constexpr int PHASES = POOL == 1 ? 1 : 4 / PER;               // words of positions in a cell
 constexpr int SLOTS_X = POOL == 2 ? PW : (PW + PER - 1) / PER;  // cells in a row, or words of positions without pooling
@@ -287,13 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
         const int place = column / (KH * KW) * PLANE + tap / KW * ROW + kx / PER + kx % PER * COPY;
         places[n] = column < WINDOW ? place : 0;
     }
-    float total[MT][TILES][4];
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int n = 0; n < TILES; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) total[m][n][e] = 0.f;
+    float total[MT][TILES][4] = {};
 
     for (int loop = 0; loop < loops; loop++) {
         const int first = (blockIdx.x * loops + loop) * PICTURES;

@@ -49,7 +49,7 @@ def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
     """Return whether the kernels take such a convolution with so much shared memory."""
     if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
         return False
-    plans = (_forward_plan(s, precision, 1, False, False), _weight_plan(s, precision, 1, 1, 1))
+    plans = (_best_forward(s, precision, 1, False, False), _best_weights(s, precision, 1, 1, 1))
     return max(plan.shared for plan in plans) <= min(shared, MOST_SHARED)
 
 
@@ -70,7 +70,7 @@ def forward(
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
     y = torch.empty(first if channels_first else last, dtype=torch.float32, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
-    plan = _forward_plan(s, precision, int(_in_fours(x)), bias is not None, channels_first)
+    plan = _best_forward(s, precision, int(_in_fours(x)), bias is not None, channels_first)
     _launch(
         "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
         x, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
@@ -90,7 +90,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
         precision: of products, bf16 or tf32.
     """
     clients, samples = g.shape[:2]
-    plan = _weight_plan(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1))
+    plan = _best_weights(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1))
     # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
     most = _blocks(samples, plan.pictures)
     loops = _blocks(most, max(1, min(most, _blocks(BLOCKS, of_one_run(clients)))))
@@ -113,7 +113,7 @@ def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, 
     run(grid, plan.threads, plan.shared, arguments)
 
 
-def _forward_plan(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool) -> Plan:
+def _best_forward(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool) -> Plan:
     """Choose how many pictures a block takes, and how many warps share them."""
     c = {
         "CONVOLVE": 1, **_of(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
@@ -121,12 +121,12 @@ def _forward_plan(s: Geometry, precision: str, in_fours: int, biased: bool, chan
     }  # fmt: skip
     cells, group = s.ph * s.pw, 8 if s.pool == 2 else 32
     pictures = 1 if cells >= 6 * group else min(4, _blocks(6 * group, cells))
-    while pictures > 1 and forward_plan(pictures, 1, c).shared > MOST_SHARED // 2:
+    while pictures > 1 and _forward_plan(pictures, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
-    return forward_plan(pictures, _evenly(_blocks(pictures * cells, group)), c)
+    return _forward_plan(pictures, _evenly(_blocks(pictures * cells, group)), c)
 
 
-def forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
+def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
     """Return the plan of a `convolve` with these choices."""
     words, taps = _blocks(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
@@ -138,7 +138,7 @@ def forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
     return Plan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
 
 
-def _weight_plan(s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int) -> Plan:
+def _best_weights(s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int) -> Plan:
     """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
     rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
     c = {
@@ -148,12 +148,12 @@ def _weight_plan(s: Geometry, precision: str, in_fours: int, g_in_fours: int, ch
     across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 8) // rows)))
     slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, 2 if precision == "bf16" else 1))
     pictures = max(1, min(4, 100 // slots))
-    while pictures > 1 and weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
+    while pictures > 1 and _weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
-    return weight_plan(pictures, across, 1 if across > 2 else 4, c)
+    return _weight_plan(pictures, across, 1 if across > 2 else 4, c)
 
 
-def weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
+def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
     """Return the plan of a `weights` with these choices."""
     per = 2 if c["BF16"] else 1
     filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _blocks(c["WP"], per)
