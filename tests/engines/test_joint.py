@@ -294,7 +294,12 @@ class AdamsKernel:
         return True
 
     @staticmethod
-    def adam(parameters, gradient, first, second, *numbers, in_place):
+    def splits(vector, parts):
+        return False
+
+    @staticmethod
+    def adam(parameters, along, first, second, *numbers, in_place):
+        (gradient,) = along
         after = parameters - 0.1 * gradient, 0.9 * first + gradient, 0.9 * second + gradient.square()
         return tuple(map(torch.Tensor.copy_, (parameters, first, second), after)) if in_place else after
 

@@ -10,7 +10,7 @@ import torch
 from pefll.data.client import Batch
 from pefll.engines.vector import VectorEngine
 from pefll.methods import Problem, build_method
-from pefll.methods.adam import Adam, Moments, adam
+from pefll.methods.adam import Adam, Moments, adam, joined, norm
 from pefll.methods.local_sgd import SGD, follow, sgd_step
 from pefll.models import Network
 from pefll.models.convnet import ConvNet
@@ -277,6 +277,28 @@ def test_adam(scaled, decay):
     narrow, wide = both(run, parameters, gradient, first, second, scale)
     for got, wanted in zip(narrow, wide, strict=True):
         close(got, wanted)
+
+
+def test_adam_and_the_norm_along_a_gradient_in_parts():
+    parameters, gradient, first = (random(SIZE, seed=seed) for seed in range(3))
+    moments, step = Moments(first, random(SIZE, seed=3).square()), torch.full((), 7, device=DEVICE)
+    named = {str(place): part for place, part in enumerate(in_parts(gradient))}
+    wanted = adam(parameters, gradient, moments, step, Adam(1e-2, 0.3))
+    found = adam(parameters, named, moments, step, Adam(1e-2, 0.3))
+    assert torch.equal(found[0], wanted[0])
+    assert all(torch.equal(*pair) for pair in zip(found[1], wanted[1], strict=True))
+    assert torch.equal(joined(named), gradient)
+    other = random(10, seed=4)
+    exact = torch.linalg.vector_norm(torch.cat([gradient, other]).double())
+    close(norm(named, other), exact)
+    close(norm(gradient, other), exact)
+    # And where no kernel takes them.
+    wide = {name: part.double() for name, part in named.items()}
+    close(norm(wide, other.double()), exact)
+    close(
+        adam(parameters.double(), wide, Moments(*(part.double() for part in moments)), step, Adam(1e-2, 0.3))[0],
+        wanted[0].double(),
+    )
 
 
 def test_adam_in_place_where_both_who_calls_it_and_the_engine_allow_it():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.models.network import Parameters
 from pefll.ops import client_axis, vectors
 from pefll.ops.recorded import may_overwrite
 
@@ -41,9 +42,28 @@ def no_moments(parameters: Tensor) -> Moments:
     return Moments(torch.zeros_like(parameters), torch.zeros_like(parameters))
 
 
+def norm(*gradients: Parameters) -> Tensor:
+    """Return the norm [] of gradients, each a vector or in parts, seen as one vector."""
+    every = [part for gradient in gradients for part in parts(gradient)]
+    if vectors.splits(every[0], len(every)) and sum(part.numel() for part in every) < vectors.MOST_ELEMENTS:
+        return vectors.norm(tuple(every))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in every]))
+    return whole
+
+
+def parts(gradient: Parameters) -> tuple[Tensor, ...]:
+    """Return the consecutive parts of a gradient; a vector is one."""
+    return (gradient,) if isinstance(gradient, Tensor) else tuple(gradient.values())
+
+
+def joined(gradient: Parameters) -> Tensor:
+    """Return a gradient as one vector [D]."""
+    return gradient if isinstance(gradient, Tensor) else torch.cat([part.flatten() for part in parts(gradient)])
+
+
 def adam(
     parameters: Tensor,
-    gradient: Tensor,
+    gradient: Parameters,
     moments: Moments,
     step: Tensor,
     settings: Adam,
@@ -54,7 +74,7 @@ def adam(
 
     Args:
         parameters: [D].
-        gradient: [D].
+        gradient: [D], or its parts by name, which `Network.separate` gives where kernels take them.
         moments: from the step before.
         step: int64 [], 1 for the first step.
         settings: hyper-parameters.
@@ -64,8 +84,10 @@ def adam(
     """
     if client_axis.available(parameters):
         in_place = last_use and may_overwrite()
-        changed, *after = vectors.adam(parameters, gradient, *moments, step, scale, *settings, in_place=in_place)
+        along = parts(gradient)
+        changed, *after = vectors.adam(parameters, along, *moments, step, scale, *settings, in_place=in_place)
         return changed, Moments(*after)
+    gradient = joined(gradient)
     lr, decay, first_decay, second_decay, epsilon = settings
     if scale is not None:
         gradient = scale * gradient

@@ -13,12 +13,12 @@ from torch.func import vjp
 from pefll import randomness
 from pefll.data.client import Client
 from pefll.errors import PefllError, unknown
-from pefll.methods.adam import Adam, Moments, adam, no_moments
+from pefll.methods.adam import Adam, Moments, adam, joined, no_moments, norm
 from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
 from pefll.methods.local_sgd import SGD, follow, shrinkage
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
-from pefll.models.network import Network
+from pefll.models.network import Network, Parameters
 from pefll.ops.alone import pull_back
 
 
@@ -166,7 +166,8 @@ class PeFLL:
     def round(self, server: Server, cohort: Cohort) -> Server:
         """Algorithm 2, lines 3 to 17: three exchanges, then the server's step."""
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
-        theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), server.hypernetwork, v)  # type: ignore[misc]
+        eta_h = self.h.separate(server.hypernetwork)
+        theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), eta_h, v)  # type: ignore[misc]
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
         # Of the mean over clients, so c models are divided by c, and not the much longer η_h; Δv_i is one client's own.
         d_hypernetwork, d_v = pullback(delta / cohort.size)
@@ -174,11 +175,11 @@ class PeFLL:
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
         return self.averaged(self.step(server, d_hypernetwork, d_embedder.mean(dim=0)))
 
-    def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
+    def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
         """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]."""
         return self.h(eta_h, (v - server.shift) / server.scale)
 
-    def step(self, server: Server, d_hypernetwork: Tensor, d_embedder: Tensor) -> Server:
+    def step(self, server: Server, d_hypernetwork: Parameters, d_embedder: Tensor) -> Server:
         """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added.
 
         The last thing that is done with the state that is given: Adam may write in its place.
@@ -186,11 +187,12 @@ class PeFLL:
         step = server.step + 1
         if self.server_optimizer == "sgd":
             return server._replace(
-                hypernetwork=(1 - 2 * self.client_lr * self.lambda_h) * server.hypernetwork - d_hypernetwork,
+                hypernetwork=(1 - 2 * self.client_lr * self.lambda_h) * server.hypernetwork - joined(d_hypernetwork),
                 embedder=(1 - 2 * self.client_lr * self.lambda_v) * server.embedder - d_embedder,
                 step=step,
             )
-        factor = self._shrinkage(d_hypernetwork, d_embedder)
+        # The norm is that of both parts of the gradient, seen as one vector.
+        factor = shrinkage(norm(d_hypernetwork, d_embedder), self.server_clip) if self.server_clip else None
         of_h, of_v = (Adam(self.server_lr, 2 * decay) for decay in (self.lambda_h, self.lambda_v))
         hypernetwork, moments_h = adam(
             server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, of_h, factor, last_use=True
@@ -205,13 +207,6 @@ class PeFLL:
             hypernetwork_moments=moments_h,
             embedder_moments=moments_v,
         )
-
-    def _shrinkage(self, d_hypernetwork: Tensor, d_embedder: Tensor) -> Tensor | None:
-        """Return the factor [] that cuts the norm of both parts of the gradient, seen as one vector."""
-        if not self.server_clip:
-            return None
-        norms = torch.stack([torch.linalg.vector_norm(part) for part in (d_hypernetwork, d_embedder)])
-        return shrinkage(torch.linalg.vector_norm(norms), self.server_clip)
 
     def averaged(self, server: Server) -> Server:
         """Move the mean of η, where there is one, towards η; in early rounds faster, so that it forgets the start."""

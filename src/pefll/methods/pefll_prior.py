@@ -18,6 +18,7 @@ from pefll.data.client import Client
 from pefll.errors import PefllError
 from pefll.methods.pefll import PeFLL, Server
 from pefll.models.head import Head
+from pefll.models.network import Parameters
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PeFLLPrior(PeFLL):
         """Where the output bias begins and ends in a model's flat vector."""
         return Head(self.problem.model).bias_place()
 
-    def generate(self, server: Server, eta_h: Tensor, v: Tensor) -> Tensor:
+    def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
         """θ = h(v; η_h), with τ log(p + ε) added to the output bias: [c, D] from descriptors [c, l + C]."""
         if not self.histogram:
             return super().generate(server, eta_h, v)

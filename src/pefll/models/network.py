@@ -69,6 +69,10 @@ class Network:
         """Return the same views, for who differentiates with respect to them and not to the vector [size]."""
         return self._named(torch.split(parameters, self._sizes))
 
+    def separate(self, parameters: Tensor) -> Parameters:
+        """Return what a server differentiates with respect to: parts, where kernels take gradients in parts."""
+        return self.in_parts(parameters) if vectors.splits(parameters, len(self._sizes)) else parameters
+
     def flatten(self, values: Sequence[Tensor]) -> Tensor:
         """Return parameters, in the order of `names`, as one flat vector [size]."""
         return torch.cat([value.reshape(-1) for value in values])

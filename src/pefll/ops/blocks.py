@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pefll.ops import client_axis
+from pefll.ops import client_axis, wide
 from pefll.ops.alone import alone
 from pefll.ops.geometry import Pair
 
@@ -91,7 +91,7 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
     """
     if client_axis.multiplies(x, weight):
         return client_axis.linear(x, weight, bias, relu)
-    y = F.linear(x, weight, bias)
+    y = wide.linear(x, weight, bias) if wide.takes(x, weight) else F.linear(x, weight, bias)
     return F.relu(y) if relu else y
 
 

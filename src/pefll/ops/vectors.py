@@ -16,11 +16,12 @@ from pefll.ops.mapped import Once, apply, mapped_over, merge_mapped_axis, packed
 from pefll.ops.recorded import is_differentiated
 
 MOST_PARTS = 128  # of a vector, for each of which a kernel has a line
+MOST_ELEMENTS = 1 << 31  # of a vector in parts, whose elements kernels count with 32 bits
 
 
 def splits(vector: Tensor, parts: int) -> bool:
     """Return whether kernels take a vector [D] in so many parts."""
-    return client_axis.available(vector) and parts <= MOST_PARTS
+    return client_axis.available(vector) and parts <= MOST_PARTS and vector.numel() < MOST_ELEMENTS
 
 
 # The operations, all with a client axis but Adam.
@@ -82,10 +83,18 @@ merge_mapped_axis(_sgd)
 merge_mapped_axis(_sgd_in_place, written=frozenset({0, 1}))
 
 
+@custom_op("pefll::norm", mutates_args=())
+def _norm(parts: list[Tensor]) -> Tensor:
+    """Return the norm [] of parts seen as one vector; the server's, so there is no client axis."""
+    from pefll.ops.kernels import vectors
+
+    return vectors.norm([part.contiguous() for part in parts])
+
+
 @custom_op("pefll::adam", mutates_args=())
 def _adam(
     parameters: Tensor,
-    gradient: Tensor,
+    gradient: list[Tensor],
     first: Tensor,
     second: Tensor,
     step: Tensor,
@@ -99,14 +108,15 @@ def _adam(
     """Return parameters and moments [D] after one step; the server's, so there is no client axis."""
     from pefll.ops.kernels import vectors
 
-    p, g, m, v = (part.contiguous() for part in (parameters, gradient, first, second))
-    return vectors.adam(p, g, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
+    p, m, v = (part.contiguous() for part in (parameters, first, second))
+    along = [part.contiguous() for part in gradient]
+    return vectors.adam(p, along, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
 
 
 @custom_op("pefll::adam_in_place", mutates_args=("parameters", "first", "second"))
 def _adam_in_place(
     parameters: Tensor,
-    gradient: Tensor,
+    gradient: list[Tensor],
     first: Tensor,
     second: Tensor,
     step: Tensor,
@@ -121,7 +131,8 @@ def _adam_in_place(
     from pefll.ops.kernels import vectors
 
     numbers = (lr, decay, first_decay, second_decay, epsilon)
-    vectors.adam(parameters, gradient.contiguous(), first, second, step, scale, *numbers, in_place=True)
+    along = [part.contiguous() for part in gradient]
+    vectors.adam(parameters, along, first, second, step, scale, *numbers, in_place=True)
 
 
 # For one client, with gradients.
@@ -213,9 +224,15 @@ def _has_room(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]
     return mapped_over(theta) == mapped_over(velocity) == wanted
 
 
+def norm(gradient: tuple[Tensor, ...]) -> Tensor:
+    """Return the norm [] of parts, of any shapes, seen as one vector; the server's, so there is no client axis."""
+    result: Tensor = _norm(list(gradient))
+    return result
+
+
 def adam(
     parameters: Tensor,
-    gradient: Tensor,
+    gradient: tuple[Tensor, ...],
     first: Tensor,
     second: Tensor,
     *numbers: Tensor | float | None,
@@ -223,11 +240,13 @@ def adam(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order.
 
+    The gradient is in consecutive parts, of any shapes.
+
     In place they are written to where they were, if that is contiguous.
     """
     old = (parameters, first, second)
     if in_place and all(part.is_contiguous() for part in old):
-        _adam_in_place(parameters, gradient, first, second, *numbers)
+        _adam_in_place(parameters, list(gradient), first, second, *numbers)
         return old
-    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, gradient, first, second, *numbers)
+    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, list(gradient), first, second, *numbers)
     return result

@@ -11,6 +11,7 @@ from torch import Tensor
 
 _BLOCK = 1024
 _MOST_SHARES = 256  # that a client's squared gradient norm is summed in; every program of a step reads all of them
+_MOST_SHARES_ALONE = 1056  # that of one long vector is summed in: eight for each processor of an H200
 
 
 @triton.jit
@@ -98,25 +99,29 @@ def _sgd(
 
 @triton.jit
 def _adam(
-    p, g, m, v, step, scale, new_p, new_m, new_v, D, lr, decay, first_decay, second_decay, epsilon,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    p, parts, m, v, step, scale, new_p, new_m, new_v, lr, decay, first_decay, second_decay, epsilon,
+    STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < D
+    """One program per block; where it writes may be where it reads."""
+    block = tl.program_id(0).to(tl.int64)  # a vector in one part may be longer than others
+    address, start, size, first = _part_of(block, 0, parts, STRIDES, STARTS, BLOCKS, BLOCK)
+    inside = first + tl.arange(0, BLOCK)
+    there = inside < size
+    at = start + inside
     count = tl.load(step).to(tl.float32)
     unbias_first = 1 - tl.exp2(count * tl.log2(first_decay))
     unbias_second = 1 - tl.exp2(count * tl.log2(second_decay))
     here = tl.load(p + at, mask=there, other=0.0)
-    d = tl.load(g + at, mask=there, other=0.0)
+    d = tl.load(address + inside, mask=there, other=0.0)
     if SCALED:
         d *= tl.load(scale)
     d += decay * here
-    first = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
-    second = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
-    change = (first / unbias_first) / (tl.sqrt(second / unbias_second) + epsilon)
+    mean = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
+    square = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
+    change = (mean / unbias_first) / (tl.sqrt(square / unbias_second) + epsilon)
     tl.store(new_p + at, here - lr * change, mask=there)
-    tl.store(new_m + at, first, mask=there)
-    tl.store(new_v + at, second, mask=there)
+    tl.store(new_m + at, mean, mask=there)
+    tl.store(new_v + at, square, mask=there)
 
 
 def join(parts: list[Tensor]) -> Tensor:
@@ -155,11 +160,9 @@ def sgd(
         in_place: whether to write to `theta` and `velocity`, which is not None then.
     """
     clients = len(theta)
-    parts, starts = tuple(gradient), _starts(gradient)
-    # A block lies in one part, and shares of a sum do not depend on how many clients there are.
-    blocks = tuple(accumulate((triton.cdiv(part[0].numel(), _BLOCK) for part in parts), initial=0))
-    shares = max(1, min(blocks[-1], _MOST_SHARES))
-    layout = {"STRIDES": tuple(part.stride(0) for part in parts), "STARTS": starts, "BLOCKS": blocks}
+    parts, layout = tuple(gradient), _layout(gradient)
+    blocks = layout["BLOCKS"][-1]
+    shares = max(1, min(blocks, _MOST_SHARES))  # which does not depend on how many clients there are
     if in_place:
         new_theta, new_velocity = theta, velocity
     else:
@@ -168,7 +171,7 @@ def sgd(
     if clip is not None:
         partial = theta.new_empty((clients, shares))
         _squares[(shares, clients)](parts, partial, **layout, SHARES=shares, BLOCK=_BLOCK, num_warps=4)
-    _sgd[(blocks[-1], clients)](
+    _sgd[(blocks, clients)](
         theta, theta if velocity is None else velocity, parts, partial, theta if active is None else active, new_theta,
         new_velocity, lr, momentum, decay, 0.0 if clip is None else clip,
         ST=theta.stride(0), SV=0 if velocity is None else velocity.stride(0), SNT=new_theta.stride(0),
@@ -178,9 +181,19 @@ def sgd(
     return new_theta, new_velocity
 
 
+def norm(parts: list[Tensor]) -> Tensor:
+    """Return the norm [] of contiguous parts, of any shapes, seen as one vector."""
+    rows = [part.unsqueeze(0) for part in parts]
+    layout = _layout(rows)
+    shares = max(1, min(layout["BLOCKS"][-1], _MOST_SHARES_ALONE))
+    partial = parts[0].new_empty((1, shares))
+    _squares[(shares, 1)](tuple(rows), partial, **layout, SHARES=shares, BLOCK=_BLOCK, num_warps=4)
+    return partial.sum().sqrt()
+
+
 def adam(
     parameters: Tensor,
-    gradient: Tensor,
+    gradient: list[Tensor],
     first: Tensor,
     second: Tensor,
     step: Tensor,
@@ -192,15 +205,29 @@ def adam(
     epsilon: float,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; see `pefll.methods.adam`."""
-    size = parameters.numel()
+    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; see `pefll.methods.adam`.
+
+    The gradient is in contiguous parts, of any shapes.
+    """
+    rows = [part.unsqueeze(0) for part in gradient]
+    layout = _layout(rows)
     old = (parameters, first, second)
     new = old if in_place else tuple(torch.empty_like(part) for part in old)
-    _adam[(triton.cdiv(size, _BLOCK),)](
-        parameters, gradient, first, second, step, step if scale is None else scale, *new, size, lr, decay, first_decay,
-        second_decay, epsilon, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
+    _adam[(layout["BLOCKS"][-1],)](
+        parameters, tuple(rows), first, second, step, step if scale is None else scale, *new, lr, decay, first_decay,
+        second_decay, epsilon, **layout, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return new
+
+
+def _layout(parts: list[Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return what `_part_of` has to know of parts [c, ...], each client's contiguous; a block lies in one of them."""
+    blocks = accumulate((triton.cdiv(part[0].numel(), _BLOCK) for part in parts), initial=0)
+    return {
+        "STRIDES": tuple(part.stride(0) for part in parts),
+        "STARTS": _starts(parts),
+        "BLOCKS": tuple(blocks),
+    }
 
 
 def _starts(parts: list[Tensor]) -> tuple[int, ...]:

@@ -1,0 +1,73 @@
+"""A linear layer with few rows and very many outputs: a hypernetwork's last one. The server's, so no client axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from pefll.ops import client_axis
+from pefll.ops.mapped import Once, apply, mapped_over
+from pefll.ops.precision import products
+
+# Tiles of the kernels hold all rows and all inputs; outputs are counted with 32 bits.
+MOST_ROWS, MOST_INPUTS, MOST_WEIGHTS = 64, 256, 1 << 31
+
+
+def takes(x: Tensor, w: Tensor) -> bool:
+    """Return whether `linear` takes such a layer: more outputs than `client_axis.linear` takes, not mapped."""
+    if not client_axis.available(x) or x.dim() != 2 or mapped_over(x) or mapped_over(w):
+        return False
+    fits = 0 < len(x) <= MOST_ROWS and 0 < x.shape[1] <= MOST_INPUTS and w.numel() < MOST_WEIGHTS
+    return fits and len(w) > client_axis.MOST_OUTPUTS
+
+
+@custom_op("pefll::wide_linear", mutates_args=())
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """Map x [r, i] to [r, o]."""
+    from pefll.ops.kernels import wide
+
+    return wide.forward(x.contiguous(), w.contiguous(), None if bias is None else bias.contiguous(), _products())
+
+
+@custom_op("pefll::wide_linear_backward", mutates_args=())
+def _linear_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, of the weights and of the bias."""
+    from pefll.ops.kernels import wide
+
+    return wide.backward(g.contiguous(), x.contiguous(), w.contiguous(), _products())
+
+
+def _products() -> str:
+    """Return how to multiply: memory is what takes the time, so that nothing would be won with bfloat16."""
+    return "tf32" if products() == "bf16" else products()
+
+
+class _LinearBackward(Once):
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, w: Tensor) -> Any:
+        return _linear_backward(g, x, w)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = _linear(x, w, bias)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        dx, dw, db = apply(_LinearBackward, g, *ctx.saved_tensors)
+        return dx, dw, db if ctx.needs_input_grad[2] else None
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x [r, i] times w [o, i], plus bias [o]."""
+    y: Tensor = apply(_Linear, x, w, bias)
+    return y
