@@ -88,6 +88,8 @@ static unsigned pack(float low, float high) {
     uint32_t bits; std::memcpy(&bits, &low, 4);
     return low != low ? 0x7fffffff & ~0x1fffu : (bits + 0x1000) & ~0x1fffu;
 }
+static float load_last(const float* from) { return *from; }
+
 static void load4(float v[4], const float* from) {
     if ((uintptr_t)from % 16) std::abort();
     std::memcpy(v, from, 16);

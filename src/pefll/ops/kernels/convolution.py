@@ -229,7 +229,8 @@ def _gather_up(
             wy, wx = ky + (place // POOL) * STRIDE, kx + (place % POOL) * STRIDE
             row = tl.where(is_bias, K, (wy * WW + wx) * CI + ci)
             at = (row * POOL * POOL + place) * CO + co
-            total += tl.sum(tl.load(share[:, None] + at[None, :], mask=there, other=0.0), axis=0)
+            here = tl.load(share[:, None] + at[None, :], mask=there, other=0.0, eviction_policy="evict_first")
+            total += tl.sum(here, axis=0)
     tl.store(dw + client * (KH * KW * CI * CO) + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=is_weight)
     tl.store(db + client * CO + co, total, mask=is_bias)
 

@@ -107,7 +107,8 @@ def _gather_up(
             for place in tl.static_range(POOL * POOL):
                 wy, wx = ky + (place // POOL) * STRIDE, kx + (place % POOL) * STRIDE
                 from_ = (place * CO + co) * K + (wy * WW + wx) * LAID + ci
-                total += tl.sum(tl.load(share[:, None] + from_[None, :], mask=there, other=0.0), axis=0)
+                here = tl.load(share[:, None] + from_[None, :], mask=there, other=0.0, eviction_policy="evict_first")
+                total += tl.sum(here, axis=0)
         tl.store(dw + client * WEIGHTS + ((co * CI + ci) * KH + ky) * KW + kx, total, mask=at < WEIGHTS)
     else:
         channel = (tl.program_id(0) - BLOCKS) * BIAS_BLOCK + tl.arange(0, BIAS_BLOCK)

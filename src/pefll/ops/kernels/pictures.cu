@@ -420,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(256) add_up(
     if (i >= size) return;
     float sum = 0.f;
 #pragma unroll 16
-    for (int s = 0; s < shares; s++) sum += partial[(s * clients + client) * size + i];
+    for (int s = 0; s < shares; s++) sum += load_last(partial + (s * clients + client) * size + i);
     const int channel = i / (WINDOW + 1), column = i % (WINDOW + 1);
     if (column < WINDOW) dw[client * CO * WINDOW + channel * WINDOW + column] = sum;
     else db[client * CO + channel] = sum;

@@ -21,9 +21,20 @@ __device__ __forceinline__ unsigned pack(float first, float) {
 #define PRODUCT "m16n8k8.row.col.f32.tf32.tf32.f32"
 #endif
 
+// What is fetched for the last time makes room in the cache for what is not.
+__device__ __forceinline__ float load_last(const float* from) {
+    float value;
+    asm("ld.global.cs.f32 %0, [%1];" : "=f"(value) : "l"(from));
+    return value;
+}
+
 __device__ __forceinline__ void load4(float v[4], const float* __restrict__ from) {
+#if WEIGHTS
+    asm("ld.global.cs.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(from));
+#else
     const float4 all = *reinterpret_cast<const float4*>(from);
     v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
+#endif
 }
 
 __device__ __forceinline__ void store2(float* to, float first, float second) {

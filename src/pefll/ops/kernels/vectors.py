@@ -79,11 +79,12 @@ def _sgd(
     there = inside < size
     at = start + inside
     # All is fetched before the sum of the squares, for which the threads of a program wait for each other.
-    d = tl.load(address + inside, mask=there, other=0.0)
-    t = tl.load(theta + client * ST + at, mask=there, other=0.0)
+    # Nobody reads this gradient again; parameters and velocity are read in every step.
+    d = tl.load(address + inside, mask=there, other=0.0, eviction_policy="evict_first")
+    t = tl.load(theta + client * ST + at, mask=there, other=0.0, eviction_policy="evict_last")
     v = tl.zeros([BLOCK], tl.float32)
     if MOVING:
-        v = momentum * tl.load(velocity + client * SV + at, mask=there, other=0.0)
+        v = momentum * tl.load(velocity + client * SV + at, mask=there, other=0.0, eviction_policy="evict_last")
     if CLIP:
         share = tl.arange(0, WIDE)
         squares = tl.load(partial + client * SHARES + share, mask=share < SHARES, other=0.0)
@@ -93,8 +94,8 @@ def _sgd(
     change = lr * v
     if MASKED:
         change = tl.where(tl.load(active + client) != 0, change, 0.0)
-    tl.store(new_velocity + client * SNV + at, v, mask=there)
-    tl.store(new_theta + client * SNT + at, t - change, mask=there)
+    tl.store(new_velocity + client * SNV + at, v, mask=there, eviction_policy="evict_last")
+    tl.store(new_theta + client * SNT + at, t - change, mask=there, eviction_policy="evict_last")
 
 
 @triton.jit
