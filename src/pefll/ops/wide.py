@@ -12,15 +12,16 @@ from pefll.ops import client_axis
 from pefll.ops.mapped import Once, apply, mapped_over
 from pefll.ops.precision import products
 
-# Tiles of the kernels hold all rows and all inputs; outputs are counted with 32 bits.
-MOST_ROWS, MOST_INPUTS, MOST_WEIGHTS = 64, 256, 1 << 31
+# Tiles of the kernels hold all rows and all inputs; elements are counted with 32 bits.
+MOST_ROWS, MOST_INPUTS, MOST_ELEMENTS = 64, 256, 1 << 31
 
 
 def takes(x: Tensor, w: Tensor) -> bool:
     """Return whether `linear` takes such a layer: more outputs than `client_axis.linear` takes, not mapped."""
     if not client_axis.available(x) or x.dim() != 2 or mapped_over(x) or mapped_over(w):
         return False
-    fits = 0 < len(x) <= MOST_ROWS and 0 < x.shape[1] <= MOST_INPUTS and w.numel() < MOST_WEIGHTS
+    most = max(w.numel(), len(x) * len(w))
+    fits = 0 < len(x) <= MOST_ROWS and 0 < x.shape[1] <= MOST_INPUTS and most < MOST_ELEMENTS
     return fits and len(w) > client_axis.MOST_OUTPUTS
 
 

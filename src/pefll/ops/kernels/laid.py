@@ -208,7 +208,8 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
     bm, bn, bk, warps, stages = _weight_tile(columns, window, laid)
     n_blocks = triton.cdiv(columns, bn)
     blocks = n_blocks * triton.cdiv(window, bk)
-    splits, each = parts(triton.cdiv(routed.shape[1], bm), blocks * of_one_run(clients))
+    # A tile of 128 columns has the work of two of 64.
+    splits, each = parts(triton.cdiv(routed.shape[1], bm), blocks * max(1, bn // 64) * of_one_run(clients))
     partial = shares.new_empty((splits, clients, columns, window))
     dw = shares.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
     db = shares.new_empty((clients, s.co))
@@ -243,8 +244,8 @@ def input_gradient(routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geome
     last = (step - 1 + s.padding) // step
     cells = last - first_y + 1, last - first_x + 1
     dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=torch.float32)
-    bm, bn, bk, warps, stages = _input_tile(s, routed)
     rows = samples * triton.cdiv(s.h, step) * triton.cdiv(s.w, step)
+    bm, bn, bk, warps, stages = _input_tile(s, routed, rows)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
         routed, spread, dx, samples, s.h, s.w, s.ci, laid.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
@@ -257,13 +258,15 @@ def input_gradient(routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geome
 
 
 def _weight_tile(columns: int, window: int, laid: Tensor) -> tuple[int, int, int, int, int]:
-    wide, deep = side(columns, 64), side(window, 64)
+    wide, deep = side(columns, 128), side(window, 64)
     deep, at_once, stages = shrunk(laid, deep, 64, wide, 3, "bf16")
     return at_once, wide, deep, 4, stages
 
 
-def _input_tile(s: Geometry, routed: Tensor) -> tuple[int, int, int, int, int]:
+def _input_tile(s: Geometry, routed: Tensor, rows: int) -> tuple[int, int, int, int, int]:
     step = s.stride * s.pool
     channels = side(s.ci, max(16, 64 // step**2))
-    at_once, deep, stages = shrunk(routed, 64, side(routed.shape[2], 64), step**2 * channels, 3, "bf16")
+    # How many rows a program has changes no sum: so all clients count, of several runs too.
+    most = 128 if len(routed) * rows > 4 * 128 * PROGRAMS else 64
+    at_once, deep, stages = shrunk(routed, most, side(routed.shape[2], 64), step**2 * channels, 3, "bf16")
     return at_once, channels, deep, 4, stages

@@ -145,5 +145,8 @@ def _forward_tile(x: Tensor, outputs: int, precision: str) -> tuple[int, int, in
 
 
 def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
-    many = of_one_run(x.shape[0]) * x.shape[2] > 64 * 132
-    return 16 if many else side(outputs, 64), 128 if many else 32, 4, 2
+    clients, _, inputs = x.shape
+    if of_one_run(clients) * inputs > 64 * 132:
+        return 16, 128, 4, 2
+    # How many inputs a program has changes no sum: so all clients count, of several runs too.
+    return side(outputs, 128 if inputs <= 256 else 64), 64 if clients * inputs > 64 * 132 else 32, 4, 2

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pefll.ops.kernels.tiles import SMALLEST
 
-# That the backward pass is split into: four for each processor of an H200. A number of its own on every card, so that
-# the sum over all outputs has the same bits on all of them.
-_PROGRAMS = 528
+# That the sum over all outputs is split into: three for each processor of an H200. A number of its own on every card, so that
+# it has the same bits on all of them.
+_PROGRAMS = 396
 
 
 @triton.jit
@@ -30,31 +30,41 @@ def _forward(
     total = tl.dot(f, a, input_precision=PRECISION)
     if BIAS:
         total += tl.load(bias + o, mask=o < OUT, other=0.0)[:, None]
-    tl.store(y + r[None, :].to(tl.int64) * OUT + o[:, None], total, mask=(r < ROWS)[None, :] & (o < OUT)[:, None])
+    tl.store(y + r[None, :] * OUT + o[:, None], total, mask=(r < ROWS)[None, :] & (o < OUT)[:, None])
 
 
 @triton.jit
-def _backward(
-    g, x, w, shares, dw, db, OUT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr,
+def _weight_gradient(
+    g, x, dw, db, OUT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr
+):  # fmt: skip
+    """One program has all rows, and some outputs. There is little to multiply: tensor cores would not help."""
+    o = tl.program_id(0) * BO + tl.arange(0, BO)
+    i = tl.arange(0, BI)
+    total, of_bias = tl.zeros([BO, BI], tl.float32), tl.zeros([BO], tl.float32)
+    for r in range(ROWS):
+        d = tl.load(g + r * OUT + o, mask=o < OUT, other=0.0)
+        a = tl.load(x + r * IN + i, mask=i < IN, other=0.0)
+        total += d[:, None] * a[None, :]
+        of_bias += d
+    tl.store(dw + o[:, None] * IN + i[None, :], total, mask=(o < OUT)[:, None] & (i < IN)[None, :])
+    tl.store(db + o, of_bias, mask=o < OUT)
+
+
+@triton.jit
+def _input_gradient(
+    g, w, shares, OUT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr,
     PROGRAMS: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """One program has all rows, and every so manieth block of outputs; it writes its share of x's gradient."""
+    """One program has all rows, and every so manieth block of outputs; it writes its share of the sum over them."""
     i, r = tl.arange(0, BI), tl.arange(0, BR)
-    real = (r < ROWS)[:, None] & (i < IN)[None, :]
-    a = tl.load(x + r[:, None] * IN + i[None, :], mask=real, other=0.0)
     total = tl.zeros([BR, BI], tl.float32)
     for turn in range(0, OUT, PROGRAMS * BO):
         o = turn + tl.program_id(0) * BO + tl.arange(0, BO)
-        valid = (o < OUT)[:, None] & (i < IN)[None, :]
-        at = o[:, None] * IN + i[None, :]
-        f = tl.load(w + at, mask=valid, other=0.0)
-        d = tl.load(
-            g + r[:, None].to(tl.int64) * OUT + o[None, :], mask=(r < ROWS)[:, None] & (o < OUT)[None, :], other=0.0
-        )
+        d = tl.load(g + r[:, None] * OUT + o[None, :], mask=(r < ROWS)[:, None] & (o < OUT)[None, :], other=0.0)
+        f = tl.load(w + o[:, None] * IN + i[None, :], mask=(o < OUT)[:, None] & (i < IN)[None, :], other=0.0)
         total = tl.dot(d, f, total, input_precision=PRECISION)
-        tl.store(dw + at, tl.dot(tl.trans(d), a, input_precision=PRECISION), mask=valid)
-        tl.store(db + o, tl.sum(d, axis=0), mask=o < OUT)
-    tl.store(shares + (tl.program_id(0) * ROWS + r)[:, None] * IN + i[None, :], total, mask=real)
+    at = (tl.program_id(0) * ROWS + r)[:, None] * IN + i[None, :]
+    tl.store(shares + at, total, mask=(r < ROWS)[:, None] & (i < IN)[None, :])
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, precision: str) -> Tensor:
@@ -88,10 +98,14 @@ def backward(g: Tensor, x: Tensor, w: Tensor, precision: str) -> tuple[Tensor, T
     rows, inputs = x.shape
     outputs = len(w)
     sides = _sides(rows, inputs)
-    programs = min(_PROGRAMS, triton.cdiv(outputs, sides["BO"]))
-    shares, dw, db = x.new_empty((programs, rows, inputs)), w.new_empty(w.shape), w.new_empty(outputs)
-    _backward[(programs,)](
-        g, x, w, shares, dw, db, outputs, rows, inputs, precision, programs, **sides, num_warps=4, num_stages=2
+    shares = x.new_empty((min(_PROGRAMS, triton.cdiv(outputs, sides["BO"])), rows, inputs))
+    dw, db = w.new_empty(w.shape), w.new_empty(outputs)
+    _input_gradient[(len(shares),)](
+        g, w, shares, outputs, rows, inputs, precision, len(shares), **sides, num_warps=4, num_stages=3
+    )
+    few = max(1, sides["BO"] // 2)
+    _weight_gradient[(triton.cdiv(outputs, few),)](
+        g, x, dw, db, outputs, rows, inputs, BI=sides["BI"], BO=few, num_warps=4
     )
     return shares.sum(dim=0), dw, db
 
