@@ -7,7 +7,7 @@ import torch
 
 from pefll.methods.local_sgd import SGD, follow
 from pefll.models import Network
-from pefll.models.convnet import ConvNet
+from pefll.models.convnet import lenet
 from pefll.ops import blocks, client_axis, precision, together
 from tests.ops.test_kernels import DEVICE, interpreter, random  # noqa: F401 (a fixture)
 
@@ -66,7 +66,7 @@ def test_sums_are_those_of_one_run_alone(products, monkeypatch):
 @pytest.mark.parametrize("clients", [5, 20])
 @pytest.mark.parametrize("products", ["tf32", "bf16"])
 def test_gradients_of_a_whole_network_are_those_of_one_run_alone(products, clients):
-    model = Network(ConvNet((3, 32, 32), 10))
+    model = Network(lenet((3, 32, 32), 10))
     theta, x = 0.05 * random(3 * clients, model.size), random(3 * clients, 32, 3, 32, 32)
     y = torch.arange(32, device=DEVICE) % 10
 

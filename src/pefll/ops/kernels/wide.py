@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pefll.ops.kernels.tiles import SMALLEST
 
-# That the sum over all outputs is split into: three for each processor of an H200. A number of its own on every card, so that
-# it has the same bits on all of them.
+# That the sum over all outputs is split into: three for each processor of an H200. The same number on every card, so
+# that the sum has the same bits on all of them.
 _PROGRAMS = 396
 
 
