@@ -88,14 +88,26 @@ static unsigned pack(float low, float high) {
     uint32_t bits; std::memcpy(&bits, &low, 4);
     return low != low ? 0x7fffffff & ~0x1fffu : (bits + 0x1000) & ~0x1fffu;
 }
-static float load_last(const float* from) { return *from; }
-
+static float widened(float number) { return number; }
+static float widened(uint16_t bits) { return emulated::number(bits); }
 static void load4(float v[4], const float* from) {
     if ((uintptr_t)from % 16) std::abort();
     std::memcpy(v, from, 16);
 }
+static void load4(float v[4], const uint16_t* from) {
+    if ((uintptr_t)from % 8) std::abort();
+    for (int k = 0; k < 4; k++) v[k] = widened(from[k]);
+}
 
-static void store2(float* to, float first, float second) { to[0] = first, to[1] = second; }
+static void store2(float* to, float first, float second) {
+    if ((uintptr_t)to % 8) std::abort();
+    to[0] = first, to[1] = second;
+}
+static void store2(uint16_t* to, float first, float second) {
+    if ((uintptr_t)to % 4) std::abort();
+    const unsigned both = pack(first, second);
+    to[0] = both & 0xffff, to[1] = both >> 16;
+}
 
 static void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
     using namespace emulated;

@@ -156,6 +156,35 @@ def test_four_channels_and_many_filters(s, precision):
     check(s, precision, 2, 3)
 
 
+# With pooling and without, fetches of four and not, tiles of filters that are not full, and a channel for odd columns.
+@pytest.mark.parametrize(
+    "s",
+    [
+        LENET._replace(h=12, w=12),
+        Geometry(1, 9, 8, 20, 3, 3, 1, 1, 1, True),
+        Geometry(2, 7, 7, 6, 3, 2, 1, 0, 1, False),
+    ],
+)
+@pytest.mark.parametrize("g_last", [True, False])
+def test_halves(s, g_last):
+    """Outputs that are written as bfloat16 are the others rounded, and gradients of that type are used as they are."""
+    x, w, bias = random(2, 3, s.ci, s.h, s.w), random(2, s.co, s.ci, s.kh, s.kw, seed=1), random(2, s.co, seed=2)
+    (y, route), (narrow, same_route) = (
+        pictures.forward(x, w, bias, s, "bf16", channels_first=False, halves=halves) for halves in (False, True)
+    )
+    assert narrow.dtype == torch.bfloat16
+    assert narrow.stride() == y.stride()
+    assert torch.equal(narrow, y.bfloat16())
+    assert not s.routed or torch.equal(route, same_route)
+    g = random(2, 3, s.ph, s.pw, s.co, seed=3).permute(0, 1, 4, 2, 3)
+    g = g if g_last else g.contiguous()
+    wanted = pictures.weight_gradient(g, route, x, s, "bf16")
+    for half in (g.bfloat16(), random(2, 4, s.co, s.ph, s.pw).bfloat16()[:, 1:].copy_(g)):  # also as a part of more
+        got = pictures.weight_gradient(half, route, x, s, "bf16")
+        assert all(part.dtype == torch.float32 for part in got)
+        assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_a_block_takes_picture_after_picture(precision, monkeypatch):
     monkeypatch.setattr(pictures, "BLOCKS", 1)

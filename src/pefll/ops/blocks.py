@@ -29,6 +29,7 @@ def conv_block(
     relu: bool,
     pool: int,
     feeds_convolution: bool = True,
+    following: ConvBlock | None = None,
 ) -> Tensor:
     """Return a convolution of x, max-pooled, with ReLU.
 
@@ -44,13 +45,15 @@ def conv_block(
         pool: side of the pooled squares, which do not overlap; what is left over at the border is dropped. 1 for none.
         feeds_convolution: whether another convolution may come next. Kernels like channels innermost in memory; what
             else may come, such as `flatten`, would copy them.
+        following: the next convolution, if the output is for nothing else: it may then be of the type that this reads.
 
     Returns:
         [b, co, h', w'].
     """
     if client_axis.convolves(x, weight, stride, padding, dilation, groups, pool):
         numbers = (_side(stride), _side(padding), pool, relu)
-        return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution)
+        halves = following is not None and _passes_halves(x, weight, *numbers[:3], following)
+        return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution, halves=halves)
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),))
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
@@ -72,8 +75,8 @@ def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
     """
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, blocks)
-    for place, block in enumerate(blocks, start=1):
-        x = conv_block(x, *block, feeds_convolution=place < len(blocks))
+    for block, following in zip(blocks, (*blocks[1:], None), strict=True):
+        x = conv_block(x, *block, feeds_convolution=following is not None, following=following)
     return x
 
 
@@ -107,6 +110,14 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         return client_axis.cross_entropy(scores, y, weight)
     of_label = scores.gather(1, y[:, None]).squeeze(1)
     return torch.matmul(weight, scores.logsumexp(dim=1) - of_label) / weight.sum()
+
+
+def _passes_halves(x: Tensor, weight: Tensor, stride: int, padding: int, pool: int, following: ConvBlock) -> bool:
+    """Whether a convolution of x may hand bfloat16 numbers to the next one: both would round them to that."""
+    shape = client_axis.shape_after(x, weight, stride, padding, pool)
+    next_weight, _, next_stride, next_padding, dilation, groups, _, next_pool = following
+    reads = client_axis.reads_halves(shape, next_weight, next_stride, next_padding, dilation, groups, next_pool)
+    return reads and client_axis.writes_halves(x, weight, stride, padding, pool)
 
 
 def _side(pair: Pair) -> int:

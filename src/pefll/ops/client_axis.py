@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ from torch.library import custom_op
 from pefll.ops.geometry import Geometry, Pair
 from pefll.ops.mapped import Once as _Once
 from pefll.ops.mapped import apply as _apply
-from pefll.ops.mapped import merge_mapped_axis
+from pefll.ops.mapped import differentiated, merge_mapped_axis
 from pefll.ops.mapped import packed as _packed
 from pefll.ops.precision import products
 
@@ -76,18 +77,71 @@ def _runs_kernels(device: torch.device) -> bool:
 
 def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:
     """Return whether `convolve` takes such a convolution: square steps, no groups, no gaps, pooled by 2 or not."""
-    if not available(x) or x.dim() != 4:
+    if x.dtype == torch.bfloat16:  # written by the convolution before
+        return reads_halves(x.shape, w, stride, padding, dilation, groups, pool)
+    return available(x) and _covers(x.shape, w, stride, padding, dilation, groups, pool)
+
+
+def reads_halves(
+    shape: Sequence[int], w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
+) -> bool:
+    """Return whether `convolve` takes such a convolution of bfloat16 numbers [b, ci, h, w], as they lie.
+
+    Where products are bfloat16, a rounded copy of float32 numbers is all that its kernels look at. Whoever writes them
+    rounded saves that copy, and half of what is written and read. Not so where the copy has a channel more, and for
+    first layers, whose kernels round by themselves.
+
+    Args:
+        shape: of the input.
+        w: float32 [co, ci, kh, kw].
+        stride: of the convolution.
+        padding: of the convolution.
+        dilation: of the convolution.
+        groups: of the convolution.
+        pool: side of the pooled squares.
+    """
+    covered = products() == "bf16" and available(w) and _covers(shape, w, stride, padding, dilation, groups, pool)
+    if not covered or shape[1] % 4 != 0:
+        return False
+    from pefll.ops.kernels import convolution, pictures
+
+    s = _geometry(shape[2], shape[3], w, _both(stride)[0], _both(padding)[0], pool, relu=True)
+    return convolution.kind(w, "bf16") == torch.bfloat16 and not pictures.takes(s, "bf16", w.device)
+
+
+def writes_halves(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> bool:
+    """Return whether `convolve` of x may write bfloat16: its products then take its output's gradient as bfloat16.
+
+    Where products are bfloat16 they do that anyway, but for those that make the gradient of the pictures of a first
+    layer in CUDA C++, should anybody want that.
+    """
+    from pefll.ops.kernels import pictures
+
+    s = _geometry(x.shape[2], x.shape[3], w, stride, padding, pool, relu=True)
+    return not (differentiated(x) and pictures.takes(s, "bf16", x.device))
+
+
+def shape_after(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> tuple[int, int, int, int]:
+    """Return the shape [b, co, ph, pw] of what `convolve` makes of x."""
+    s = _geometry(x.shape[2], x.shape[3], w, stride, padding, pool, relu=True)
+    return len(x), s.co, s.ph, s.pw
+
+
+def _covers(
+    shape: Sequence[int], w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
+) -> bool:
+    if len(shape) != 4:
         return False
     square = len(set(_both(stride))) == 1 and len(set(_both(padding))) == 1
     plain = _both(dilation) == (1, 1) and groups == 1
     # Tiles hold all positions of a pooling cell, and all pixels that one step of the cells moves over.
-    fits = pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w[0, 0].numel() <= 64
-    if not (square and plain and fits and len(x) > 0):
+    fits = pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w.shape[2] * w.shape[3] <= 64
+    if not (square and plain and fits and shape[0] > 0):
         return False
-    s = _geometry(x.shape[2], x.shape[3], w[None], _both(stride)[0], _both(padding)[0], pool, relu=True)
+    s = _geometry(shape[2], shape[3], w, _both(stride)[0], _both(padding)[0], pool, relu=True)
     channels = s.ci + 1  # where pictures are laid out, there may be one more
     spread = s.pool**2 * s.co * s.wh * s.ww * channels
-    elements = len(x) * max(s.h * s.w * channels, s.ph * s.pw * s.pool**2 * s.co)
+    elements = shape[0] * max(s.h * s.w * channels, s.ph * s.pw * s.pool**2 * s.co)
     return spread <= MOST_SPREAD and elements < MOST_ELEMENTS
 
 
@@ -114,15 +168,17 @@ def _convolve(
     relu: bool,
     precision: str,
     channels_first: bool,
+    halves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
     from pefll.ops.kernels import convolution, pictures
 
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
     if pictures.takes(s, precision, x.device):
-        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
+        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first, halves)
         return y, route, x.new_empty((len(x), 0)), x.new_empty((len(x), 0))
-    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first)
+    numbers = (s, precision, channels_first, halves)
+    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), *numbers)
     return y, route, laid, spread
 
 
@@ -143,19 +199,22 @@ def _convolve_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias.
 
-    Where x was laid out for its products it need not be kept, and `laid` is given in its place.
+    Where x was laid out for its products it need not be kept, and `laid` is given in its place. Where x lay so already,
+    because the convolution before wrote bfloat16, it is given itself, and its gradient is bfloat16 too.
     """
     from pefll.ops.kernels import convolution, pictures
     from pefll.ops.kernels import laid as bf16
 
     none = g.new_empty((len(g), 0))
     # What every client shares is expanded by the vmap rule; kernels step through it client by client.
-    route, laid = route.contiguous(), laid.contiguous()
-    if laid.numel():
+    route = route.contiguous()
+    if spread.numel():
+        dtype = torch.float32 if laid.numel() else x.dtype
+        laid = (laid if laid.numel() else x.permute(0, 1, 3, 4, 2)).contiguous()
         s = _geometry(laid.shape[2], laid.shape[3], w, stride, padding, pool, relu)
         routed, shares = bf16.let_through(g, route, laid, s)
         dw, db = bf16.weight_gradient(routed, shares, laid, s)
-        dx = bf16.input_gradient(routed, spread.contiguous(), laid, s) if wants_input else none
+        dx = bf16.input_gradient(routed, spread.contiguous(), laid, s, dtype) if wants_input else none
         return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
     of_pictures = pictures.takes(s, precision, x.device)
@@ -171,7 +230,7 @@ def _convolve_backward(
 
 
 def _geometry(height: int, width: int, w: Tensor, stride: int, padding: int, pool: int, relu: bool) -> Geometry:
-    co, ci, kh, kw = w.shape[1:]
+    co, ci, kh, kw = w.shape[-4:]
     return Geometry(ci, height, width, co, kh, kw, stride, padding, pool, relu)
 
 
@@ -252,13 +311,13 @@ class _Convolve(torch.autograd.Function):
         x, w = inputs[:2]
         laid = output[2]
         ctx.save_for_backward(laid if laid.numel() else x, w, *output[1:])
-        ctx.numbers = inputs[3:-1]
+        ctx.numbers = inputs[3:-2]  # not how the output is written
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
         wants_input, _, wants_bias = ctx.needs_input_grad[:3]
         dx, dw, db = _apply(_ConvolveBackward, g, *ctx.saved_tensors, *ctx.numbers, wants_input)
-        return dx if wants_input else None, dw, db if wants_bias else None, *(None for _ in ctx.numbers), None
+        return dx if wants_input else None, dw, db if wants_bias else None, *(None for _ in ctx.numbers), None, None
 
 
 class _LinearBackward(_Once):
@@ -332,12 +391,17 @@ def convolve(
     pool: int,
     relu: bool,
     channels_first: bool = False,
+    halves: bool = False,
 ) -> Tensor:
     """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU.
 
-    In memory its channels are innermost, or `channels_first`, so that a picture's numbers are one row.
+    In memory its channels are innermost, or `channels_first`, so that a picture's numbers are one row. With `halves`,
+    where this one `writes_halves` and the next one `reads_halves`, they are bfloat16, and so is their gradient. All
+    products have the factors that they have without. The bias's gradient is a float32 sum of gradients as they come:
+    with `halves` of rounded ones, as in CUDA C++ it always is.
     """
-    y: Tensor = _apply(_Convolve, x, w, bias, stride, padding, pool, relu, products(), channels_first)[0]
+    numbers = (stride, padding, pool, relu, products(), channels_first, halves)
+    y: Tensor = _apply(_Convolve, x, w, bias, *numbers)[0]
     return y
 
 

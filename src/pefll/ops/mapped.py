@@ -74,6 +74,15 @@ def mapped_over(value: Tensor) -> frozenset[int]:
     return frozenset(levels)
 
 
+def differentiated(value: Tensor) -> bool:
+    """Return whether anybody differentiates with respect to a value: autograd, or a transform at work."""
+    while functorch.is_functorch_wrapped_tensor(value):
+        if value.requires_grad:
+            return True
+        value = functorch.get_unwrapped(value)
+    return value.requires_grad
+
+
 def packed(x: Tensor) -> Tensor:
     """Return x [c, ...] with each client's part contiguous, as parts of flat parameter vectors [c, D] are."""
     return x if x[0].is_contiguous() else x.contiguous()

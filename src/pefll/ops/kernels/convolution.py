@@ -7,7 +7,8 @@ window and not once per position; the columns are (position in the cell, output 
 memory would bring the pixels again.
 
 For bfloat16 products the input is first laid out once as the tensor cores want it: rounded, channels last, and four
-channels instead of three, so that most windows start at whole 16 bytes and go to shared memory as they are.
+channels instead of three, so that most windows start at whole 16 bytes and go to shared memory as they are. Where the
+convolution before wrote it so, there is nothing to lay out.
 
 What pooling and ReLU let through is remembered in one byte per output, the `route`: which position of its cell won, or
 255 where ReLU gave zero. The convolution's own output never exists in memory.
@@ -308,10 +309,10 @@ class Forward(NamedTuple):
     """What a convolution gives.
 
     Attributes:
-        y: outputs, float32 [c, b, co, ph, pw].
+        y: outputs, float32 or bfloat16 [c, b, co, ph, pw].
         route: which position won, uint8 [c, b, ph, pw, co]; [c, 1] where all outputs get gradients.
         laid: the input as it was laid out, [c, b, h, w, channels]; [c, 0] where it was not.
-        spread: the filters as they were multiplied, [c, position, co, window]; [c, 0] where the input was not laid out.
+        spread: the filters as they were multiplied, [c, position, co, window]; [c, 0] where they were not bfloat16.
     """
 
     y: Tensor
@@ -321,33 +322,41 @@ class Forward(NamedTuple):
 
 
 def forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, precision: str, channels_first: bool = False
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    precision: str,
+    channels_first: bool = False,
+    halves: bool = False,
 ) -> Forward:
     """Return outputs, and what a backward pass needs.
 
     Args:
-        x: [c, b, ci, h, w], in any layout.
+        x: [c, b, ci, h, w], in any layout; float32, or for bf16 also bfloat16, which is not laid out again.
         w: [c, co, ci, kh, kw], each client's contiguous.
         bias: [c, co], or None.
         geometry: of the convolution.
         precision: of products: tf32x3, tf32 or bf16.
         channels_first: how outputs lie in memory; else their channels are innermost.
+        halves: whether outputs are rounded to bfloat16.
     """
     s = geometry
     clients, samples = x.shape[:2]
-    channels = laid_channels(s.ci) if precision == "bf16" else s.ci
-    shape = (clients, samples, s.h, s.w, channels) if precision == "bf16" else (clients, 0)
-    laid = x.new_empty(shape, dtype=_kind(x, precision))
+    lays = precision == "bf16" and x.dtype != torch.bfloat16
+    channels = laid_channels(s.ci) if lays else s.ci
+    laid = x.new_empty((clients, samples, s.h, s.w, channels) if lays else (clients, 0), dtype=kind(x, precision))
     spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * channels), dtype=laid.dtype)
     blocks = triton.cdiv(spread[0].numel(), 1024)
     _prepare[(blocks + triton.cdiv(laid[0].numel(), 1024), clients)](
         w, spread, x, laid, samples, w.stride(0), *_strides(x), s.h, s.w, s.ci, channels, s.co, s.kh, s.kw, s.stride,
         s.wh, s.ww, s.pool, SPREAD_BLOCKS=blocks, BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    if precision == "bf16":
+    if lays:
         x, s = laid.permute(0, 1, 4, 2, 3), s._replace(ci=channels)
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
-    y = torch.empty(first if channels_first else last, dtype=torch.float32, device=x.device)
+    written = torch.bfloat16 if halves else torch.float32
+    y = torch.empty(first if channels_first else last, dtype=written, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
     rows = samples * s.ph * s.pw
     bm, bn, bk, warps, stages = _forward_tile(s, x, precision)
@@ -361,7 +370,7 @@ def forward(
     # Kept until the backward pass, so only where that looks at them.
     if not channels_first:
         y = y.permute(0, 1, 4, 2, 3)
-    return Forward(y, route, laid, spread if laid.numel() else spread.new_empty((clients, 0)))
+    return Forward(y, route, laid, spread if precision == "bf16" else spread.new_empty((clients, 0)))
 
 
 def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:
@@ -485,7 +494,7 @@ def laid_channels(channels: int) -> int:
     return channels + 1 if channels % 4 == 3 else channels
 
 
-def _kind(like: Tensor, precision: str) -> torch.dtype:
+def kind(like: Tensor, precision: str) -> torch.dtype:
     """Return the type that factors are rounded to; the interpreter has no bfloat16, and leaves them as they are."""
     return torch.bfloat16 if precision == "bf16" and like.is_cuda else torch.float32
 

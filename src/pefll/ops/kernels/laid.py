@@ -47,7 +47,7 @@ def _let_through(
             d = tl.where(way < PLACES, d, 0.0)
         else:
             tl.store(routed + rows[:, None] * CO + co[None, :], d, mask=valid)
-        tl.store(shares + co, tl.sum(d, axis=0), mask=co < CO)
+        tl.store(shares + co, tl.sum(d.to(tl.float32), axis=0), mask=co < CO)
 
 
 @triton.jit
@@ -172,9 +172,10 @@ def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> t
     """Return gradients by position, [c, rows, position * co], and shares of the bias's gradient, [c, shares, co].
 
     Args:
-        g: of the output, [c, b, co, ph, pw], in any layout.
+        g: of the output, [c, b, co, ph, pw], in any layout and of its type: the bias's gradient is a float32 sum of
+            what is in it, while products take it as bfloat16.
         route: from `forward`, contiguous.
-        laid: from `forward`; gives the type.
+        laid: the input, [c, b, h, w, channels]; gives the type.
         geometry: of the convolution.
     """
     s = geometry
@@ -184,7 +185,7 @@ def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> t
     bm = 128 if of_one_run(clients) * rows > 128 * PROGRAMS else 32
     blocks = triton.cdiv(rows, bm)
     routed = laid.new_empty((clients, rows, s.pool**2 * s.co))
-    shares = g.new_empty((clients, blocks, s.co))
+    shares = g.new_empty((clients, blocks, s.co), dtype=torch.float32)
     client, sample, channel, row, column = g.stride()
     _let_through[(blocks, clients)](
         g, route, routed, shares, samples, client, sample, row, column, channel, s.co, s.ph, s.pw, s.pool, s.routed,
@@ -199,7 +200,7 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
     Args:
         routed: from `let_through`.
         shares: from `let_through`.
-        laid: from `forward`, contiguous.
+        laid: the input, [c, b, h, w, channels], contiguous.
         geometry: of the convolution.
     """
     clients, samples, _, _, channels = laid.shape
@@ -228,14 +229,17 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
     return dw, db
 
 
-def input_gradient(routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geometry) -> Tensor:
-    """Return the gradient of x as float32 [c, b, h, w, ci].
+def input_gradient(
+    routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geometry, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the gradient of x as [c, b, h, w, ci].
 
     Args:
         routed: from `let_through`.
         spread: from `forward`, contiguous.
-        laid: from `forward`; gives the number of channels that windows have.
+        laid: the input, [c, b, h, w, channels]; gives the number of channels that windows have.
         geometry: of the convolution.
+        dtype: of x, and so of its gradient.
     """
     s = geometry
     clients, samples = laid.shape[:2]
@@ -243,7 +247,7 @@ def input_gradient(routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geome
     first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
     last = (step - 1 + s.padding) // step
     cells = last - first_y + 1, last - first_x + 1
-    dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=torch.float32)
+    dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=dtype)
     rows = samples * triton.cdiv(s.h, step) * triton.cdiv(s.w, step)
     bm, bn, bk, warps, stages = _input_tile(s, routed, rows)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)

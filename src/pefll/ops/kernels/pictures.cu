@@ -10,6 +10,12 @@
 typedef unsigned int word;  // two bfloat16, which are multiplied as a pair and added, or one TF32
 constexpr int PER = BF16 ? 2 : 1;  // numbers in a word
 typedef unsigned char byte;
+#if HALVES
+typedef unsigned short activation;  // an output or its gradient: the bits of a bfloat16, where another convolution is next
+#else
+typedef float activation;
+#endif
+static_assert(!HALVES || BF16, "only where it would be rounded to bfloat16 anyway");
 
 struct Four { float v[4]; };
 
@@ -28,14 +34,15 @@ __device__ __forceinline__ void stage(int thread, Fetch fetch, Put put) {
 }
 
 // Up to four channels, of which `there` are there.
-__device__ __forceinline__ Four four(const float* __restrict__ from, int apart, int there, bool in_one) {
+template <class Number>
+__device__ __forceinline__ Four four(const Number* __restrict__ from, int apart, int there, bool in_one) {
     Four all = {0.f, 0.f, 0.f, 0.f};
     if (in_one) {
         load4(all.v, from);
     } else {
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (k < there) all.v[k] = from[k * apart];
+            if (k < there) all.v[k] = widened(from[k * apart]);
     }
     return all;
 }
@@ -86,10 +93,11 @@ __device__ constexpr int in_filter(int chunk) {
 }
 
 struct Two { float low, high; };
+static_assert(!HALVES || (CO % 2 == 0 && !CHANNELS_FIRST), "halves are written in pairs of channels");
 
 extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
-    float* __restrict__ y, byte* __restrict__ route, int samples,
+    activation* __restrict__ y, byte* __restrict__ route, int samples,
     long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k, long long sw_c, long long sb_c
 ) {
     SHARED(word, shared);
@@ -259,7 +267,7 @@ struct Pixels { Four pixel[PER + 1]; };
 struct Slot { Four g[STEP]; word ways[STEP]; };
 
 extern "C" __global__ void __launch_bounds__(THREADS) weights(
-    const float* __restrict__ x, const float* __restrict__ gradient, const byte* __restrict__ route,
+    const float* __restrict__ x, const activation* __restrict__ gradient, const byte* __restrict__ route,
     float* __restrict__ partial, int samples, int loops,
     long long sx_c, long long sx_b, int sx_h, int sx_w, int sx_k,
     long long sg_c, long long sg_b, int sg_h, int sg_w, int sg_k
@@ -323,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
                     all.g[k] = Four{0.f, 0.f, 0.f, 0.f};
                     all.ways[k] = POOL == 2 ? 0xffffffffu : 0u;
                     if (b < samples && px + k < PW && channel < CO) {
-                        const float* from = gradient + b * sg_b + py * sg_h + (px + k) * sg_w + channel * sg_k;
+                        const activation* from = gradient + b * sg_b + py * sg_h + (px + k) * sg_w + channel * sg_k;
                         all.g[k] = four(from, sg_k, CO - channel, G_VECTOR);
                         const byte* way = route + (((long long)b * PH + py) * PW + px + k) * CO + channel;
                         if (ROUTED) all.ways[k] = ways(way, CO - channel, CO % 4 == 0);
@@ -420,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(256) add_up(
     if (i >= size) return;
     float sum = 0.f;
 #pragma unroll 16
-    for (int s = 0; s < shares; s++) sum += load_last(partial + (s * clients + client) * size + i);
+    for (int s = 0; s < shares; s++) sum += partial[(s * clients + client) * size + i];
     const int channel = i / (WINDOW + 1), column = i % (WINDOW + 1);
     if (column < WINDOW) dw[client * CO * WINDOW + channel * WINDOW + column] = sum;
     else db[client * CO + channel] = sum;

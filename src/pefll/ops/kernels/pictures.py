@@ -49,14 +49,14 @@ def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
     """Return whether the kernels take such a convolution with so much shared memory."""
     if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
         return False
-    plans = (_best_forward(s, precision, 1, False, False), _best_weights(s, precision, 1, 1, 1))
+    plans = (_best_forward(s, precision, 1, False, False, False), _best_weights(s, precision, 1, 1, 1, False))
     return max(plan.shared for plan in plans) <= min(shared, MOST_SHARED)
 
 
 def forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, precision: str, channels_first: bool
+    x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, precision: str, channels_first: bool, halves: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs, float32 [c, b, co, ph, pw], and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
+    """Return outputs [c, b, co, ph, pw] and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
 
     Args:
         x: [c, b, ci, h, w], in any layout.
@@ -65,12 +65,15 @@ def forward(
         s: of the convolution.
         precision: of products, bf16 or tf32.
         channels_first: how outputs lie in memory; else their channels are innermost.
+        halves: whether outputs are rounded to bfloat16, else float32; for bf16, an even number of filters, and channels
+            innermost.
     """
     clients, samples = x.shape[:2]
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
-    y = torch.empty(first if channels_first else last, dtype=torch.float32, device=x.device)
+    written = torch.bfloat16 if halves else torch.float32
+    y = torch.empty(first if channels_first else last, dtype=written, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
-    plan = _best_forward(s, precision, int(_in_fours(x)), bias is not None, channels_first)
+    plan = _best_forward(s, precision, int(_in_fours(x)), bias is not None, channels_first, halves)
     _launch(
         "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
         x, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
@@ -83,14 +86,15 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        g: of the output, [c, b, co, ph, pw], in any layout.
+        g: of the output and of its type, [c, b, co, ph, pw], in any layout.
         route: from `forward`, contiguous.
         x: [c, b, ci, h, w], in any layout.
         s: of the convolution.
         precision: of products, bf16 or tf32.
     """
     clients, samples = g.shape[:2]
-    plan = _best_weights(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1))
+    halves = g.dtype == torch.bfloat16
+    plan = _best_weights(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1), halves)
     # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
     most = _blocks(samples, plan.pictures)
     loops = _blocks(most, max(1, min(most, _blocks(BLOCKS, of_one_run(clients)))))
@@ -113,11 +117,11 @@ def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, 
     run(grid, plan.threads, plan.shared, arguments)
 
 
-def _best_forward(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool) -> Plan:
+def _best_forward(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, halves: bool) -> Plan:
     """Choose how many pictures a block takes, and how many warps share them."""
     c = {
         "CONVOLVE": 1, **_of(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
-        "CHANNELS_FIRST": int(channels_first), "VECTOR": in_fours, "MT": 2,
+        "CHANNELS_FIRST": int(channels_first), "HALVES": int(halves), "VECTOR": in_fours, "MT": 2,
     }  # fmt: skip
     cells, group = s.ph * s.pw, 8 if s.pool == 2 else 32
     pictures = 1 if cells >= 6 * group else min(4, _blocks(6 * group, cells))
@@ -138,12 +142,14 @@ def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
     return Plan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
 
 
-def _best_weights(s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int) -> Plan:
+def _best_weights(
+    s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, halves: bool
+) -> Plan:
     """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
     rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
     c = {
         "WEIGHTS": 1, **_of(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
-        "G_VECTOR": g_in_fours, "MT": rows,
+        "G_VECTOR": g_in_fours, "HALVES": int(halves), "MT": rows,
     }  # fmt: skip
     across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 8) // rows)))
     slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, 2 if precision == "bf16" else 1))
@@ -198,4 +204,4 @@ def _in_fours(x: Tensor) -> bool:
     """Return whether channels of x [c, b, ci, h, w] can be fetched four at once."""
     client, sample, channel, row, column = x.stride()
     whole = all(number % 4 == 0 for number in (x.shape[2], client, sample, row, column))
-    return channel == 1 and whole and x.data_ptr() % 16 == 0
+    return channel == 1 and whole and x.data_ptr() % (4 * x.element_size()) == 0

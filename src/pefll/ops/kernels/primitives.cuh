@@ -21,24 +21,26 @@ __device__ __forceinline__ unsigned pack(float first, float) {
 #define PRODUCT "m16n8k8.row.col.f32.tf32.tf32.f32"
 #endif
 
-// What is fetched for the last time makes room in the cache for what is not.
-__device__ __forceinline__ float load_last(const float* from) {
-    float value;
-    asm("ld.global.cs.f32 %0, [%1];" : "=f"(value) : "l"(from));
-    return value;
-}
+// The number that a float is, or the bits of a bfloat16 are.
+__device__ __forceinline__ float widened(float number) { return number; }
+__device__ __forceinline__ float widened(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
 
 __device__ __forceinline__ void load4(float v[4], const float* __restrict__ from) {
-#if WEIGHTS
-    asm("ld.global.cs.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(from));
-#else
     const float4 all = *reinterpret_cast<const float4*>(from);
     v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
-#endif
+}
+
+__device__ __forceinline__ void load4(float v[4], const unsigned short* __restrict__ from) {
+    const ushort4 all = *reinterpret_cast<const ushort4*>(from);
+    v[0] = widened(all.x), v[1] = widened(all.y), v[2] = widened(all.z), v[3] = widened(all.w);
 }
 
 __device__ __forceinline__ void store2(float* to, float first, float second) {
     *reinterpret_cast<float2*>(to) = make_float2(first, second);
+}
+
+__device__ __forceinline__ void store2(unsigned short* to, float first, float second) {
+    *reinterpret_cast<unsigned*>(to) = pack(first, second);
 }
 
 __device__ __forceinline__ void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
