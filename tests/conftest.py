@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import torch
 
+
+def let_numbers_end_loops() -> None:
+    """Mend Triton's interpreter: its numbers are arrays of one, of which new versions of numpy make no integer."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton") is not None:
+        let_numbers_end_loops()

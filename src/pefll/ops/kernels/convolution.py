@@ -258,6 +258,23 @@ def _spread_back(
 
 
 @triton.jit
+def cells_of(
+    ry, rx, there, PH: tl.constexpr, PW: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
+    CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
+):  # fmt: skip
+    """Return which pooling cells some of the blocks (ry, rx) look back at, of those that there are.
+
+    As the first one's row and column, relative to a block's own, how many lie side by side, and how many there are.
+    """
+    top = tl.maximum(-tl.max(tl.where(there, ry, 0)), FIRST_Y)
+    left = tl.maximum(-tl.max(tl.where(there, rx, 0)), FIRST_X)
+    bottom = tl.minimum(PH - tl.min(tl.where(there, ry, PH)), FIRST_Y + CELLS_Y)
+    right = tl.minimum(PW - tl.min(tl.where(there, rx, PW)), FIRST_X + CELLS_X)
+    across = tl.maximum(right - left, 0)
+    return top, left, across, across * tl.maximum(bottom - top, 0)
+
+
+@triton.jit
 def _input_gradient(
     g, route, w, dx, B,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
@@ -268,14 +285,17 @@ def _input_gradient(
     """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
 
     All pixels of a block look back at the same few pooling cells; each cell's gradient is fetched once, and each of its
-    positions is one product with the filters that lead from it to the block's pixels.
+    positions is one product with the filters that lead from it to the block's pixels. Rows that follow each other are
+    the same block of other samples, so that where a block lies at the border, a program has fewer cells to look at.
     """
     client = tl.program_id(2).to(tl.int64)
     BH: tl.constexpr = (H + SIDE - 1) // SIDE
     BW: tl.constexpr = (W + SIDE - 1) // SIDE
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    b, rest = rows // (BH * BW), rows % (BH * BW)
-    ry, rx = rest // BW, rest % BW
+    b, block = rows % B, rows // B
+    ry, rx = block // BW, block % BW
+    there = block < BH * BW
+    top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X)
     n = tl.arange(0, SIDE * SIDE * BN)
     pixel, ci = n // BN, tl.program_id(1) * BN + n % BN
     qy, qx = pixel // SIDE, pixel % SIDE
@@ -284,11 +304,12 @@ def _input_gradient(
     w += client * (CELLS_Y * CELLS_X * POOL * POOL * SIDE * SIDE * CI * CO)
     BLOCKS: tl.constexpr = (CO + BK - 1) // BK
     total = tl.zeros([BM, SIDE * SIDE * BN], tl.float32)
-    for step in range(CELLS_Y * CELLS_X * BLOCKS):
-        cell = step // BLOCKS
+    for step in range(cells * BLOCKS):
+        cy, cx = top + step // BLOCKS // across, left + step // BLOCKS % across
+        cell = (cy - FIRST_Y) * CELLS_X + cx - FIRST_X
         co = (step % BLOCKS) * BK + tl.arange(0, BK)
-        py, px = ry + FIRST_Y + cell // CELLS_X, rx + FIRST_X + cell % CELLS_X
-        here = (b < B) & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
+        py, px = ry + cy, rx + cx
+        here = there & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
         out = ((b * PH + py) * PW + px)[:, None] * CO + co[None, :]
         valid = here[:, None] & (co < CO)[None, :]
         d = tl.load(g + out, mask=valid, other=0.0)
@@ -301,7 +322,7 @@ def _input_gradient(
             total = tl.dot(e, f, total, input_precision=PRECISION)
     iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
     out = ((client * B + b[:, None]) * H + iy) * W + ix
-    real = (b < B)[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
+    real = there[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
     tl.store(dx + out * CI + ci[None, :], total, mask=real)
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.ops.geometry import Geometry
-from pefll.ops.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
+from pefll.ops.kernels.convolution import PROGRAMS, cells_of, corner, parts, pixels, vector
 from pefll.ops.kernels.tiles import shrunk, side
 from pefll.ops.together import of_one_run
 
@@ -132,7 +132,8 @@ def _input_gradient(
     """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
 
     All pixels of a block look back at the same few pooling cells. A pixel has one place in each cell's window, so that
-    the weights that lead back to it lie in the spread weights of the forward pass.
+    the weights that lead back to it lie in the spread weights of the forward pass. Rows that follow each other are the
+    same block of other samples, so that where a block lies at the border, a program has fewer cells to look at.
     """
     client = tl.program_id(2).to(tl.int64)
     BH: tl.constexpr = (H + SIDE - 1) // SIDE
@@ -141,20 +142,21 @@ def _input_gradient(
     K: tl.constexpr = WH * WW * LAID
     BLOCKS: tl.constexpr = (N + BK - 1) // BK
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    b, rest = rows // (BH * BW), rows % (BH * BW)
-    ry, rx = rest // BW, rest % BW
+    b, block = rows % B, rows // B
+    ry, rx = block // BW, block % BW
+    there = block < BH * BW
+    top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X)
     column = tl.arange(0, SIDE * SIDE * BN)
     pixel, ci = column // BN, tl.program_id(1) * BN + column % BN
     qy, qx = pixel // SIDE, pixel % SIDE
     routed += client * B * (PH * PW * N)
     w += client * (N * K)
     total = tl.zeros([BM, SIDE * SIDE * BN], tl.float32)
-    for step in range(CELLS_Y * CELLS_X * BLOCKS):
-        cell = step // BLOCKS
+    for step in range(cells * BLOCKS):
         n = (step % BLOCKS) * BK + tl.arange(0, BK)
-        cy, cx = FIRST_Y + cell // CELLS_X, FIRST_X + cell % CELLS_X
+        cy, cx = top + step // BLOCKS // across, left + step // BLOCKS % across
         py, px = ry + cy, rx + cx
-        here = (b < B) & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
+        here = there & (py >= 0) & (py < PH) & (px >= 0) & (px < PW)
         at = ((b * PH + py) * PW + px)[:, None] * N + n[None, :]
         d = tl.load(routed + at, mask=here[:, None] & (n < N)[None, :], other=0.0)
         wy, wx = qy + PAD - cy * SIDE, qx + PAD - cx * SIDE
@@ -164,7 +166,7 @@ def _input_gradient(
         total = tl.dot(d, f, total)
     iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
     out = ((client * B + b[:, None]) * H + iy) * W + ix
-    real = (b < B)[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
+    real = there[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
     tl.store(dx + out * CI + ci[None, :], total, mask=real)
 
 
