@@ -9,6 +9,7 @@ import torch
 
 from pefll.data.client import Batch
 from pefll.engines.vector import VectorEngine
+from pefll.errors import PefllError
 from pefll.methods import Problem, build_method
 from pefll.methods.adam import Adam, Moments, adam, joined, norm
 from pefll.methods.local_sgd import SGD, follow, sgd_step
@@ -299,6 +300,20 @@ def test_adam_and_the_norm_along_a_gradient_in_parts():
         adam(parameters.double(), wide, Moments(*(part.double() for part in moments)), step, Adam(1e-2, 0.3))[0],
         wanted[0].double(),
     )
+
+
+def test_adam_refuses_a_gradient_of_another_size():
+    parameters, step = random(5000), torch.full((), 1, device=DEVICE)
+    with pytest.raises(PefllError, match="5000 parameters"):
+        adam(parameters, {"weight": random(100)}, Moments(parameters, parameters), step, Adam(1e-2))
+
+
+def test_adam_joins_more_parts_than_its_kernel_has_lines_for():
+    parameters, gradient = random(vectors.MOST_PARTS + 1), random(vectors.MOST_PARTS + 1, seed=1)
+    named = {str(place): part for place, part in enumerate(gradient.split(1))}
+    moments, step = Moments(parameters.square(), parameters.square()), torch.full((), 3, device=DEVICE)
+    found, wanted = (adam(parameters, along, moments, step, Adam(1e-2))[0] for along in (named, gradient))
+    assert torch.equal(found, wanted)
 
 
 def test_adam_in_place_where_both_who_calls_it_and_the_engine_allow_it():

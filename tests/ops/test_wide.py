@@ -90,6 +90,42 @@ def test_what_it_leaves_to_torch():
     close(mapped, F.relu(F.linear(x.double(), w.double())))
 
 
+def test_a_wide_layer_of_a_mapped_network_is_left_to_torch_also_where_it_is_differentiated():
+    first, second = random(6, 8, seed=1), random(client_axis.MOST_OUTPUTS + 1, 6, seed=2)
+
+    def loss(x, first, second):
+        return linear_block(linear_block(x, first, None, True), second, None, False).square().sum()
+
+    gradient = torch.vmap(torch.func.grad(loss), in_dims=(0, None, None))
+    narrow, exact = both(gradient, random(3, 2, 8), first, second)
+    close(narrow, exact)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
+def test_only_gradients_that_somebody_wants_are_made(wanted, monkeypatch):
+    from pefll.ops.kernels import wide as kernels
+
+    made = []
+    for name in ("input_gradient", "weight_gradient"):
+        real = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *given, name=name, real=real: made.append(name) or real(*given))
+    given = [random(2, 4), random(40, 4, seed=1), random(40, seed=2)]
+
+    def run(x, w, b):
+        layer = wide.linear if x.dtype == torch.float32 else F.linear
+        return torch.func.grad(lambda *given: layer(*given).square().sum(), argnums=wanted)(x, w, b)
+
+    for narrow, exact in zip(*both(run, *given), strict=True):
+        close(narrow, exact)
+    assert made == ["input_gradient"] * (0 in wanted) + ["weight_gradient"] * any(place > 0 for place in wanted)
+
+
+def test_shapes_that_do_not_fit_are_refused_as_by_torch():
+    for outputs in (10, client_axis.MOST_OUTPUTS + 1):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            linear_block(random(2, 8), random(outputs, 9), None, False)
+
+
 def test_no_second_derivative():
     w = random(2000, 4)
     with pytest.raises(PefllError, match="no second derivatives"):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.errors import PefllError
 from pefll.models.network import Parameters
 from pefll.ops import client_axis, vectors
 from pefll.ops.recorded import may_overwrite
@@ -82,9 +83,13 @@ def adam(
         last_use: whether nobody reads the parameters and moments that are given here again. Where an engine has them
             for itself, the new ones may then be written in their place.
     """
+    along = parts(gradient)
+    if sum(part.numel() for part in along) != parameters.numel():
+        raise PefllError(f"a gradient for {parameters.numel()} parameters has as many numbers")
     if client_axis.available(parameters):
         in_place = last_use and may_overwrite()
-        along = parts(gradient)
+        if not vectors.splits(parameters, len(along)):
+            along = (joined(gradient),)
         changed, *after = vectors.adam(parameters, along, *moments, step, scale, *settings, in_place=in_place)
         return changed, Moments(*after)
     gradient = joined(gradient)

@@ -176,13 +176,14 @@ class PeFLL:
         return self.averaged(self.step(server, d_hypernetwork, d_embedder.mean(dim=0)))
 
     def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
-        """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]."""
+        """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]; η_h is a vector, or on a GPU parts by name."""
         return self.h(eta_h, (v - server.shift) / server.scale)
 
     def step(self, server: Server, d_hypernetwork: Parameters, d_embedder: Tensor) -> Server:
         """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added.
 
-        The last thing that is done with the state that is given: Adam may write in its place.
+        The last thing that is done with the state that is given: Adam may write in its place. The gradient of η_h is a
+        vector [H], or on a GPU parts by name.
         """
         step = server.step + 1
         if self.server_optimizer == "sgd":

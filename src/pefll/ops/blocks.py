@@ -52,7 +52,7 @@ def conv_block(
     """
     if client_axis.convolves(x, weight, stride, padding, dilation, groups, pool):
         numbers = (_side(stride), _side(padding), pool, relu)
-        halves = following is not None and _passes_halves(x, weight, *numbers[:3], following)
+        halves = feeds_convolution and following is not None and _passes_halves(x, weight, *numbers[:3], following)
         return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution, halves=halves)
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),))

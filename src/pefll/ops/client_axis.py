@@ -23,18 +23,19 @@ from torch.library import custom_op
 from pefll.ops.geometry import Geometry, Pair
 from pefll.ops.mapped import Once as _Once
 from pefll.ops.mapped import apply as _apply
-from pefll.ops.mapped import differentiated, merge_mapped_axis
+from pefll.ops.mapped import has_gradient, merge_mapped_axis
 from pefll.ops.mapped import packed as _packed
 from pefll.ops.precision import products
 
 # A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
-# size. Larger ones (a hypernetwork's last layer) are what cuBLAS is good at.
+# size. A hypernetwork's last layer is for `pefll.ops.wide`, and what else is larger for cuBLAS.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
 # Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
 MOST_ELEMENTS, MOST_SPREAD = 1 << 31, 1 << 22
 
-# Whether kernels also take tensors on a CPU, slowly, one program after another; for tests, with TRITON_INTERPRET=1.
+# Whether kernels also take tensors on a CPU, slowly, one program after another; for tests, with TRITON_INTERPRET=1 and
+# what tests/conftest.py mends in the interpreter.
 interpreted = False
 
 
@@ -110,15 +111,14 @@ def reads_halves(
 
 
 def writes_halves(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> bool:
-    """Return whether `convolve` of x may write bfloat16: its products then take its output's gradient as bfloat16.
+    """Return whether `convolve` of x may write bfloat16, whose gradient is then bfloat16 too.
 
-    Where products are bfloat16 they do that anyway, but for those that make the gradient of the pictures of a first
-    layer in CUDA C++, should anybody want that.
+    Not where somebody wants the gradient of x and x is read by CUDA C++: that is made, in TF32, from a float32 one.
     """
     from pefll.ops.kernels import pictures
 
     s = _geometry(x.shape[2], x.shape[3], w, stride, padding, pool, relu=True)
-    return not (differentiated(x) and pictures.takes(s, "bf16", x.device))
+    return not (has_gradient(x) and pictures.takes(s, "bf16", x.device))
 
 
 def shape_after(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> tuple[int, int, int, int]:
@@ -147,7 +147,8 @@ def _covers(
 
 def multiplies(x: Tensor, w: Tensor) -> bool:
     """Return whether `linear` takes such a layer."""
-    return available(x) and x.dim() == 2 and len(x) <= MOST_SAMPLES and len(w) <= MOST_OUTPUTS
+    fits = x.dim() == 2 and x.shape[1:] == w.shape[1:]
+    return available(x) and fits and len(x) <= MOST_SAMPLES and len(w) <= MOST_OUTPUTS
 
 
 def _both(pair: Pair) -> tuple[int, int]:

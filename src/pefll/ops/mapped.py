@@ -66,15 +66,16 @@ def parted(value: Tensor, mapped: int) -> Tensor:
 
 
 def mapped_over(value: Tensor) -> frozenset[int]:
-    """Return which of the `vmap`s at work, by their levels, a value has an axis for."""
+    """Return which of the `vmap`s at work, by their levels, a value has an axis for, within gradients or not."""
     levels = set()
-    while functorch.is_batchedtensor(value):
-        levels.add(functorch.maybe_get_level(value))
+    while functorch.is_functorch_wrapped_tensor(value):
+        if functorch.is_batchedtensor(value):
+            levels.add(functorch.maybe_get_level(value))
         value = functorch.get_unwrapped(value)
     return frozenset(levels)
 
 
-def differentiated(value: Tensor) -> bool:
+def has_gradient(value: Tensor) -> bool:
     """Return whether anybody differentiates with respect to a value: autograd, or a transform at work."""
     while functorch.is_functorch_wrapped_tensor(value):
         if value.requires_grad:

@@ -16,7 +16,8 @@ from pefll.ops.mapped import Once, apply, mapped_over, merge_mapped_axis, packed
 from pefll.ops.recorded import is_differentiated
 
 MOST_PARTS = 128  # of a vector, for each of which a kernel has a line
-MOST_ELEMENTS = 1 << 31  # of a vector in parts, whose elements kernels count with 32 bits
+# Of a vector in parts, whose elements kernels count with 32 bits, also some blocks beyond its end.
+MOST_ELEMENTS = (1 << 31) - (1 << 22)
 
 
 def splits(vector: Tensor, parts: int) -> bool:
@@ -24,7 +25,7 @@ def splits(vector: Tensor, parts: int) -> bool:
     return client_axis.available(vector) and parts <= MOST_PARTS and vector.numel() < MOST_ELEMENTS
 
 
-# The operations, all with a client axis but Adam.
+# The operations, all with a client axis but the server's, which are its norm and Adam.
 
 
 @custom_op("pefll::join", mutates_args=())

@@ -18,7 +18,7 @@ MOST_ROWS, MOST_INPUTS, MOST_ELEMENTS = 64, 256, 1 << 31
 
 def takes(x: Tensor, w: Tensor) -> bool:
     """Return whether `linear` takes such a layer: more outputs than `client_axis.linear` takes, not mapped."""
-    if not client_axis.available(x) or x.dim() != 2 or mapped_over(x) or mapped_over(w):
+    if not client_axis.available(x) or x.dim() != 2 or x.shape[1:] != w.shape[1:] or mapped_over(x) or mapped_over(w):
         return False
     most = max(w.numel(), len(x) * len(w))
     fits = 0 < len(x) <= MOST_ROWS and 0 < x.shape[1] <= MOST_INPUTS and most < MOST_ELEMENTS
@@ -34,11 +34,16 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @custom_op("pefll::wide_linear_backward", mutates_args=())
-def _linear_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, of the weights and of the bias."""
+def _linear_backward(
+    g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, of the weights and of the bias, empty where they are not wanted."""
     from pefll.ops.kernels import wide
 
-    return wide.backward(g.contiguous(), x.contiguous(), w.contiguous(), _products())
+    g = g.contiguous()
+    dx = wide.input_gradient(g, w.contiguous(), _products()) if wants_input else g.new_empty(0)
+    dw, db = wide.weight_gradient(g, x.contiguous()) if wants_weights else (g.new_empty(0), g.new_empty(0))
+    return dx, dw, db
 
 
 def _products() -> str:
@@ -48,8 +53,8 @@ def _products() -> str:
 
 class _LinearBackward(Once):
     @staticmethod
-    def forward(g: Tensor, x: Tensor, w: Tensor) -> Any:
-        return _linear_backward(g, x, w)
+    def forward(g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool) -> Any:
+        return _linear_backward(g, x, w, wants_input, wants_weights)
 
 
 class _Linear(torch.autograd.Function):
@@ -64,8 +69,10 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        dx, dw, db = apply(_LinearBackward, g, *ctx.saved_tensors)
-        return dx, dw, db if ctx.needs_input_grad[2] else None
+        wants_input, *wants_others = ctx.needs_input_grad
+        dx, dw, db = apply(_LinearBackward, g, *ctx.saved_tensors, wants_input, any(wants_others))
+        wanted = zip((dx, dw, db), ctx.needs_input_grad, strict=True)
+        return tuple(gradient if wants else None for gradient, wants in wanted)
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

@@ -270,7 +270,7 @@ def cells_of(
     left = tl.maximum(-tl.max(tl.where(there, rx, 0)), FIRST_X)
     bottom = tl.minimum(PH - tl.min(tl.where(there, ry, PH)), FIRST_Y + CELLS_Y)
     right = tl.minimum(PW - tl.min(tl.where(there, rx, PW)), FIRST_X + CELLS_X)
-    across = tl.maximum(right - left, 0)
+    across = tl.maximum(right - left, 1)  # whoever divides by it may do so before it knows whether there are any
     return top, left, across, across * tl.maximum(bottom - top, 0)
 
 

@@ -148,5 +148,8 @@ def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
     clients, _, inputs = x.shape
     if of_one_run(clients) * inputs > 64 * 132:
         return 16, 128, 4, 2
-    # How many inputs a program has changes no sum: so all clients count, of several runs too.
-    return side(outputs, 128 if inputs <= 256 else 64), 64 if clients * inputs > 64 * 132 else 32, 4, 2
+    if inputs <= 256:
+        return side(outputs, 128), 32, 4, 2
+    # How many inputs a program has changes no sum of a weight or an input: so all clients count, of several runs too.
+    # The bias's has the order in which Triton lays out gradients, which is the same if their rows are whole 32 bytes.
+    return side(outputs, 64), 64 if outputs % 8 == 0 and clients * inputs > 64 * 132 else 32, 4, 2

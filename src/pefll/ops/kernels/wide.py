@@ -12,15 +12,15 @@ from torch import Tensor
 
 from pefll.ops.kernels.tiles import SMALLEST
 
-# That the sum over all outputs is split into: three for each processor of an H200. The same number on every card, so
-# that the sum has the same bits on all of them.
+# Parts that the sum over all outputs is split into: three for each processor of an H200. As many on every card, so that
+# the sum has the same bits on all of them.
 _PROGRAMS = 396
 
 
 @triton.jit
 def _forward(
-    x, w, bias, y, OUT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+    x, w, bias, y, ROWS, OUT: tl.constexpr, IN: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """One program has all rows, and some outputs."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
@@ -35,15 +35,15 @@ def _forward(
 
 @triton.jit
 def _weight_gradient(
-    g, x, dw, db, OUT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr
+    g, x, dw, db, ROWS, OUT: tl.constexpr, IN: tl.constexpr, MOST: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr
 ):  # fmt: skip
     """One program has all rows, and some outputs. There is little to multiply: tensor cores would not help."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     i = tl.arange(0, BI)
     total, of_bias = tl.zeros([BO, BI], tl.float32), tl.zeros([BO], tl.float32)
-    for r in range(ROWS):
-        d = tl.load(g + r * OUT + o, mask=o < OUT, other=0.0)
-        a = tl.load(x + r * IN + i, mask=i < IN, other=0.0)
+    for r in tl.static_range(MOST):  # at once, so that nobody waits for one row after another
+        d = tl.load(g + r * OUT + o, mask=(o < OUT) & (r < ROWS), other=0.0)
+        a = tl.load(x + r * IN + i, mask=(i < IN) & (r < ROWS), other=0.0)
         total += d[:, None] * a[None, :]
         of_bias += d
     tl.store(dw + o[:, None] * IN + i[None, :], total, mask=(o < OUT)[:, None] & (i < IN)[None, :])
@@ -52,10 +52,10 @@ def _weight_gradient(
 
 @triton.jit
 def _input_gradient(
-    g, w, shares, OUT: tl.constexpr, ROWS: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr,
-    PROGRAMS: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+    g, w, shares, ROWS, OUT: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr, PROGRAMS: tl.constexpr,
+    BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """One program has all rows, and every so manieth block of outputs; it writes its share of the sum over them."""
+    """One program has all rows, and every PROGRAMS-th block of outputs; it writes its share of the sum over them."""
     i, r = tl.arange(0, BI), tl.arange(0, BR)
     total = tl.zeros([BR, BI], tl.float32)
     for turn in range(0, OUT, PROGRAMS * BO):
@@ -81,33 +81,43 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, precision: str) -> Tensor
     y = x.new_empty((rows, outputs))
     sides = _sides(rows, inputs)
     _forward[(triton.cdiv(outputs, sides["BO"]),)](
-        x, w, x if bias is None else bias, y, outputs, rows, inputs, bias is not None, precision, **sides, num_warps=4
+        x, w, x if bias is None else bias, y, rows, outputs, inputs, bias is not None, precision, **sides, num_warps=4
     )
     return y
 
 
-def backward(g: Tensor, x: Tensor, w: Tensor, precision: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x [r, i], w [o, i] and bias [o].
+def input_gradient(g: Tensor, w: Tensor, precision: str) -> Tensor:
+    """Return the gradient of x, [r, i].
+
+    Args:
+        g: of the output, [r, o], contiguous.
+        w: [o, i], contiguous.
+        precision: of products.
+    """
+    rows, (outputs, inputs) = len(g), w.shape
+    sides = _sides(rows, inputs)
+    shares = w.new_empty((min(_PROGRAMS, triton.cdiv(outputs, sides["BO"])), rows, inputs))
+    _input_gradient[(len(shares),)](
+        g, w, shares, rows, outputs, inputs, precision, len(shares), **sides, num_warps=4, num_stages=3
+    )
+    return shares.sum(dim=0)
+
+
+def weight_gradient(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of w [o, i] and bias [o].
 
     Args:
         g: of the output, [r, o], contiguous.
         x: [r, i], contiguous.
-        w: [o, i], contiguous.
-        precision: of products.
     """
-    rows, inputs = x.shape
-    outputs = len(w)
+    (rows, inputs), outputs = x.shape, g.shape[1]
+    dw, db = x.new_empty((outputs, inputs)), x.new_empty(outputs)
     sides = _sides(rows, inputs)
-    shares = x.new_empty((min(_PROGRAMS, triton.cdiv(outputs, sides["BO"])), rows, inputs))
-    dw, db = w.new_empty(w.shape), w.new_empty(outputs)
-    _input_gradient[(len(shares),)](
-        g, w, shares, outputs, rows, inputs, precision, len(shares), **sides, num_warps=4, num_stages=3
-    )
-    few = max(1, sides["BO"] // 2)
+    few = sides["BO"] // 2
     _weight_gradient[(triton.cdiv(outputs, few),)](
-        g, x, dw, db, outputs, rows, inputs, BI=sides["BI"], BO=few, num_warps=4
+        g, x, dw, db, rows, outputs, inputs, MOST=triton.next_power_of_2(rows), BI=sides["BI"], BO=few, num_warps=4
     )
-    return shares.sum(dim=0), dw, db
+    return dw, db
 
 
 def _sides(rows: int, inputs: int) -> dict[str, int]:
