@@ -33,6 +33,8 @@ class Order(NamedTuple):
         label: what it is called while it is trained beside others; "" for its method and seed.
         tunes: whether it is there to choose hyper-parameters: then it ends with a score on the validation samples of
             seen clients, in place of the test.
+        holds_out: whether its unseen clients are seen ones that were held out for that (`Federation.holding_out`), so
+            that their validation samples are scored too.
     """
 
     config: Config
@@ -40,6 +42,7 @@ class Order(NamedTuple):
     out: str | Path | None
     label: str = ""
     tunes: bool = False
+    holds_out: bool = False
 
     @property
     def title(self) -> str:

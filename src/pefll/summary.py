@@ -58,12 +58,15 @@ def summary_of(
 ) -> dict[str, Any]:
     """Score the best and the last state on the test split and gather everything about the run.
 
-    A run that is part of a search is scored on the validation samples of seen clients; and where new clients train
-    something of their own, also with seen clients that come as if they were new, so that this can be tuned too.
+    A run that is part of a search is scored on the validation samples of seen clients, and of those that it holds out;
+    and where new clients train something of their own, also with seen clients that come as if they were new, so that
+    this can be tuned too.
     """
     config, federation = order.config, order.federation
-    split, clients = (VALIDATION, federation.num_seen) if order.tunes else (TEST, federation.num_clients)
-    strangers = min(clients, STRANGERS) if order.tunes and method.trains_in_rounds and method.trains_new_clients else 0
+    split = VALIDATION if order.tunes else TEST
+    clients = federation.num_seen if order.tunes and not order.holds_out else federation.num_clients
+    new_ones_train = order.tunes and method.trains_in_rounds and method.trains_new_clients
+    strangers = min(federation.num_seen, STRANGERS) if new_ones_train else 0
     moments = ("best",) if order.tunes else ("best", "final")
     different = "final" in moments and progress.best_round != progress.round
     started = time.perf_counter()

@@ -24,6 +24,7 @@ from pefll.data.entries import entries
 from pefll.data.federation import assemble
 from pefll.data.partition import _draw_classes
 from pefll.errors import PefllError
+from tests.federations import ragged
 
 from . import layouts
 
@@ -465,3 +466,25 @@ def test_clients_keep_the_names_that_the_data_has_for_them(keys):
     assert [made.name_of(one) for one in range(2)] == ["0", "1"]
     chosen = natural(samples, 0, unseen=0.0, clients=2)
     assert {chosen.name_of(0), chosen.name_of(1)} < {str(key) for key in keys}
+
+
+def test_seen_clients_can_be_held_out_as_if_unseen():
+    whole = ragged(clients=9, seen=7)
+    part = whole.holding_out(0.3)
+    assert (part.num_clients, part.num_seen, part.num_unseen) == (7, 5, 2)
+    for client in range(7):
+        for split in (TRAIN, VALIDATION, TEST):
+            assert torch.equal(part.indices(client, split), whole.indices(client, split))
+    assert whole.holding_out(0.001).num_unseen == 1
+    for share in (0.0, 1.0, -0.2, 0.99):
+        with pytest.raises(PefllError, match="cannot be held out"):
+            whole.holding_out(share)
+
+
+def test_clients_that_are_held_out_keep_their_names():
+    owner = np.repeat(np.arange(4), 12)
+    x, y = np.zeros((48, 2), np.float32), np.arange(48) % 2
+    samples = Samples(x, y, 2, client=owner, client_names=("d", "c", "b", "a"))
+    whole = make_federation(samples, partition="natural", clients=4, seed=1, unseen=0.25)
+    part = whole.holding_out(0.4)
+    assert [part.name_of(client) for client in range(3)] == [whole.name_of(client) for client in range(3)]

@@ -33,8 +33,8 @@ def federation(monkeypatch):
     monkeypatch.setattr(preparing, "federation_of", lambda config, console: ragged(seed=config.seed))
 
 
-def search(tmp_path, grid=RATES, seeds=(0, 1), at_once=3, to="results", **changes):
-    wanted = Search(dataclasses.replace(CONFIG, **changes), grid, seeds)
+def search(tmp_path, grid=RATES, seeds=(0, 1), at_once=3, to="results", hold_out=0.0, **changes):
+    wanted = Search(dataclasses.replace(CONFIG, **changes), grid, seeds, hold_out)
     return tune(wanted, tmp_path / "runs", tmp_path / to, at_once, Console(quiet=True))
 
 
@@ -119,6 +119,31 @@ def test_settings_of_new_clients_are_chosen_within_the_best_training(tmp_path):
     again = row(0.1, {"new_lr": 1.0, "embedding_lr": 1e-2}, 0.79, as_new=0.5) | {"seed": 1}
     trials.rows.append(again)
     assert trials.as_new(rows[2]["settings"], (0, 1)) == [0.7, 0.5]
+
+
+def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_path):
+    trials = search(tmp_path, seeds=(0,), hold_out=0.3)
+    whole = ragged(seed=0)
+    assert trials.path.name == f"digits-fedavg-n{whole.num_clients}.json"
+    kept = json.loads(trials.path.read_text())
+    assert (kept["hold_out"], kept["num_seen"]) == (0.3, whole.num_seen)
+    part = whole.holding_out(0.3)
+    for row in kept["trials"]:
+        rest = {"local_steps": 2, "client_lr": row["settings"]["client_lr"]}
+        alone = fitting.fit(part, "fedavg", rounds=4, eval_every=2, clients_per_round=3, engine="vector", **rest)
+        wanted = alone.evaluate("validation")
+        assert row["seen_validation"] == wanted.seen.per_sample
+        assert row["held_out_validation"] == wanted.unseen.per_sample
+    # By theirs, whatever the others say.
+    trials.rows[0] |= {"held_out_validation": 0.9, "seen_validation": 0.1}
+    trials.rows[1] |= {"held_out_validation": 0.8, "seen_validation": 1.0}
+    trials.choose((0,))
+    assert trials.best == {"settings": trials.rows[0]["settings"], "held_out_validation": 0.9, "seeds": [0]}
+    assert "held out validation, %" in [column.header for column in trials_table(trials, (0,)).columns]
+    with pytest.raises(PefllError, match="choose another"):
+        search(tmp_path, seeds=(0,))
+    with pytest.raises(PefllError, match="cannot be held out"):
+        search(tmp_path, seeds=(0,), hold_out=0.99, to="elsewhere")
 
 
 def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):

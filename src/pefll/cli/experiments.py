@@ -44,6 +44,10 @@ def tune(
     rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 1000,
     clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`.", show_default="5% of all")] = 0,
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2: every setting is tried with each.")] = "0",
+    hold_out: Annotated[
+        float,
+        typer.Option(help="Share of the seen clients that do not train; settings are chosen by them, as new clients."),
+    ] = 0.0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE; may be repeated."),
@@ -64,7 +68,8 @@ def tune(
     """Choose hyper-parameters by grid search, by validation accuracy on seen clients.
 
     Test samples and unseen clients take no part in the choice. What only new clients do (`new_lr`, `new_epochs`) is
-    chosen with seen clients that come as if they were new. What was tried before is not tried again: after Ctrl-C,
+    chosen with seen clients that come as if they were new; what matters to new clients in training can be chosen with
+    `--hold-out`, by seen clients that take no part in it. What was tried before is not tried again: after Ctrl-C,
     or with more values, give the command again. All trials of a method on a federation are kept in one file,
     `results/tune/DATA-METHOD-nCLIENTS.json`, from which `pefll reproduce` takes the best.
 
@@ -77,6 +82,8 @@ def tune(
     - `pefll tune --data cifar100 --clients 100 --set embedding=linear --grid server_lr=2e-4,5e-4,1e-3`
 
     - `pefll tune --data cifar10 --clients 100 --method pfedhn --set server_lr=0.03 --grid new_lr=0.1,0.3,1,3`
+
+    - `pefll tune --data cifar10 --clients 100 --method pefll-prior --grid descriptor_size=1,4,26 --hold-out 0.1`
     """
     from pefll.experiments import tune as search
 
@@ -99,7 +106,7 @@ def tune(
         label=label,
         client_column=client_column,
     )
-    wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)))
+    wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out)
     try:
         trials = search.tune(wanted, folder, target, at_once, err)
     except Stopped as stopped:

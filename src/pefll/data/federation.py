@@ -246,6 +246,27 @@ class Federation:
         moved: dict[str, Any] = {name: move(getattr(self, name)) for name in ("x", "y", "rows", "offset", "count")}
         return replace(self, **moved)
 
+    def holding_out(self, share: float) -> Federation:
+        """Return the seen clients alone, of which the last are as if unseen: to choose something by who does not train.
+
+        Args:
+            share: of the seen clients that are held out; at least one is, and at least one is not.
+        """
+        held = max(1, round(share * self.num_seen))
+        if not 0 < share < 1 or held >= self.num_seen:
+            raise PefllError(
+                f"{self.name}: {share} of {counted(self.num_seen, 'seen client')} cannot be held out; some must be left"
+            )
+        seen = slice(0, self.num_seen)
+        return replace(
+            self,
+            offset=self.offset[:, seen].contiguous(),
+            count=self.count[:, seen].contiguous(),
+            num_seen=self.num_seen - held,
+            keys=None if self.keys is None else self.keys[seen],
+            names=self.names[seen],
+        )
+
     def indices(self, client: int, split: int = TRAIN) -> Tensor:
         """Return the indices into x and y of one client's samples of one split, int64 [count]."""
         start = int(self.offset[split, client])

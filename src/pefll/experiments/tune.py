@@ -1,4 +1,7 @@
-"""Grid search by the validation accuracy of seen clients: test samples and unseen clients take no part in a choice."""
+"""Grid search by the validation accuracy of seen clients: test samples and unseen clients take no part in a choice.
+
+What matters to new clients can be chosen by seen clients that are held out of training, as if they were unseen.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ from pefll.wording import argument, counted
 T = TypeVar("T")
 Settings = dict[str, Any]
 TUNED = Path("results/tune")
+HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
 # What of a finished run's summary its trial keeps.
 _KEPT = (
     *("best_round", "train_seconds", "eval_seconds", "test_seconds", "lockstep", "timing", "device", "precision"),
@@ -48,11 +52,13 @@ class Search:
         config: everything that is the same for all; its `settings` are fixed.
         grid: values for each hyper-parameter that is searched.
         seeds: each setting is tried with all of them.
+        hold_out: share of the seen clients that take no part in training, by which settings are chosen; 0 for none.
     """
 
     config: Config
     grid: dict[str, tuple[Any, ...]]
     seeds: tuple[int, ...] = (0,)
+    hold_out: float = 0.0
 
     def __post_init__(self) -> None:
         both = self.grid.keys() & self.config.settings.keys()
@@ -126,7 +132,10 @@ class Trials:
         if isinstance(outcome, Diverged):
             row["error"] = str(outcome)
         else:
-            row["seen_validation"] = outcome.summary["accuracy"]["best"]["seen"]["per_sample"]
+            accuracy = outcome.summary["accuracy"]["best"]
+            row["seen_validation"] = accuracy["seen"]["per_sample"]
+            if HELD_OUT in self.protocol:
+                row[_HELD_OUT_SCORE] = accuracy["unseen"]["per_sample"]
             if "as_new" in outcome.summary:
                 row["as_new"] = outcome.summary["as_new"]
             row |= {key: outcome.summary[key] for key in _KEPT}
@@ -139,7 +148,7 @@ class Trials:
         if not values:
             self.best = None
             return
-        self.best = {"settings": point, "seen_validation": mean_and_std(values)[0], "seeds": list(seeds)}
+        self.best = {"settings": point, self._score: mean_and_std(values)[0], "seeds": list(seeds)}
         if strangers := self.as_new(point, seeds):
             self.best["as_new"] = mean_and_std(strangers)[0]
 
@@ -153,7 +162,8 @@ class Trials:
 
         Settings that differ only in what new clients do (`new_lr`, `new_rounds`) trained the same: they share one mean,
         and among them those come first with which seen clients fare best as new ones. Of equals the one that was tried
-        first comes first. Settings that diverged with a seed come last, with an empty list.
+        first comes first. Settings that diverged with a seed come last, with an empty list. Where clients are held out,
+        accuracies are theirs, and only these count.
         """
         found: dict[str, tuple[Settings, dict[int, dict[str, Any]]]] = {}
         for row in self.rows:
@@ -164,17 +174,25 @@ class Trials:
         for point, tried in found.values():
             if not all(seed in tried for seed in seeds):
                 continue
-            scores = [tried[seed]["seen_validation"] for seed in seeds]
-            scores = [] if None in scores else scores
+            known = [tried[seed].get(self._score) for seed in seeds]
+            scores = [score for score in known if score is not None]
+            scores = scores if len(scores) == len(seeds) else []
             as_new = [tried[seed].get("as_new", 0.0) for seed in seeds]
             complete.append((point, scores, mean_and_std(as_new)[0]))
             of_training.setdefault(self._trained(point), []).extend(scores)
 
         def rank(one: tuple[Settings, list[float], float]) -> tuple[float, float]:
             point, scores, as_new = one
+            if scores and HELD_OUT in self.protocol:
+                return -mean_and_std(scores)[0], 0.0
             return (-mean_and_std(of_training[self._trained(point)])[0], -as_new) if scores else (1.0, 0.0)
 
         return [(point, scores) for point, scores, _ in sorted(complete, key=rank)]
+
+    @property
+    def _score(self) -> str:
+        """What of a trial settings are chosen by."""
+        return _HELD_OUT_SCORE if HELD_OUT in self.protocol else "seen_validation"
 
     def _trained(self, point: Settings) -> str:
         """Return the hyper-parameters that matter to clients that take part, as a key."""
@@ -213,7 +231,8 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
 
     first = data(search.seeds[0])
     name = file_name(search.config.data, search.config.method, first.num_clients)
-    trials = Trials.read(target / f"{name}.json", _protocol(search.config, first))
+    trials = Trials.read(target / f"{name}.json", _protocol(search, first))
+    runs = out / (f"{name}-holding-out-{search.hold_out}" if search.hold_out else name)
     pending = trials.missing(search)
     parts = batches(pending, at_once)
     say(
@@ -222,16 +241,15 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
         f"{counted(len(pending), 'run')} {'is' if len(pending) == 1 else 'are'} to be done",
     )
     for batch in parts:
-        orders = [_order(search.config, point, data(seed), seed, out / name) for point, seed in batch]
+        orders = [_order(search, point, data(seed), seed, runs) for point, seed in batch]
         outcomes = fitting.outcomes_of(orders, console=console)
         for (point, seed), order, outcome in zip(batch, orders, outcomes, strict=True):
             if isinstance(outcome, run.Run | Diverged):
                 row = trials.add(point, seed, outcome)
                 if row["error"] is None:
-                    say(
-                        console,
-                        f"{order.label}: {100 * row['seen_validation']:.1f}% on seen clients' validation",
-                    )
+                    held = f", {100 * row[_HELD_OUT_SCORE]:.1f}% on that of held out ones" if search.hold_out else ""
+                    seen = f"{100 * row['seen_validation']:.1f}% on seen clients' validation"
+                    say(console, f"{order.label}: {seen}{held}")
                 elif len(batch) == 1:  # those that are trained beside others tell it themselves
                     say(console, f"{order.label} failed: {row['error']}")
         trials.write()
@@ -242,17 +260,26 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     return trials
 
 
-def _order(config: Config, point: Settings, data: Federation, seed: int, out: Path) -> preparing.Order:
+def _order(search: Search, point: Settings, data: Federation, seed: int, out: Path) -> preparing.Order:
+    config = search.config
+    if search.hold_out:
+        c = preparing.clients_per_round(config, data)  # as many as where nobody is held out
+        data = data.holding_out(search.hold_out)
+        config = dataclasses.replace(config, clients_per_round=min(c, data.num_seen))
     config = dataclasses.replace(config, settings=point, seed=seed, partition=data.partition, clients=data.num_clients)
     folder = "-".join(f"{name}_{value}" for name, value in point.items()).replace("/", "_")
     label = f"{in_words(point)} seed {seed}"
-    return preparing.Order(config, data, seed_folder(out / folder, seed), label=label, tunes=True)
+    folder_of_seed = seed_folder(out / folder, seed)
+    return preparing.Order(config, data, folder_of_seed, label=label, tunes=True, holds_out=search.hold_out > 0)
 
 
-def _protocol(config: Config, data: Federation) -> dict[str, Any]:
+def _protocol(search: Search, data: Federation) -> dict[str, Any]:
     """Return what trials must have in common to be comparable."""
+    config = search.config
+    by = "seen clients that take no part in training," if search.hold_out else "seen clients"
     return {
-        "what": "grid search by the validation accuracy of seen clients at the best round",
+        "what": f"grid search by the validation accuracy of {by} at the best round",
+        **({HELD_OUT: search.hold_out} if search.hold_out else {}),
         "method": config.method,
         "dataset": data.name,
         "partition": data.partition,
@@ -294,9 +321,10 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
     """Return a table of all settings that were tried with these seeds, the best first and in bold."""
     ranking = trials.ranking(seeds)
     names = list(dict.fromkeys(name for point, _ in ranking for name in point))
-    title = f"Validation accuracy of seen clients, {counted(len(seeds), 'seed')}"
+    whose = "held out" if HELD_OUT in trials.protocol else "seen"
+    title = f"Validation accuracy of {whose} clients, {counted(len(seeds), 'seed')}"
     strangers = [trials.as_new(point, seeds) for point, _ in ranking]
-    table = Table(*names, "seen validation, %", title=title, title_justify="left")
+    table = Table(*names, f"{whose} validation, %", title=title, title_justify="left")
     if any(strangers):
         table.add_column("as if new, %")
     for place, (point, values) in enumerate(ranking):
