@@ -144,6 +144,9 @@ def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_pat
         search(tmp_path, seeds=(0,))
     with pytest.raises(PefllError, match="cannot be held out"):
         search(tmp_path, seeds=(0,), hold_out=0.99, to="elsewhere")
+    for share in (1.0, -0.1):
+        with pytest.raises(PefllError, match="it is a share"):
+            search(tmp_path, hold_out=share)
 
 
 def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):

@@ -65,6 +65,8 @@ class Search:
         if both:
             one, other = argument("settings", option="--set"), argument("grid")
             raise PefllError(f"{min(both)} is both fixed and searched; say either {one} or {other}")
+        if not 0 <= self.hold_out < 1:
+            raise PefllError(f"{argument('hold_out')} is {self.hold_out}; it is a share, from 0 to less than 1")
 
     @property
     def points(self) -> list[Settings]:
