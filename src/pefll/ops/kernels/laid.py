@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.ops.geometry import Geometry
-from pefll.ops.kernels.convolution import PROGRAMS, cells_of, corner, parts, pixels, vector
+from pefll.ops.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
+from pefll.ops.kernels.looking_back import cells_of, way_back
 from pefll.ops.kernels.tiles import shrunk, side
 from pefll.ops.together import of_one_run
 
@@ -127,13 +128,13 @@ def _input_gradient(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr, CO: tl.constexpr, WH: tl.constexpr,
     WW: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, SIDE: tl.constexpr,
     FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr, CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BY_BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
 
     All pixels of a block look back at the same few pooling cells. A pixel has one place in each cell's window, so that
-    the weights that lead back to it lie in the spread weights of the forward pass. Rows that follow each other are the
-    same block of other samples, so that where a block lies at the border, a program has fewer cells to look at.
+    the weights that lead back to it lie in the spread weights of the forward pass. BY_BLOCK, rows that follow each
+    other are the same block of other samples, so that a program of blocks at the border has fewer cells to look at.
     """
     client = tl.program_id(2).to(tl.int64)
     BH: tl.constexpr = (H + SIDE - 1) // SIDE
@@ -142,9 +143,12 @@ def _input_gradient(
     K: tl.constexpr = WH * WW * LAID
     BLOCKS: tl.constexpr = (N + BK - 1) // BK
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    b, block = rows % B, rows // B
+    if BY_BLOCK:
+        b, block = rows % B, rows // B
+    else:
+        b, block = rows // (BH * BW), rows % (BH * BW)
     ry, rx = block // BW, block % BW
-    there = block < BH * BW
+    there = (b < B) & (block < BH * BW)
     top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X)
     column = tl.arange(0, SIDE * SIDE * BN)
     pixel, ci = column // BN, tl.program_id(1) * BN + column % BN
@@ -245,17 +249,15 @@ def input_gradient(
     """
     s = geometry
     clients, samples = laid.shape[:2]
-    step = s.stride * s.pool  # pixels from one pooling cell to the next, and so the side of a block
-    first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
-    last = (step - 1 + s.padding) // step
-    cells = last - first_y + 1, last - first_x + 1
+    way, by_block = way_back(s)
+    step = way[0]
     dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=dtype)
     rows = samples * triton.cdiv(s.h, step) * triton.cdiv(s.w, step)
     bm, bn, bk, warps, stages = _input_tile(s, routed, rows)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
         routed, spread, dx, samples, s.h, s.w, s.ci, laid.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
-        step, first_y, first_x, *cells, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        *way, BY_BLOCK=by_block, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
 
