@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
-from pefll.ops.kernels.looking_back import cells_of, way_back
+from pefll.ops.kernels.looking_back import blocks_of, cells_of, store_pixels, way_back
 from pefll.ops.kernels.tiles import shrunk, side
 from pefll.ops.together import of_one_run
 
@@ -133,22 +133,13 @@ def _input_gradient(
     """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
 
     All pixels of a block look back at the same few pooling cells. A pixel has one place in each cell's window, so that
-    the weights that lead back to it lie in the spread weights of the forward pass. BY_BLOCK, rows that follow each
-    other are the same block of other samples, so that a program of blocks at the border has fewer cells to look at.
+    the weights that lead back to it lie in the spread weights of the forward pass.
     """
     client = tl.program_id(2).to(tl.int64)
-    BH: tl.constexpr = (H + SIDE - 1) // SIDE
-    BW: tl.constexpr = (W + SIDE - 1) // SIDE
     N: tl.constexpr = POOL * POOL * CO
     K: tl.constexpr = WH * WW * LAID
     BLOCKS: tl.constexpr = (N + BK - 1) // BK
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    if BY_BLOCK:
-        b, block = rows % B, rows // B
-    else:
-        b, block = rows // (BH * BW), rows % (BH * BW)
-    ry, rx = block // BW, block % BW
-    there = (b < B) & (block < BH * BW)
+    b, ry, rx, there = blocks_of(B, H, W, SIDE, BY_BLOCK, BM)
     top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X)
     column = tl.arange(0, SIDE * SIDE * BN)
     pixel, ci = column // BN, tl.program_id(1) * BN + column % BN
@@ -168,10 +159,7 @@ def _input_gradient(
         at = n[:, None] * K + ((wy * WW + wx) * LAID + ci)[None, :]
         f = tl.load(w + at, mask=(n < N)[:, None] & looks[None, :], other=0.0)
         total = tl.dot(d, f, total)
-    iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
-    out = ((client * B + b[:, None]) * H + iy) * W + ix
-    real = there[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
-    tl.store(dx + out * CI + ci[None, :], total, mask=real)
+    store_pixels(dx + client * B * (H * W * CI), total, b, ry, rx, there, qy, qx, ci, H, W, CI, SIDE)
 
 
 def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
@@ -249,15 +237,14 @@ def input_gradient(
     """
     s = geometry
     clients, samples = laid.shape[:2]
-    way, by_block = way_back(s)
-    step = way[0]
+    way = way_back(s)
     dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=dtype)
-    rows = samples * triton.cdiv(s.h, step) * triton.cdiv(s.w, step)
+    rows = samples * triton.cdiv(s.h, way.side) * triton.cdiv(s.w, way.side)
     bm, bn, bk, warps, stages = _input_tile(s, routed, rows)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
         routed, spread, dx, samples, s.h, s.w, s.ci, laid.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
-        *way, BY_BLOCK=by_block, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        *way, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
 

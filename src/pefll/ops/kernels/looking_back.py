@@ -7,6 +7,7 @@ positions and routes, and `pefll.ops.kernels.laid` for bfloat16.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -38,6 +39,33 @@ def _spread_back(
 
 
 @triton.jit
+def blocks_of(B, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr, BY_BLOCK: tl.constexpr, BM: tl.constexpr):
+    """Return the blocks of pixels that are a program's rows: sample, row, column, and whether they are there.
+
+    BY_BLOCK, rows that follow each other are the same block of other samples, so that a program of blocks at the border
+    has fewer cells to look at.
+    """
+    BH: tl.constexpr = (H + SIDE - 1) // SIDE
+    BW: tl.constexpr = (W + SIDE - 1) // SIDE
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    if BY_BLOCK:
+        b, block = rows % B, rows // B
+    else:
+        b, block = rows // (BH * BW), rows % (BH * BW)
+    return b, block // BW, block % BW, (b < B) & (block < BH * BW)
+
+
+@triton.jit
+def store_pixels(
+    dx, total, b, ry, rx, there, qy, qx, ci, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, SIDE: tl.constexpr
+):  # fmt: skip
+    """Write the columns (qy, qx, ci) of blocks (b, ry, rx) to one client's pictures [b, h, w, ci]."""
+    iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
+    at = ((b[:, None] * H + iy) * W + ix) * CI + ci[None, :]
+    tl.store(dx + at, total, mask=there[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :])
+
+
+@triton.jit
 def cells_of(
     ry, rx, there, PH: tl.constexpr, PW: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
@@ -59,26 +87,16 @@ def _input_gradient(
     g, route, w, dx, B,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     POOL: tl.constexpr, SIDE: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
-    CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
-    ROUTED: tl.constexpr, PRECISION: tl.constexpr,
-    BY_BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BY_BLOCK: tl.constexpr,
+    ROUTED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
 
     All pixels of a block look back at the same few pooling cells; each cell's gradient is fetched once, and each of its
-    positions is one product with the filters that lead from it to the block's pixels. BY_BLOCK, rows that follow each
-    other are the same block of other samples, so that a program of blocks at the border has fewer cells to look at.
+    positions is one product with the filters that lead from it to the block's pixels.
     """
     client = tl.program_id(2).to(tl.int64)
-    BH: tl.constexpr = (H + SIDE - 1) // SIDE
-    BW: tl.constexpr = (W + SIDE - 1) // SIDE
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    if BY_BLOCK:
-        b, block = rows % B, rows // B
-    else:
-        b, block = rows // (BH * BW), rows % (BH * BW)
-    ry, rx = block // BW, block % BW
-    there = (b < B) & (block < BH * BW)
+    b, ry, rx, there = blocks_of(B, H, W, SIDE, BY_BLOCK, BM)
     top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X)
     n = tl.arange(0, SIDE * SIDE * BN)
     pixel, ci = n // BN, tl.program_id(1) * BN + n % BN
@@ -104,31 +122,42 @@ def _input_gradient(
             f = tl.load(w + at[None, :] + co[:, None], mask=(ci < CI)[None, :] & (co < CO)[:, None], other=0.0)
             e = tl.where(way == place, d, 0.0) if ROUTED else d
             total = tl.dot(e, f, total, input_precision=PRECISION)
-    iy, ix = (ry * SIDE)[:, None] + qy[None, :], (rx * SIDE)[:, None] + qx[None, :]
-    out = ((client * B + b[:, None]) * H + iy) * W + ix
-    real = there[:, None] & (iy < H) & (ix < W) & (ci < CI)[None, :]
-    tl.store(dx + out * CI + ci[None, :], total, mask=real)
+    store_pixels(dx + client * B * (H * W * CI), total, b, ry, rx, there, qy, qx, ci, H, W, CI, SIDE)
+
+
+class WayBack(NamedTuple):
+    """How input pixels look back at the pooling cells of a convolution.
+
+    Attributes:
+        side: of a block of pixels: the step from one cell to the next, so that all of them look at the same cells.
+        first_y: row of the first cell that a block looks at, relative to its own.
+        first_x: its column.
+        cells_y: rows of cells that a block looks at.
+        cells_x: columns of them.
+        by_block: whether rows are ordered by block: where over a quarter of these cells lie beyond the border.
+    """
+
+    side: int
+    first_y: int
+    first_x: int
+    cells_y: int
+    cells_x: int
+    by_block: bool
 
 
 @cache
-def way_back(s: Geometry) -> tuple[tuple[int, int, int, int, int], bool]:
-    """Return how input pixels look back at pooling cells, and whether many would look beyond the border.
-
-    A block of pixels has the side of the step from one cell to the next, so that all its pixels look at the same cells.
-
-    Returns:
-        The side of a block, where the cells that it looks at begin, relative to its own, rows and columns of them; and
-        whether over a quarter of the cells that blocks look at are not there.
-    """
+def way_back(s: Geometry) -> WayBack:
+    """Return how the pixels of a convolution's input look back."""
     step = s.stride * s.pool
-    first_y, first_x = (s.padding - s.kh + 1) // step, (s.padding - s.kw + 1) // step
     last = (step - 1 + s.padding) // step
-    across = (s.h, s.ph, first_y), (s.w, s.pw, first_x)
-    shares = []
-    for size, outputs, first in across:
+    firsts, numbers, there = [], [], 1.0
+    for size, outputs, kernel in ((s.h, s.ph, s.kh), (s.w, s.pw, s.kw)):
+        first = (s.padding - kernel + 1) // step
         looks = [block + cell for block in range(triton.cdiv(size, step)) for cell in range(first, last + 1)]
-        shares.append(sum(0 <= cell < outputs for cell in looks) / len(looks))
-    return (step, first_y, first_x, last - first_y + 1, last - first_x + 1), shares[0] * shares[1] < 0.75
+        there *= sum(0 <= cell < outputs for cell in looks) / len(looks)
+        firsts.append(first)
+        numbers.append(last - first + 1)
+    return WayBack(step, *firsts, *numbers, by_block=there < 0.75)
 
 
 def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, precision: str) -> Tensor:
@@ -145,19 +174,21 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     clients, samples = g.shape[:2]
     dx = g.new_empty((clients, samples, s.h, s.w, s.ci))
     bm, bn, bk, warps, stages = _input_tile(s, g, precision)
-    way, by_block = way_back(s)
-    step, _, _, *cells = way
-    spread = g.new_empty((clients, *cells, s.pool**2, step**2, s.ci, s.co))
+    way = way_back(s)
+    spread = g.new_empty((clients, way.cells_y, way.cells_x, s.pool**2, way.side**2, s.ci, s.co))
     _spread_back[(triton.cdiv(spread[0].numel(), 1024), clients)](
-        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, *way, BLOCK=1024, num_warps=4,
+        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, *way[:5], BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    rows = samples * triton.cdiv(s.h, step) * triton.cdiv(s.w, step)
+    rows = samples * triton.cdiv(s.h, way.side) * triton.cdiv(s.w, way.side)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
         g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, *way,
-        s.routed, precision, BY_BLOCK=by_block, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        s.routed, precision, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
+
+
+# Sizes of tiles (rows, channels, inner), warps and stages; see `pefll.ops.kernels.convolution`.
 
 
 def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, int, int]:
