@@ -36,7 +36,7 @@ from pefll.wording import argument, counted
 T = TypeVar("T")
 Settings = dict[str, Any]
 TUNED = Path("results/tune")
-HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
+_HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
 # What of a finished run's summary its trial keeps.
 _KEPT = (
     *("best_round", "train_seconds", "eval_seconds", "test_seconds", "lockstep", "timing", "device", "precision"),
@@ -136,7 +136,7 @@ class Trials:
         else:
             accuracy = outcome.summary["accuracy"]["best"]
             row["seen_validation"] = accuracy["seen"]["per_sample"]
-            if HELD_OUT in self.protocol:
+            if _HELD_OUT in self.protocol:
                 row[_HELD_OUT_SCORE] = accuracy["unseen"]["per_sample"]
             if "as_new" in outcome.summary:
                 row["as_new"] = outcome.summary["as_new"]
@@ -185,7 +185,7 @@ class Trials:
 
         def rank(one: tuple[Settings, list[float], float]) -> tuple[float, float]:
             point, scores, as_new = one
-            if scores and HELD_OUT in self.protocol:
+            if scores and _HELD_OUT in self.protocol:
                 return -mean_and_std(scores)[0], 0.0
             return (-mean_and_std(of_training[self._trained(point)])[0], -as_new) if scores else (1.0, 0.0)
 
@@ -194,7 +194,7 @@ class Trials:
     @property
     def _score(self) -> str:
         """What of a trial settings are chosen by."""
-        return _HELD_OUT_SCORE if HELD_OUT in self.protocol else "seen_validation"
+        return _HELD_OUT_SCORE if _HELD_OUT in self.protocol else "seen_validation"
 
     def _trained(self, point: Settings) -> str:
         """Return the hyper-parameters that matter to clients that take part, as a key."""
@@ -281,7 +281,7 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
     by = "seen clients that take no part in training," if search.hold_out else "seen clients"
     return {
         "what": f"grid search by the validation accuracy of {by} at the best round",
-        **({HELD_OUT: search.hold_out} if search.hold_out else {}),
+        **({_HELD_OUT: search.hold_out} if search.hold_out else {}),
         "method": config.method,
         "dataset": data.name,
         "partition": data.partition,
@@ -323,7 +323,7 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
     """Return a table of all settings that were tried with these seeds, the best first and in bold."""
     ranking = trials.ranking(seeds)
     names = list(dict.fromkeys(name for point, _ in ranking for name in point))
-    whose = "held out" if HELD_OUT in trials.protocol else "seen"
+    whose = "held out" if _HELD_OUT in trials.protocol else "seen"
     title = f"Validation accuracy of {whose} clients, {counted(len(seeds), 'seed')}"
     strangers = [trials.as_new(point, seeds) for point, _ in ranking]
     table = Table(*names, f"{whose} validation, %", title=title, title_justify="left")

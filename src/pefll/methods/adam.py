@@ -84,8 +84,9 @@ def adam(
             for itself, the new ones may then be written in their place.
     """
     along = parts(gradient)
-    if sum(part.numel() for part in along) != parameters.numel():
-        raise PefllError(f"a gradient for {parameters.numel()} parameters has as many numbers")
+    size = sum(part.numel() for part in along)
+    if size != parameters.numel():
+        raise PefllError(f"a gradient of {size} numbers cannot be that of {parameters.numel()} parameters")
     if client_axis.available(parameters):
         in_place = last_use and may_overwrite()
         if not vectors.splits(parameters, len(along)):

@@ -166,7 +166,7 @@ class PeFLL:
     def round(self, server: Server, cohort: Cohort) -> Server:
         """Algorithm 2, lines 3 to 17: three exchanges, then the server's step."""
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
-        eta_h = self.h.separate(server.hypernetwork)
+        eta_h = self.h.separate(server.hypernetwork)  # on a GPU in parts, so that its gradient is not copied together
         theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), eta_h, v)  # type: ignore[misc]
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
         # Of the mean over clients, so c models are divided by c, and not the much longer η_h; Δv_i is one client's own.
