@@ -156,7 +156,7 @@ def test_the_papers_numbers():
 
 
 def test_the_papers_femnist_never_stands_beside_the_subset():
-    table = compare({}, CELLS, 5000, 3)
+    table = compare({}, CELLS, 5000, range(3))
     for entry in table.entries.values():
         assert (entry.paper is None) == (
             entry.cell.data in ("femnist", "mnist_writers") or entry.method == "pefll-prior"
@@ -174,7 +174,7 @@ def fake(method="pefll", seed=0, seen=0.9, counts=None, **more):
 def test_bold_seeds_and_missing_tests():
     name = CELLS[0].name
     found = {("pefll", name): [fake(seen=0.9), fake(seed=1, seen=0.8)], ("local", name): [fake("local", seen=0.86)]}
-    table = compare(found, CELLS[:1], 5000, 2)
+    table = compare(found, CELLS[:1], 5000, range(2))
     text = markdown(table)
     assert "| PeFLL | 85.0 ± 7.1 (89.0 ± 0.8) |" in text
     assert "| Local | **86.0** [1 of 2 seeds] (82.2 ± 0.6) |" in text
@@ -182,9 +182,44 @@ def test_bold_seeds_and_missing_tests():
         "| seen | CIFAR-10, n=100 | PeFLL | Local | -1.0 | not tested: no counts for the same clients |  |  |  |"
         in text
     )
-    assert "There are no results of a baseline here yet." in markdown(compare({}, CELLS[:1], 5000, 2))
+    assert "There are no results of a baseline here yet." in markdown(compare({}, CELLS[:1], 5000, range(2)))
     assert [(row["lead"], row["p"]) for row in rows(table) if row["method"] == "pefll"] == [("-1.00", "")] * 2
     assert "Local & \\textbf{86.0} [1 of 2 seeds] (82.2 $\\pm$ 0.6) \\\\" in latex(table)
+
+
+def test_methods_with_more_seeds_are_compared_among_themselves():
+    name = CELLS[0].name
+
+    def results(method, accuracies):
+        group = {"samples": [100], "correct": [0]}
+        return [
+            fake(method, seed, right, {"unseen": group | {"correct": [round(100 * right)]}}, data_sha256=str(seed))
+            for seed, right in enumerate(accuracies)
+        ]
+
+    found = {
+        ("pefll", name): results("pefll", [0.7, 0.8, 0.96]),
+        ("local", name): results("local", [0.8, 0.82, 0.81]),
+        ("fedavg", name): results("fedavg", [0.85]),  # the best there is, but only of one seed
+    }
+    table = compare(found, CELLS[:1], 5000, [0])
+    assert [(method, entry.seeds, round(entry.mean)) for (_, method, _), entry in table.more.items()] == 2 * [
+        ("local", 3, 81),
+        ("pefll", 3, 82),
+    ]
+    (column,) = [lead for lead in table.leads if lead.group == "unseen"]
+    assert (column.baseline, round(column.points)) == ("fedavg", -15)
+    (longer,) = [lead for lead in table.more_leads if lead.group == "unseen"]
+    assert (longer.baseline, round(longer.points), longer.difference.seeds) == ("local", 1, 3)
+    text = markdown(table)
+    assert "| CIFAR-10, n=100 | PeFLL | 3 | **82.0 ± 13.1** (89.0 ± 0.8) | **82.0 ± 13.1** (89.3 ± 2.2) |" in text
+    assert "| Local | 80.0 (82.2 ± 0.6) |" in text
+    # A seed that all methods have belongs to the column, whether it was asked for or not.
+    everyone = {(method, name): results(method, [0.7, 0.8]) for method in ROWS}
+    table = compare(everyone, CELLS[:1], 5000, [0])
+    assert {entry.seeds for entry in table.entries.values()} == {2}
+    assert (table.more, table.more_leads) == ({}, [])
+    assert "With more seeds" not in markdown(table)
 
 
 def test_only_results_on_the_same_clients_are_paired():
@@ -197,7 +232,7 @@ def test_only_results_on_the_same_clients_are_paired():
             ("pefll", name): [fake(counts=counts, data_sha256="a")],
             ("local", name): [fake("local", counts=counts, data_sha256=data)],
         }
-        return sum(lead.difference is not None for lead in compare(found, CELLS[:1], 5000, 1).leads)
+        return sum(lead.difference is not None for lead in compare(found, CELLS[:1], 5000, range(1)).leads)
 
     assert leads("a") == 2
     assert leads("b") == 0

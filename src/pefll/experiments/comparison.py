@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from pefll.report import mean_and_std
 
 Result = dict[str, Any]
 Found = dict[tuple[str, str], list[Result]]  # (method, cell's name) -> one result per seed, in the order of the seeds
+Column = Mapping[str, Sequence[Result]]  # a method's results in one cell
 MISSING = "—"
 _HEADINGS = {"seen": "Clients that took part in training", "unseen": "Clients that were never seen"}
 
@@ -31,6 +32,7 @@ class Entry(NamedTuple):
         mean: over seeds, in per cent; None where there is no result.
         std: the sample standard deviation; None for fewer than two seeds.
         seeds: how many.
+        wanted: how many the column has.
         paper: mean and standard deviation in the paper, for the same federation; None where it has none.
         best: whether there are other methods, and none has a higher mean.
     """
@@ -41,6 +43,7 @@ class Entry(NamedTuple):
     mean: float | None
     std: float | None
     seeds: int
+    wanted: int
     paper: tuple[float, float] | None
     best: bool
 
@@ -73,48 +76,74 @@ class Comparison:
         cells: its columns.
         entries: by group, method and cell's name.
         leads: of our methods over the best baselines.
+        more: the entries of methods that have more seeds than their column, with all of them.
+        more_leads: of our methods among those.
         rounds: of training.
-        seeds: how many there should be.
     """
 
     cells: Sequence[Cell]
     entries: dict[tuple[str, str, str], Entry]
     leads: list[Lead]
+    more: dict[tuple[str, str, str], Entry]
+    more_leads: list[Lead]
     rounds: int
-    seeds: int
 
 
-def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: int) -> Comparison:
+def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[int]) -> Comparison:
     """Make the table of the results that there are.
 
+    A column compares methods on the same clients: it has the seeds that were asked for, and those that every method of
+    the table has. Where some methods have more, these are compared once more among themselves.
+
     Args:
-        found: the results of each method in each cell.
+        found: the results of each method in each cell, of all seeds.
         cells: the columns.
         rounds: of training.
-        seeds: how many each cell should have.
+        seeds: that each cell should have.
     """
     entries: dict[tuple[str, str, str], Entry] = {}
+    more: dict[tuple[str, str, str], Entry] = {}
     leads: list[Lead] = []
+    more_leads: list[Lead] = []
     for group in GROUPS:
         for cell in cells:
-            column = {method: _values(found.get((method, cell.name), []), group) for method in ROWS}
-            means = {method: mean_and_std(values)[0] for method, values in column.items() if values}
-            for method, values in column.items():
-                mean, std = mean_and_std(values) if values else (None, None)
-                paper = PAPER.get((cell.data, cell.clients), {}).get(method)
-                place = 2 * GROUPS.index(group)
-                entries[group, method, cell.name] = Entry(
-                    group=group,
-                    method=method,
-                    cell=cell,
-                    mean=mean,
-                    std=std,
-                    seeds=len(values),
-                    paper=(paper[place], paper[place + 1]) if paper else None,
-                    best=len(means) > 1 and mean == max(means.values()),
-                )
-            leads += _leads(found, group, cell, means)
-    return Comparison(cells, entries, leads, rounds, seeds)
+            every = {method: found.get((method, cell.name), []) for method in ROWS}
+            wanted = set(seeds) | set.intersection(*({one["seed"] for one in every[method]} for method in ROWS))
+            column = {method: [one for one in every[method] if one["seed"] in wanted] for method in ROWS}
+            longer = {method: every[method] for method in ROWS if len(every[method]) > len(column[method])}
+            entries |= _entries(column, group, cell, len(wanted))
+            leads += _leads(column, group, cell)
+            more |= _entries(longer, group, cell, len(wanted))
+            more_leads += _leads(longer, group, cell)
+    return Comparison(cells, entries, leads, more, more_leads, rounds)
+
+
+def _entries(column: Column, group: str, cell: Cell, wanted: int) -> dict[tuple[str, str, str], Entry]:
+    """Return what a column shows of a group of clients."""
+    means = _means(column, group)
+    entries = {}
+    for method, results in column.items():
+        values = _values(results, group)
+        mean, std = mean_and_std(values) if values else (None, None)
+        paper = PAPER.get((cell.data, cell.clients), {}).get(method)
+        place = 2 * GROUPS.index(group)
+        entries[group, method, cell.name] = Entry(
+            group=group,
+            method=method,
+            cell=cell,
+            mean=mean,
+            std=std,
+            seeds=len(values),
+            wanted=wanted,
+            paper=(paper[place], paper[place + 1]) if paper else None,
+            best=len(means) > 1 and mean == max(means.values()),
+        )
+    return entries
+
+
+def _means(column: Column, group: str) -> dict[str, float]:
+    of_method = {method: _values(results, group) for method, results in column.items()}
+    return {method: mean_and_std(values)[0] for method, values in of_method.items() if values}
 
 
 def _values(results: Sequence[Result], group: str) -> list[float]:
@@ -122,7 +151,8 @@ def _values(results: Sequence[Result], group: str) -> list[float]:
     return [100 * score["per_sample"] for score in scores if score]
 
 
-def _leads(found: Found, group: str, cell: Cell, means: dict[str, float]) -> list[Lead]:
+def _leads(column: Column, group: str, cell: Cell) -> list[Lead]:
+    means = _means(column, group)
     baselines = {method: mean for method, mean in means.items() if method not in OURS}
     if not baselines:
         return []
@@ -131,7 +161,7 @@ def _leads(found: Found, group: str, cell: Cell, means: dict[str, float]) -> lis
     for method in OURS:
         if method not in means:
             continue
-        pairs = _pairs(found[method, cell.name], found[best, cell.name], group)
+        pairs = _pairs(column[method], column[best], group)
         points = means[method] - means[best]
         leads.append(Lead(group, method, cell, best, points, paired_bootstrap(pairs) if pairs else None))
     return leads
@@ -214,7 +244,7 @@ def markdown(table: Comparison) -> str:
         lines.append("| | " + " | ".join(cell.title for cell in table.cells) + " |")
         lines.append("| --- |" + " --- |" * len(table.cells))
         for method, title in ROWS.items():
-            cells = [_markdown_cell(table.entries[group, method, cell.name], table.seeds) for cell in table.cells]
+            cells = [_markdown_cell(table.entries[group, method, cell.name]) for cell in table.cells]
             lines.append(f"| {title} | " + " | ".join(cells) + " |")
     lines += ["", "## Ahead of the best baseline", ""]
     if table.leads:
@@ -222,13 +252,39 @@ def markdown(table: Comparison) -> str:
             "Percentage points, with the 95% interval of a paired bootstrap over clients (those of a seed drawn anew "
             "among themselves, 10,000 times). Luck with the training is not in the interval.",
             "",
-            "| clients | | method | best baseline | ahead by | 95% interval | p | clients | seeds |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            *_lead_rows(table.leads),
         ]
-        lines += [_lead_row(lead) for lead in table.leads]
     else:
         lines.append("There are no results of a baseline here yet.")
+    if table.more:
+        lines += ["", "## With more seeds", "", *_more_seeds(table)]
     return "\n".join(lines) + "\n"
+
+
+def _more_seeds(table: Comparison) -> list[str]:
+    lines = [
+        "The columns above compare all methods on the same clients. These methods have more seeds, and are compared "
+        "with each other on all that they share:",
+        "",
+        "| | method | seeds | seen | unseen |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for cell in table.cells:
+        for method, title in ROWS.items():
+            if both := [
+                table.more[group, method, cell.name] for group in GROUPS if (group, method, cell.name) in table.more
+            ]:
+                shown = " | ".join(_markdown_cell(entry) for entry in both)
+                lines.append(f"| {cell.title} | {title} | {both[0].seeds} | {shown} |")
+    return [*lines, "", *_lead_rows(table.more_leads)] if table.more_leads else lines
+
+
+def _lead_rows(leads: Sequence[Lead]) -> list[str]:
+    return [
+        "| clients | | method | best baseline | ahead by | 95% interval | p | clients | seeds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *map(_lead_row, leads),
+    ]
 
 
 def _lead_row(lead: Lead) -> str:
@@ -245,18 +301,18 @@ def _chance(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _markdown_cell(entry: Entry, seeds: int) -> str:
-    return _cell(entry, seeds, lambda text: f"**{text}**", "±")
+def _markdown_cell(entry: Entry) -> str:
+    return _cell(entry, lambda text: f"**{text}**", "±")
 
 
-def _cell(entry: Entry, seeds: int, bold: Callable[[str], str], plus_minus: str) -> str:
+def _cell(entry: Entry, bold: Callable[[str], str], plus_minus: str) -> str:
     """Return ours, in bold where it is the best, and the paper's in brackets."""
     ours = MISSING
     if entry.mean is not None:
         ours = f"{entry.mean:.1f}" + ("" if entry.std is None else f" {plus_minus} {entry.std:.1f}")
         ours = bold(ours) if entry.best else ours
-        if entry.seeds < seeds:
-            ours += f" [{entry.seeds} of {seeds} seeds]"
+        if entry.seeds < entry.wanted:
+            ours += f" [{entry.seeds} of {entry.wanted} seeds]"
     return ours if entry.paper is None else f"{ours} ({entry.paper[0]:.1f} {plus_minus} {entry.paper[1]:.1f})"
 
 
@@ -271,10 +327,10 @@ def latex(table: Comparison) -> str:
         lines.append(" & " + " & ".join(cell.title.replace("n=", "$n=$") for cell in table.cells) + " \\\\")
         lines.append("\\hline")
         for method, title in ROWS.items():
-            cells = [_latex_cell(table.entries[group, method, cell.name], table.seeds) for cell in table.cells]
+            cells = [_latex_cell(table.entries[group, method, cell.name]) for cell in table.cells]
             lines.append(f"{title} & " + " & ".join(cells) + " \\\\")
     return "\n".join([*lines, "\\hline", "\\end{tabular}"]) + "\n"
 
 
-def _latex_cell(entry: Entry, seeds: int) -> str:
-    return _cell(entry, seeds, lambda text: f"\\textbf{{{text}}}", "$\\pm$").replace(MISSING, "---")
+def _latex_cell(entry: Entry) -> str:
+    return _cell(entry, lambda text: f"\\textbf{{{text}}}", "$\\pm$").replace(MISSING, "---")

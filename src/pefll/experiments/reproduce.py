@@ -38,10 +38,10 @@ class Plan(NamedTuple):
     Attributes:
         jobs: everything.
         missing: jobs without a result, of those that were asked for.
-        found: the results that there are.
+        found: the results that there are, of all seeds.
         speeds: of earlier runs on a GPU, from which times are reckoned.
         rounds: of training.
-        seeds: all of them.
+        seeds: that were asked for.
     """
 
     jobs: list[Job]
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
     def comparison(self) -> Comparison:
         """Return the table as far as it is."""
-        return compare(self.found, table1.CELLS, self.rounds, len(self.seeds))
+        return compare(self.found, table1.CELLS, self.rounds, self.seeds)
 
 
 def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") -> Plan:
@@ -70,21 +70,22 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
     have = read_results(results) if results.is_dir() else []
     # Where a run was done in several precisions, the one that a GPU takes if not told otherwise stands for it.
     have.sort(key=lambda result: result.get("precision") != "tf32")
-    jobs = [
-        job
-        for cell in table1.CELLS
-        for method in table1.ROWS
-        if method in METHODS
-        for job in _jobs(method, cell, seeds, results / "tune")
-    ]
+    jobs: list[Job] = []
+    missing: list[Job] = []
     found: Found = {}
-    missing = []
-    for job in jobs:
-        result = next((one for one in have if _is_of(one, job, rounds)), None)
-        if result is not None:
-            found.setdefault((job.method, job.cell.name), []).append(result)
-        elif job.method in methods and job.cell.name in cells:
-            missing.append(job)
+    for cell in table1.CELLS:
+        for method in table1.ROWS:
+            if method not in METHODS:
+                continue
+            wanted = _jobs(method, cell, seeds, results / "tune")
+            by_seed: dict[int, Result] = {}
+            for result in have:
+                if _is_of(result, wanted[0], rounds):
+                    by_seed.setdefault(result["seed"], result)
+            found[method, cell.name] = [by_seed[seed] for seed in sorted(by_seed)]
+            jobs += wanted
+            if method in methods and cell.name in cells:
+                missing += [job for job in wanted if job.seed not in by_seed]
     return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds, tuple(seeds))
 
 
@@ -111,14 +112,13 @@ def _jobs(method: str, cell: Cell, seeds: Sequence[int], tuned: Path) -> list[Jo
 
 
 def _is_of(result: Result, job: Job, rounds: int) -> bool:
-    """Whether a result is what a job would give."""
+    """Whether a result is what a job would give, with this seed or another."""
     cell = job.cell
     facts = {
         "method": job.method,
         "dataset": cell.data,
         "num_clients": cell.clients,
         "partition": cell.partition,
-        "seed": job.seed,
         "rounds": rounds if has_rounds(job.method) else 0,
         "clients_per_round": cell.cohort,
     }
