@@ -3,9 +3,9 @@
 Made-up pictures of CIFAR-10's size are dealt to clients as in the paper. First, rounds of one run and rounds of
 several runs at once take turns among 100 clients, so that what else the machine does meets all: several runs on streams
 of their own, and as one whose clients share every launch, with the servers' parts at the same time and one after
-another. Every seed is timed alone, as the same round takes a tenth more or less by where its arrays lie. Then rounds
-and evaluations of all clients take turns, among 100 clients and among 1,000: as the training loop does them (recorded
-once, replayed) and call by call. Medians are given, and ratios of medians; nothing that is done only once is timed.
+another. Every seed is timed alone too. Then rounds and evaluations of all clients take turns, among 100 clients and
+among 1,000: as the training loop does them (recorded once, replayed) and call by call. Medians are given, and ratios
+of medians; nothing that is done only once is timed.
 
     python benchmarks/lockstep.py --out build/lockstep                     # on a GPU
     python benchmarks/lockstep.py --out build/lockstep --device cpu --small  # tries the script anywhere

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -40,7 +41,7 @@ examples:
   python -m benchmarks.speed --only main                        everybody, nothing else
   python -m benchmarks.speed --only cohort --among serial,plain two of them, growing with c
   pip install 'pefll[bench]'                                    then pfl-research and Flower race too
-  python -m benchmarks.speed --write-docs                       tables of all machines into docs/performance.md
+  python -m benchmarks.speed --write-docs                       tables and pictures of all machines
 """
 
 
@@ -62,7 +63,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "speed", help="folder [results/speed]")
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="CIFAR-10, if it is there [data]")
     parser.add_argument("--turns", type=int, help=f"of each contender [{MAIN_TURNS}, {OTHER_TURNS} outside main]")
-    parser.add_argument("--write-docs", action="store_true", help="only write docs/performance.md from the records")
+    parser.add_argument(
+        "--write-docs",
+        action="store_true",
+        help="measure nothing: tables and pictures of all records, docs/performance.md",
+    )
     options = parser.parse_args(arguments)
     if options.turns is not None and options.turns < 1:
         parser.error("--turns must be at least 1")
@@ -126,13 +131,25 @@ def measure(races: Sequence[Race], record: Record, options: argparse.Namespace, 
             record.add(each, turns, seconds, rows)
 
 
+def show(path: Path, content: dict[str, Any], console: Console) -> None:
+    """Write a record's tables and picture, beside it: `path` with .md and .png."""
+    write_whole(path.with_name(f"{path.name}.md"), table.markdown(content).encode())
+    try:
+        plot.draw(content["races"], path.with_name(f"{path.name}.png"))
+    except PefllError as error:
+        console.print(str(error), markup=False, soft_wrap=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the tables, write them and the picture."""
     options = parse(arguments)
     console = Console(stderr=True)
     try:
         if options.write_docs:
-            table.write_docs(ROOT / "docs" / "performance.md", load(options.out))
+            records = load(options.out)
+            for name, content in records:  # races that were stopped have left their record alone
+                show(options.out / name, content, console)
+            table.write_docs(ROOT / "docs" / "performance.md", records)
             return 0
         cuda = torch.cuda.is_available()
         everybody = contenders(cores(), cuda)
@@ -147,12 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure(races, record, options, console)
         # In a file or a pipe there is no width to keep to.
         table.draw(record.races, Console(width=None if sys.stdout.isatty() else 120))
-        content = {"machine": record.facts, "races": record.races}
-        write_whole(options.out / f"{name}.md", table.markdown(content).encode())
-        try:
-            plot.draw(record.races, options.out / f"{name}.png")
-        except PefllError as error:
-            console.print(str(error), markup=False, soft_wrap=True)
+        show(options.out / name, {"machine": record.facts, "races": record.races}, console)
     except PefllError as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return 2

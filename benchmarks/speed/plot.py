@@ -23,7 +23,7 @@ def draw(races: Sequence[dict[str, Any]], out: Path) -> None:
         races: of a record.
         out: the file to write.
     """
-    main = [entry for entry in races if entry["group"] in ("main", "models")]
+    main = [entry for group in ("main", "models") for entry in races if entry["group"] == group]
     grown = {group: entries for group in AXES if len(entries := [e for e in races if e["group"] == group]) > 1}
     if not main and not grown:
         raise PefllError("there is nothing to draw: no race among everybody, and no growth")
@@ -54,6 +54,8 @@ def _bars(axes: Axes, entry: dict[str, Any], name: str, title: str) -> None:
         axes.plot([rate["least"], rate["most"]], [place, place], color="#333333", linewidth=1)
         axes.annotate(f" {rate['median']:,.0f}", (rate["most"], place), va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    axes.locator_params(axis="x", nbins=5)  # more would touch each other where steps are many
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title)
     axes.margins(x=0.18)
     axes.set_xlim(left=0)
@@ -73,6 +75,9 @@ def _lines(axes: Axes, group: str, entries: Sequence[dict[str, Any]]) -> None:
         colour = LINES[place % len(LINES)]
         axes.plot(along, [values[value] for value in along], label=label, color=colour, marker="o", markersize=3)
     axes.set_xscale("log")
+    measured = sorted({value for values in points.values() for value in values})
+    axes.set_xticks(measured, [f"{value:,}" for value in measured])
+    axes.set_xticks([], minor=True)
     if relative:
         axes.set_ylim(bottom=0)
     else:
