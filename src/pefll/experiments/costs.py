@@ -18,7 +18,7 @@ from pefll.errors import PefllError
 from pefll.experiments.results import read_results, spread
 from pefll.experiments.table1 import ROWS
 from pefll.files import read_json, write_csv, write_whole
-from pefll.methods import build_method
+from pefll.methods import build_method, hyperparameters
 from pefll.progress import monitor
 from pefll.record import RunFolder, run_folders
 from pefll.report.table import new_table
@@ -120,7 +120,8 @@ def _checked(result: Any, path: Path) -> Result:
         raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some")
     if result.get("split", "test") != "test":
         raise PefllError(f"{path} was made to choose hyper-parameters; it has no test accuracy")
-    return result
+    # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
+    return result | {"settings": hyperparameters(result["method"]) | result["settings"]}
 
 
 def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Console | None = None) -> list[Bill]:
