@@ -12,7 +12,7 @@ from typing import Any
 
 from pefll.errors import PefllError, unknown
 from pefll.files import write_whole
-from pefll.wording import counted
+from pefll.wording import argument, counted, for_the_command_line
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector", "flower")
@@ -85,12 +85,13 @@ class Config:
             raise unknown("precision", self.precision, PRECISIONS)
         for name in ("rounds", "clients", "clients_per_round", "processes", "seed", "eval_clients"):
             if getattr(self, name) < 0:
-                raise PefllError(f"{name} is {getattr(self, name)}; it cannot be negative")
+                raise PefllError(f"{argument(name)} is {getattr(self, name)}; it cannot be negative")
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
-                raise PefllError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise PefllError(f"{argument(name)} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.unseen < 1:
-            raise PefllError(f"unseen is {self.unseen}; it must be a share between 0 and 1, for example 0.1")
+            name = argument("unseen")
+            raise PefllError(f"{name} is {self.unseen}; it must be a share between 0 and 1, for example 0.1")
 
     def save(self, path: Path) -> None:
         """Write the settings as TOML."""
@@ -114,7 +115,8 @@ class Config:
             if key not in known:
                 raise unknown(f"setting in {path}", key, known)
         try:
-            return cls(**values)
+            with for_the_command_line(False):  # the file has names of fields
+                return cls(**values)
         except PefllError as error:
             raise PefllError(f"{path}: {error}") from error
 
@@ -145,9 +147,10 @@ class Config:
             if each.name == "data_sha256" and mine and theirs and mine != theirs:
                 raise PefllError("the data is not what the run was started on; start a new run in another folder")
             if each.name not in MAY_CHANGE and mine != theirs:
+                was = f"settings {mine!r}" if each.name == "settings" else argument(each.name, mine)
                 raise PefllError(
-                    f"the run was started with {each.name} = {mine!r}, and cannot be resumed with {theirs!r}; "
-                    "start a new run in another folder"
+                    f"the run was started with {was}, and cannot be resumed with {theirs!r}; start a new run in "
+                    "another folder"
                 )
         if other.rounds < self.rounds:
             raise PefllError(

@@ -12,9 +12,13 @@ _gave_a_command: ContextVar[bool] = ContextVar("gave_a_command", default=False)
 
 
 @contextmanager
-def for_the_command_line() -> Iterator[None]:
-    """Let sentences that are made inside the block name options of commands, not arguments of functions."""
-    before = _gave_a_command.set(True)
+def for_the_command_line(on: bool = True) -> Iterator[None]:
+    """Let sentences that are made inside the block name options of commands, not arguments of functions.
+
+    Args:
+        on: False for what names arguments all the same, such as a file of settings.
+    """
+    before = _gave_a_command.set(on)
     try:
         yield
     finally:

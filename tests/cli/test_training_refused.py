@@ -53,8 +53,9 @@ def test_folders_that_hold_seeds_already(pefll, refused, labelled, tmp_path):
         (["--nope"], "No such option"),
         (["--engine", "flower"], "only a Flower app reaches clients on other machines"),
         (["--rounds", "many"], "--rounds"),
-        (["--rounds", "-1"], "rounds is -1; it cannot be negative"),
-        (["--unseen", "1.5"], "unseen is 1.5"),
+        (["--rounds", "-1"], "--rounds is -1; it cannot be negative"),
+        (["--eval-every", "0"], "--eval-every is 0; it must be at least 1"),
+        (["--unseen", "1.5"], "--unseen is 1.5"),
         (["--set", "server_rl=1"], "unknown hyper-parameter of pefll 'server_rl': did you mean 'server_lr'?"),
         (["--set", "server_lr"], "--set takes NAME=VALUE, not 'server_lr'"),
         (["--set", "=3"], "--set takes NAME=VALUE"),
@@ -71,7 +72,6 @@ def test_folders_that_hold_seeds_already(pefll, refused, labelled, tmp_path):
         (["--precision", "half"], "unknown precision 'half'"),
         (["--device", "tpu"], "tpu"),
         (["--device", "meta"], "is not supported"),
-        (["--eval-every", "0"], "eval_every is 0"),
     ],
 )
 def test_arguments_that_are_wrong(refused, tmp_path, monkeypatch, arguments, part):
@@ -92,11 +92,11 @@ def test_cuda_where_there_is_none(refused, tmp_path, device):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--seed", "9"], "started with seed = 0, and cannot be resumed with 9"),
+        (["--seed", "9"], "started with --seed 0, and cannot be resumed with 9"),
         (["--set", "client_lr=1"], "started with settings"),
-        (["--method", "fedavg"], "started with method = 'pefll'"),
-        (["--clients", "9"], "started with clients = 8"),
-        (["--eval-every", "3"], "started with eval_every"),
+        (["--method", "fedavg"], "started with --method pefll"),
+        (["--clients", "9"], "started with --clients 8"),
+        (["--eval-every", "3"], "started with --eval-every 2, and cannot be resumed with 3"),
         (["--rounds", "2"], "it can be extended but not shortened"),
         (["--out", "elsewhere"], "leave --out away"),
         (["--set", "nothing=1"], "unknown hyper-parameter"),
