@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pefll.checking import CHECKS, check_method
+from pefll.data.federation import TEST
 from pefll.methods import FedAvg
 from pefll.methods.contract import everyone
 from pefll.methods.fedavg import Server
@@ -95,6 +96,17 @@ class Cheat(FedAvg):
 
 
 @dataclass(frozen=True)
+class Peeper(FedAvg):
+    """Fits clients' models to the samples that they are scored on."""
+
+    def personalize(self, server, cohort):
+        return super().personalize(server, cohort) + 0.01 * cohort.run(self.peep)[:, None]
+
+    def peep(self, client):
+        return sum((batch.y * batch.weight).sum() for batch in client.everything(TEST))
+
+
+@dataclass(frozen=True)
 class Unwelcoming(FedAvg):
     """Has nothing for new clients."""
 
@@ -149,6 +161,7 @@ class Carrier(FedAvg):
         ("Careless", "states_are_not_written_to", "write nothing in place"),
         ("Forgetful", "stopping_changes_nothing", "not in the state"),
         ("Cheat", "held_out_data_is_not_looked_at", "held-out samples change"),
+        ("Peeper", "held_out_data_is_not_looked_at", "change what `personalize` makes"),
         ("Unwelcoming", "everybody_gets_a_model", "new clients got"),
         ("Looker", "a_gpu_can_record_it", "looks at a number"),
         ("Lister", "a_gpu_can_record_it", "`tolist` cannot be recorded"),

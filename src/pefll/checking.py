@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pefll import checkpoint
-from pefll.data.federation import TEST, VALIDATION, Federation, Samples, assemble
+from pefll.data.federation import TEST, TRAIN, VALIDATION, Federation, Samples, assemble
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
@@ -226,12 +226,19 @@ def everybody_gets_a_model(subject: Subject) -> None:
 
 
 def held_out_data_is_not_looked_at(subject: Subject) -> None:
-    """No byte of training depends on validation or test samples, or on anything of new clients."""
-    clean, poisoned = subject.federation, _poisoned(subject.federation)
+    """No byte of training depends on validation or test samples, or on anything of new clients; no model on the former.
+
+    A new client's model may depend on its training samples, and on nothing else of it.
+    """
+    clean = subject.federation
+    poisoned, held_out = _poisoned(clean, new_clients=True), _poisoned(clean, new_clients=False)
     for make in (SerialEngine, VectorEngine):
         one, two = (_trained(subject.engine(make, federation=data)) for data in (clean, poisoned))
         if _bytes(one) != _bytes(two):
             raise Broken(f"held-out samples change what is learned on the {make.name} engine")
+        mine, theirs = (_models(subject.engine(make, federation=data), one) for data in (clean, held_out))
+        if _bytes(mine) != _bytes(theirs):
+            raise Broken(f"held-out samples change what `personalize` makes on the {make.name} engine")
 
 
 def a_gpu_can_record_it(subject: Subject) -> None:
@@ -324,6 +331,15 @@ def _trained(engine: Engine) -> Tree:
     return server
 
 
+def _models(engine: Engine, server: Tree) -> Tree:
+    """Make everybody's model."""
+    with torch.no_grad():
+        everybody = engine.cohorts(np.arange(engine.federation.num_clients))
+        models = tuple(engine.method.personalize(server, cohort) for _, cohort in everybody)
+    engine.close()
+    return models
+
+
 def _journey(engine: Engine) -> tuple[Tensor, Tensor, Tensor, tuple[int, int, int]]:
     """Train, then make and score everybody's model: state [S], models [n, ...], scores [n, 4], bytes."""
     method: Method[Any] = engine.method
@@ -370,10 +386,11 @@ def _small_federation() -> Federation:
     return assemble(samples, np.array(owner), np.array(split, dtype=np.int8), 6, "eight clients")
 
 
-def _poisoned(federation: Federation) -> Federation:
-    """Change whatever training must not look at: everything of new clients, and held-out samples of seen ones."""
-    rows = [federation.indices(c, s) for c in range(federation.num_seen, federation.num_clients) for s in range(3)]
-    rows += [federation.indices(c, s) for c in range(federation.num_seen) for s in (VALIDATION, TEST)]
+def _poisoned(federation: Federation, *, new_clients: bool) -> Federation:
+    """Change held-out samples of everybody, and with `new_clients` all else of those who take no part in training."""
+    rows = [federation.indices(c, s) for c in range(federation.num_clients) for s in (VALIDATION, TEST)]
+    if new_clients:
+        rows += [federation.indices(c, TRAIN) for c in range(federation.num_seen, federation.num_clients)]
     chosen = torch.cat(rows)
     x, y = federation.x.clone(), federation.y.clone()
     x[chosen] = -5 * x[chosen] + 3
