@@ -113,6 +113,13 @@ def test_counts_of_clients_are_those_of_the_accuracy(results):
     assert path.read_text().count("\n") < 150  # lists of counts take a line each
 
 
+def test_seeds_that_are_asked_for_do_not_take_others_out_of_the_table(results):
+    train(results, seeds=(0, 1, 2))
+    before = write_tables(make_plan(results, (0, 1, 2), 2).comparison(), results)[0].read_text()
+    assert "±" in before
+    assert write_tables(make_plan(results, (7, 8), 2).comparison(), results)[0].read_text() == before
+
+
 def test_only_what_is_asked_for_is_run(results):
     plan, _ = train(results, seeds=(0,), only="fedavg/digits-10")
     assert [(job.method, job.cell.name) for job in plan.missing] == [("fedavg", "digits-10")]
@@ -214,10 +221,10 @@ def test_methods_with_more_seeds_are_compared_among_themselves():
     text = markdown(table)
     assert "| CIFAR-10, n=100 | PeFLL | 3 | **82.0 ± 13.1** (89.0 ± 0.8) | **82.0 ± 13.1** (89.3 ± 2.2) |" in text
     assert "| Local | 80.0 (82.2 ± 0.6) |" in text
-    # A seed that all methods have belongs to the column, whether it was asked for or not.
-    everyone = {(method, name): results(method, [0.7, 0.8]) for method in ROWS}
+    # A seed that all methods have belongs to the column, whether it was wanted or not; who has none is not asked.
+    everyone = {(method, name): results(method, [0.7, 0.8]) for method in ROWS if method != "pfedme"}
     table = compare(everyone, CELLS[:1], 5000, [0])
-    assert {entry.seeds for entry in table.entries.values()} == {2}
+    assert {(entry.seeds, entry.method == "pfedme") for entry in table.entries.values()} == {(2, False), (0, True)}
     assert (table.more, table.more_leads) == ({}, [])
     assert "With more seeds" not in markdown(table)
 

@@ -123,7 +123,9 @@ def reproduce(
     only: Annotated[
         str, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
     ] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds that every cell should have.")] = "0,1,2",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds to run. Tables have 0, 1, 2 and all that every method has.")
+    ] = "0,1,2",
     rounds: Annotated[int, typer.Option(help="Rounds that every run should have.")] = 5000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is missing and what it will take.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables; train nothing.")] = False,

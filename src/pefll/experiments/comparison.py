@@ -92,8 +92,8 @@ class Comparison:
 def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[int]) -> Comparison:
     """Make the table of the results that there are.
 
-    A column compares methods on the same clients: it has the seeds that were asked for, and those that every method of
-    the table has. Where some methods have more, these are compared once more among themselves.
+    A column has the seeds that it should have, and those that every method has which is in it at all. Where some
+    methods have more, these are compared once more among themselves.
 
     Args:
         found: the results of each method in each cell, of all seeds.
@@ -108,7 +108,8 @@ def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[in
     for group in GROUPS:
         for cell in cells:
             every = {method: found.get((method, cell.name), []) for method in ROWS}
-            wanted = set(seeds) | set.intersection(*({one["seed"] for one in every[method]} for method in ROWS))
+            there = [{one["seed"] for one in results} for results in every.values() if results]
+            wanted = set(seeds).union(set.intersection(*there) if there else ())
             column = {method: [one for one in every[method] if one["seed"] in wanted] for method in ROWS}
             longer = {method: every[method] for method in ROWS if len(every[method]) > len(column[method])}
             entries |= _entries(column, group, cell, len(wanted))
@@ -219,6 +220,8 @@ def rows(table: Comparison) -> list[dict[str, Any]]:
                 "lead_low": _digits(tested.low if tested else None, 2),
                 "lead_high": _digits(tested.high if tested else None, 2),
                 "p": _digits(tested.p if tested else None, 4),
+                "lead_seeds": tested.seeds if tested else "",
+                "lead_clients": tested.clients if tested else "",
             }
         )
     return listed
@@ -263,8 +266,8 @@ def markdown(table: Comparison) -> str:
 
 def _more_seeds(table: Comparison) -> list[str]:
     lines = [
-        "The columns above compare all methods on the same clients. These methods have more seeds, and are compared "
-        "with each other on all that they share:",
+        "The columns above have the same seeds for all methods, or fewer where that is said. These methods have more, "
+        "and all are counted here; how far one is ahead of another is of the seeds that both have.",
         "",
         "| | method | seeds | seen | unseen |",
         "| --- | --- | --- | --- | --- |",

@@ -41,7 +41,6 @@ class Plan(NamedTuple):
         found: the results that there are, of all seeds.
         speeds: of earlier runs on a GPU, from which times are reckoned.
         rounds: of training.
-        seeds: that were asked for.
     """
 
     jobs: list[Job]
@@ -49,11 +48,10 @@ class Plan(NamedTuple):
     found: Found
     speeds: list[Speed]
     rounds: int
-    seeds: tuple[int, ...]
 
     def comparison(self) -> Comparison:
         """Return the table as far as it is."""
-        return compare(self.found, table1.CELLS, self.rounds, self.seeds)
+        return compare(self.found, table1.CELLS, self.rounds, table1.SEEDS)
 
 
 def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") -> Plan:
@@ -61,7 +59,7 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
 
     Args:
         results: the folder of results, with tuned hyper-parameters in its folder `tune`.
-        seeds: that every cell should have.
+        seeds: of the runs that are asked for.
         rounds: that every run should have.
         only: names of methods, cells (cifar10-100) or data sets, with commas or slashes between them; what is missing
             elsewhere is not asked for. Empty for everything.
@@ -86,7 +84,7 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
             jobs += wanted
             if method in methods and cell.name in cells:
                 missing += [job for job in wanted if job.seed not in by_seed]
-    return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds, tuple(seeds))
+    return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds)
 
 
 def parse_only(words: str) -> tuple[set[str], set[str]]:
