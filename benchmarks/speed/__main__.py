@@ -18,11 +18,12 @@ from benchmarks.speed.plan import GROUPS, Race, plan
 from benchmarks.speed.race import ROOT, race
 from benchmarks.speed.record import Record, file_name, load, machine
 from pefll.errors import PefllError, unknown
-from pefll.files import write_whole
+from pefll.files import sentences_for_disk_errors, write_whole
 from pefll.hardware import cores
 
 MAIN_TURNS, OTHER_TURNS, TURN_SECONDS = 5, 3, 1.0
 QUICK_TURNS, QUICK_SECONDS = 3, 0.3
+PUBLISHED = ROOT / "results" / "speed"
 
 EPILOG = f"""\
 races (--only):
@@ -60,7 +61,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--list", action="store_true", help="show races and contenders of this machine, measure nothing"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "speed", help="folder [results/speed]")
+    parser.add_argument("--out", type=Path, help="folder [build/speed; with --write-docs results/speed]")
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="CIFAR-10, if it is there [data]")
     parser.add_argument("--turns", type=int, help=f"of each contender [{MAIN_TURNS}, {OTHER_TURNS} outside main]")
     parser.add_argument(
@@ -71,6 +72,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.turns is not None and options.turns < 1:
         parser.error("--turns must be at least 1")
+    # Published figures are written to only where that is asked for.
+    options.out = options.out or (PUBLISHED if options.write_docs else ROOT / "build" / "speed")
     return options
 
 
@@ -160,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{each.group}: {table.describe(each.setting.plain())}\n    {names}")
             return 0
         name = file_name(machine())
+        with sentences_for_disk_errors(str(options.out)):
+            options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
         record = Record(options.out / f"{name}.json", fresh=options.fresh)
         measure(races, record, options, console)
         # In a file or a pipe there is no width to keep to.
