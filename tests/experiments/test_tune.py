@@ -124,7 +124,7 @@ def test_settings_of_new_clients_are_chosen_within_the_best_training(tmp_path):
 def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_path):
     trials = search(tmp_path, seeds=(0,), hold_out=0.3)
     whole = ragged(seed=0)
-    assert trials.path.name == f"digits-fedavg-n{whole.num_clients}.json"
+    assert trials.path.name == f"digits-fedavg-n{whole.num_clients}-holding-out-0.3.json"
     kept = json.loads(trials.path.read_text())
     assert (kept["hold_out"], kept["num_seen"]) == (0.3, whole.num_seen)
     part = whole.holding_out(0.3)
@@ -140,8 +140,9 @@ def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_pat
     trials.choose((0,))
     assert trials.best == {"settings": trials.rows[0]["settings"], "held_out_validation": 0.9, "seeds": [0]}
     assert "held out validation, %" in [column.header for column in trials_table(trials, (0,)).columns]
-    with pytest.raises(PefllError, match="choose another"):
-        search(tmp_path, seeds=(0,))
+    assert chosen("fedavg", "digits", whole.num_clients, tmp_path / "results").source == "defaults"
+    search(tmp_path, seeds=(0,))  # the same without, beside it
+    assert chosen("fedavg", "digits", whole.num_clients, tmp_path / "results").source.startswith("tuned at n=")
     with pytest.raises(PefllError, match="cannot be held out"):
         search(tmp_path, seeds=(0,), hold_out=0.99, to="elsewhere")
     for share in (1.0, -0.1):

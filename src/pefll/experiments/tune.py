@@ -233,8 +233,10 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
 
     first = data(search.seeds[0])
     name = file_name(search.config.data, search.config.method, first.num_clients)
+    if search.hold_out:  # trials of their own, which are not those that `reproduce` takes
+        name = f"{name}-holding-out-{search.hold_out}"
     trials = Trials.read(target / f"{name}.json", _protocol(search, first))
-    runs = out / (f"{name}-holding-out-{search.hold_out}" if search.hold_out else name)
+    runs = out / name
     pending = trials.missing(search)
     parts = batches(pending, at_once)
     say(
