@@ -211,3 +211,25 @@ def test_the_command_line_tells_what_failed(tmp_path):
     missing = run_cli("check-method", "mine:y", folder=tmp_path)
     assert missing.returncode in (1, 2)
     assert "cannot import the method 'mine:y'" in missing.stdout + missing.stderr
+
+
+@pytest.mark.parametrize("options", [["--engine", "vector"], ["--engine", "serial", "--processes", "2"]])
+def test_a_method_that_raises_is_a_sentence_with_the_place(tmp_path, options):
+    lines = [
+        "from dataclasses import dataclass",
+        "from pefll.methods import FedAvg",
+        "@dataclass(frozen=True)",
+        "class Mine(FedAvg):",
+        "    def train(self, client, theta):",
+        "        raise ValueError('boom')",
+    ]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    words = ["train", "--method", "mine:Mine", "--data", "digits", "--rounds", "2", "--device", "cpu", *options]
+    said = run_cli(*words, folder=tmp_path)
+    assert said.returncode == 2
+    assert f"error: ValueError in {tmp_path / 'mine.py'}, line 6: boom" in said.stderr
+    assert "Traceback" not in said.stderr
+    if "vector" in options:
+        checked = run_cli("check-method", "mine:Mine", folder=tmp_path)
+        assert checked.returncode == 1
+        assert "mine.py, line 6: boom" in "".join(checked.stdout.split("\n"))

@@ -31,6 +31,7 @@ from pefll.evaluation import evaluate, scores_of
 from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
+from pefll.named import fault
 from pefll.training import restore
 from pefll.tree import Tree, leaves, map_tree, named_leaves
 
@@ -112,7 +113,7 @@ def check_method(name: str, settings: dict[str, Any] | None = None) -> list[Find
         except (Broken, PefllError) as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - whatever a user's method does
-            problem = f"{type(error).__name__}: {error}"
+            problem = fault(error) or f"{type(error).__name__}: {error}"
         findings.append(Finding(rule, problem))
         if problem and check is is_a_method:
             break

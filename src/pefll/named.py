@@ -5,10 +5,32 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
+from pathlib import Path
 from typing import Any
 
 from pefll.errors import PefllError
+
+
+class OwnCodeFailed(Exception):
+    """A user's own code failed in another process. Its text says how and where."""
+
+
+def fault(error: BaseException) -> str:
+    """Return how and where a user's own code failed, such as "ValueError in mine.py, line 6: no"; else nothing.
+
+    Args:
+        error: that was raised; the innermost line outside of this package and of what is installed is the place.
+    """
+    if isinstance(error.__cause__, OwnCodeFailed):
+        return str(error.__cause__)
+    paths = sysconfig.get_paths()
+    installed = [Path(__file__).parent, *(Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    for place in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(place.filename).is_file() and not any(Path(place.filename).is_relative_to(one) for one in installed):
+            return f"{type(error).__name__} in {place.filename}, line {place.lineno}: {error}"
+    return ""
 
 
 def import_name(reference: str, what: str) -> Any:
@@ -26,11 +48,7 @@ def import_name(reference: str, what: str) -> Any:
     except (ImportError, SyntaxError, ValueError) as error:
         raise PefllError(f"cannot import the {what} {reference!r}: {error}") from error
     except Exception as error:  # a user's module may raise anything while it is imported
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise PefllError(
-            f"cannot import the {what} {reference!r}: {type(error).__name__} in {place.filename}, line {place.lineno}: "
-            f"{error}"
-        ) from error
+        raise PefllError(f"cannot import the {what} {reference!r}: {fault(error) or error}") from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -13,10 +14,12 @@ from pefll.cli import data, experiments, methods, personal, runs, training
 from pefll.cli.console import err
 from pefll.deploy import verbs as flower
 from pefll.errors import PefllError
+from pefll.named import fault
 from pefll.progress import say
 from pefll.version import __version__
 from pefll.wording import for_the_command_line
 
+TRACEBACK = "PEFLL_TRACEBACK"
 INTERRUPTED = 130  # what typer makes of a Ctrl-C that no verb has answered
 
 # The error for a misspelt option: typer's own copy of click has it, and older typers took it from click.
@@ -78,6 +81,11 @@ def main() -> None:
         sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
     except torch.cuda.OutOfMemoryError:
         sentence = "the GPU's memory is full; use fewer clients per round, or another device"
+    except Exception as error:
+        sentence = fault(error)  # of a method or model of the user's own
+        if not sentence or os.environ.get(TRACEBACK, "0") != "0":
+            raise
+        sentence += f" ({TRACEBACK}=1 shows how it came there)"
     if sentence:  # without a verb, the help was shown instead
         err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
     sys.exit(2)

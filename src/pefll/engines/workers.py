@@ -19,6 +19,7 @@ from pefll.engines.cohort import Ids, TorchSettings, keep_freed_memory
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method
+from pefll.named import OwnCodeFailed, fault
 from pefll.tree import Tree, map_tree
 from pefll.wording import argument
 
@@ -128,7 +129,8 @@ class Workers:
         if "sentence" in header:
             raise PefllError(header["sentence"])
         if "traceback" in header:
-            raise RuntimeError(f"a client's process failed:\n{header['traceback']}")
+            text = f"a client's process failed:\n{header['traceback']}"
+            raise RuntimeError(text) from (OwnCodeFailed(header["fault"]) if header["fault"] else None)
         return trees[0]
 
 
@@ -163,8 +165,8 @@ def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, met
             reply = pack(run_here(task, ids, header["round"], arguments, header["static"]))
         except PefllError as error:
             reply = pack(sentence=str(error))
-        except Exception:  # noqa: BLE001 - the server re-raises it with this text
-            reply = pack(traceback=traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - the server re-raises it with this text
+            reply = pack(traceback=traceback.format_exc(), fault=fault(error))
         try:
             pipe.send_bytes(reply)
         except OSError:
