@@ -8,8 +8,9 @@ import re
 import sys
 from pathlib import Path
 
-from pefll import run
+from pefll import fitting, run
 from pefll.cli.console import out
+from pefll.experiments import costs
 from tests.cli.conftest import DIGITS
 
 
@@ -91,6 +92,24 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert said.code == 2
     assert said.err == "error: 1 run failed: digits-10 fedavg seed 0: it diverged\n"
     assert "wrote results/table1.md" in said.out
+
+
+def test_a_file_in_place_of_a_folder_is_noticed_before_anything_is_done(refused, labelled, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(costs, "bills", None)
+    Path("file").touch()
+    table = ["reproduce", "table1", "--results", "file"]
+    for words in (
+        ["results", "add", labelled, "--to", "file"],
+        [*TUNE, "--grid", "client_lr=1", "--to", "file"],
+        ["cost", labelled, "--out", "file/x"],
+        table,
+        [*table, "--dry-run"],
+        [*table, "--tables-only"],
+    ):
+        assert refused(*words) == "cannot write file: Not a directory; choose another place"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_what_a_new_client_pays(pefll, refused, labelled, tmp_path):

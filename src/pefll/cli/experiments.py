@@ -14,6 +14,7 @@ from pefll.cli.console import err, out
 from pefll.cli.options import ClientColumn, Clients, DataDir, Label, Partition, parse_seeds, parse_settings
 from pefll.config import Config
 from pefll.errors import PefllError, unknown
+from pefll.files import check_folder
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.progress import say
@@ -167,6 +168,7 @@ def reproduce(
         raise unknown("experiment", what, ["table1"])
     if budget is not None and not 0 < budget < math.inf:
         raise PefllError(f"--budget is {budget}; it must be more than 0 minutes")
+    check_folder(results)
     seconds = None if budget is None else 60 * budget
     plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
     if dry_run:
@@ -208,6 +210,8 @@ def cost(
     """
     from pefll.experiments import costs
 
+    if target is not None:
+        check_folder(target.parent)
     found = costs.read_any(paths)
     if not found:
         raise PefllError(f"there are no results in {paths[0]}; `pefll results add RUN` puts some there")

@@ -12,7 +12,7 @@ from typing import Any
 from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.experiments.table1 import PAPER
-from pefll.files import read_json, write_json
+from pefll.files import make_folder, read_json, write_json
 from pefll.methods import hyperparameters
 from pefll.record import GROUPS, RunFolder
 from pefll.report import mean_and_std
@@ -46,7 +46,7 @@ def collect(folder: RunFolder, target: Path) -> Path:
         for row in run.history
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
     write_json(path, summary | {"validation": history})
     return path

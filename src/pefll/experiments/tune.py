@@ -24,7 +24,7 @@ from pefll.config import Config
 from pefll.data import Federation
 from pefll.errors import Diverged, PefllError
 from pefll.experiments.results import spread
-from pefll.files import read_json, write_json
+from pefll.files import check_folder, make_folder, read_json, write_json
 from pefll.lockstep import Stopped
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
@@ -156,7 +156,7 @@ class Trials:
 
     def write(self) -> None:
         """Write the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         write_json(self.path, self.protocol | {"best": self.best, "trials": self.rows})
 
     def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
@@ -224,6 +224,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     Raises:
         Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
     """
+    check_folder(target)
     federations: dict[int, Federation] = {}
 
     def data(seed: int) -> Federation:
