@@ -94,6 +94,26 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert "wrote results/table1.md" in said.out
 
 
+def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, monkeypatch):
+    from pefll.experiments import reproduce
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "read_results", None)
+    monkeypatch.setattr(fitting, "outcomes_of", None)
+    Path("results").mkdir()
+    for more in ([], ["--dry-run"], ["--tables-only"]):
+        words = ["reproduce", "table1", *more]
+        assert refused(*words, "--rounds", -1) == "--rounds is -1; it cannot be negative"
+        assert refused(*words, "--at-once", 0) == "--at-once is 0; it must be at least 1"
+        assert refused(*words, "--device", "gpu").startswith("unknown device 'gpu'")
+        assert refused(*words, "--precision", "bf61").startswith("unknown precision 'bf61': did you mean 'bf16'?")
+        for nothing in ("", ","):
+            assert refused(*words, "--only", nothing).startswith("--only names nothing")
+    assert "leave one of them away" in refused("reproduce", "table1", "--dry-run", "--tables-only")
+    assert refused("reproduce", "table1", "--tables-only", "--results", "none") == refused("results", "table", "none")
+    assert not Path("none").exists()
+
+
 def test_a_file_in_place_of_a_folder_is_noticed_before_anything_is_done(refused, labelled, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fitting, "outcomes_of", None)

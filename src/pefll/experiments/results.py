@@ -86,6 +86,11 @@ def read_results(source: Path) -> list[dict[str, Any]]:
     return [result for result in found if isinstance(result, dict) and "accuracy" in result]
 
 
+def no_results(source: Path) -> PefllError:
+    """Return the error for a folder that should have results."""
+    return PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there")
+
+
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table: one row per setting, mean ± std over its seeds, the paper's number beside it."""
     rows: dict[str, list[dict[str, Any]]] = {}

@@ -224,6 +224,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     Raises:
         Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
     """
+    check_at_once(at_once)
     check_folder(target)
     federations: dict[int, Federation] = {}
 
@@ -308,10 +309,15 @@ def raise_first(outcomes: Sequence[object]) -> None:
             raise outcome
 
 
+def check_at_once(number: int) -> None:
+    """Raise PefllError where no run could be trained at once."""
+    if number < 1:
+        raise PefllError(f"{argument('at_once')} is {number}; it must be at least 1")
+
+
 def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Return the items, `size` at a time."""
-    if size < 1:
-        raise PefllError(f"{argument('at_once')} is {size}; it must be at least 1")
+    check_at_once(size)
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
