@@ -128,11 +128,12 @@ class Config:
             raise PefllError(f"{name} must be {kind}, not {value!r}")
 
     def command(self) -> str:
-        """Return the command that makes this run again: all settings that differ from their defaults."""
+        """Return the command that makes this run again: the data, and all settings that differ from their defaults."""
         words = ["pefll", "train"]
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if each.name in SILENT or value == each.default:
+            # `pefll train` asks for the data: what it trains on is never left to a default.
+            if each.name in SILENT or (value == each.default and each.name != "data"):
                 continue
             if each.name == "settings":
                 words += [word for key, setting in value.items() for word in ("--set", f"{key}={setting}")]
