@@ -14,7 +14,7 @@ from pefll.errors import PefllError
 from pefll.experiments.table1 import PAPER
 from pefll.files import make_folder, read_json, write_json
 from pefll.methods import hyperparameters
-from pefll.record import GROUPS, RunFolder
+from pefll.record import GROUPS, RunFolder, own_seconds
 from pefll.report import mean_and_std
 from pefll.report.runs import read_run
 
@@ -111,9 +111,9 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
             scored = [result["accuracy"]["best"][who] for result in group]
             cells.append(spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
-        # Runs that shared their device tell nothing about how long one takes.
-        alone = [_seconds(one) for one in group if one.get("timing") == "alone"]
-        time = f"{mean_and_std(alone)[0]:.0f}" if alone else ""
+        # Runs that others slowed down tell nothing about how long one takes.
+        own = [_seconds(one) for one in group if own_seconds(one)]
+        time = f"{mean_and_std(own)[0]:.0f}" if own else ""
         lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
     return "\n".join(lines)
 
