@@ -76,6 +76,9 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert (tmp_path / "runs/table1/digits-10-fedavg-local_steps_2/seed-1/summary.json").is_file()
     table = (tmp_path / "results/table1.md").read_text()
     assert re.search(r"\| FedAvg \| \d", table)  # not bold: there is nobody to be better than
+    shorter = refused("reproduce", "table1", "--only", "fedavg", "--rounds", 1, "--seeds", "0,1")
+    assert shorter.startswith("runs/table1/digits-10-fedavg-local_steps_2/seed-0: the run was started for 2 rounds;")
+    assert shorter.endswith("start a new run in another folder, with --out")
     (tmp_path / "results/table1.md").unlink()
     assert "wrote results/table1.md" in pefll(*words, "--tables-only").out
     assert (tmp_path / "results/table1.md").read_text() == table
