@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path, monkeypatch, u
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, uninterrupted, number, code):
+def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, capsys, uninterrupted, number, code):
     folder = tmp_path / "stopped"
     process = start(folder, processes=2)
     wait_for_round(process, folder, 20)
@@ -118,7 +118,9 @@ def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, u
     stopped_at = fingerprint(folder)[0]
     assert 20 <= stopped_at < ROUNDS
     assert f"Saved after round {stopped_at}." in said
+    assert "going on" not in said
     assert main(monkeypatch, "train", "--resume", folder) == 0
+    assert capsys.readouterr().err.splitlines()[1] == f"pefll seed 3: going on after round {stopped_at}"
     same_in_the_end(folder, uninterrupted)
 
 
