@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+import torch
+
 from pefll import fitting, run
 from pefll.cli.console import out
 from pefll.experiments import costs
@@ -82,7 +84,9 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     (tmp_path / "results/table1.md").unlink()
     assert "wrote results/table1.md" in pefll(*words, "--tables-only").out
     assert (tmp_path / "results/table1.md").read_text() == table
-    assert "0 runs are missing" in pefll(*words, "--dry-run").out
+    nothing = pefll(*words, "--dry-run").out
+    assert "0 runs are missing" in nothing
+    assert "of a GPU" not in nothing
     assert refused("reproduce", "table2") == "unknown experiment 'table2': did you mean 'table1'? known are table1"
     assert "unknown method or cell 'digits-11'" in refused("reproduce", "table1", "--only", "digits-11")
     assert "--seeds takes" in refused("reproduce", "table1", "--seeds", "a")
@@ -95,6 +99,19 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert said.code == 2
     assert said.err == "error: 1 run failed: digits-10 fedavg seed 0: it diverged\n"
     assert "wrote results/table1.md" in said.out
+
+
+def test_the_times_of_a_dry_run_are_those_of_a_gpu(pefll, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "table1", "--dry-run", "--only", "fedavg/femnist", "--seeds", 0]
+    for gpu, device, last in (
+        (False, "auto", "The times are those of a GPU, and there is none here: a CPU takes much longer."),
+        (False, "cpu", "The times are those of a GPU, and there is none here: a CPU takes much longer."),
+        (True, "cpu", "The times are those of a GPU, and --device cpu asks for none: a CPU takes much longer."),
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        assert pefll(*words, "--device", device).out.splitlines()[-1] == last
+    assert "times" not in pefll(*words).out
 
 
 def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, monkeypatch):

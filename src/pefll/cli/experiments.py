@@ -184,6 +184,9 @@ def reproduce(
     plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
     if dry_run:
         out.print(table.missing_table(plan, table.cheapest_first(plan, at_once, folder), seconds))
+        if plan.missing and pick_device(device).type == "cpu":
+            why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"
+            say(out, f"The times are those of a GPU, and {why}: a CPU takes much longer.")
         return
     failures: list[str] = []
     if not tables_only:
