@@ -144,3 +144,4 @@ def test_settings_of_a_wrong_type_are_refused_before_anything_is_written(name, v
 def test_the_command_makes_the_run_again():
     config = Config(data="cifar10", partition="by-class 2", rounds=7, settings={"embedding": "linear"}, device="cpu")
     assert config.command() == ("pefll train --set embedding=linear --data cifar10 --partition 'by-class 2' --rounds 7")
+    assert Config().command() == "pefll train --data digits"  # without --data there is no training

@@ -9,7 +9,15 @@ import os
 import pytest
 
 from pefll.errors import PefllError, unknown
-from pefll.files import read_json, sentences_for_disk_errors, write_csv, write_json, write_whole
+from pefll.files import (
+    check_folder,
+    make_folder,
+    read_json,
+    sentences_for_disk_errors,
+    write_csv,
+    write_json,
+    write_whole,
+)
 
 
 def test_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_path):
@@ -48,6 +56,27 @@ def test_a_reader_never_sees_a_part(tmp_path, monkeypatch):
 def test_writing_into_no_folder_is_a_sentence(tmp_path):
     with pytest.raises(PefllError, match=r"cannot write .*gone.a: No such file or directory"):
         write_whole(tmp_path / "gone" / "a", b"x")
+
+
+def test_folders_are_checked_without_being_made(tmp_path):
+    file, new = tmp_path / "file", tmp_path / "a" / "b"
+    file.touch()
+    check_folder(new)
+    assert not new.parent.exists()
+    make_folder(new)
+    make_folder(new)
+    assert new.is_dir()
+    (tmp_path / "broken").symlink_to(tmp_path / "gone")
+    for use in (check_folder, make_folder):
+        for path in (file, file / "x", tmp_path / "broken"):
+            with pytest.raises(PefllError, match=rf"cannot write {path}: Not a directory; choose another place"):
+                use(path)
+
+
+def test_a_folder_that_may_not_be_written_into_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # for root every folder is open
+    with pytest.raises(PefllError, match=r"cannot write .*new: Permission denied; choose another place"):
+        check_folder(tmp_path / "new")
 
 
 def test_an_error_without_words_still_makes_a_sentence():

@@ -21,7 +21,7 @@ from pefll.errors import PefllError
 from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import TIME_IS_UP, Job, Stopped, stop_signals, take_turns
 from pefll.preparing import federations_of
-from pefll.record import RunFolder, run_folders
+from pefll.record import RunFolder, own_seconds, run_folders
 from tests.federations import ragged
 
 QUICK = {"rounds": 12, "clients_per_round": 2, "local_steps": 2, "eval_every": 3, "checkpoint_every": 5, "processes": 1}
@@ -144,6 +144,8 @@ def test_the_summary_says_that_other_processes_shared_the_device_if_whoever_star
     monkeypatch.setenv("PEFLL_SHARED", "1")
     run = fit(ragged(), **QUICK)
     assert run.summary["timing"].startswith("shared the device with other processes")
+    two = fit_seeds(ragged(), seeds=[0, 1], **QUICK)
+    assert two[0].summary["timing"] == run.summary["timing"]
     monkeypatch.setenv("PEFLL_SHARED", "0")
     assert fit(ragged(), **QUICK).summary["timing"] == "alone"
 
@@ -152,8 +154,10 @@ def test_the_summary_says_that_the_time_was_shared(tmp_path, alone):
     fit_seeds(ragged(), seeds=[4, 5], out=tmp_path, **QUICK)
     summary = RunFolder(tmp_path / "seed-4").summary()
     assert summary["lockstep"] == 2
-    assert "took turns with 1 other run" in summary["timing"]
+    assert summary["timing"] == "took turns with 1 other run; seconds are of this run's own turns"
+    assert own_seconds(summary)
     single = RunFolder(alone["vector"] / "seed-0").summary()
+    assert own_seconds(single)
     assert (single["lockstep"], single["timing"]) == (1, "alone")
     # It stays true when the run is extended alone.
     fit(ragged(), seed=4, out=tmp_path / "seed-4", **QUICK | {"rounds": 15})

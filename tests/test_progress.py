@@ -30,6 +30,7 @@ def test_lines_come_at_most_every_ten_seconds_and_at_the_end(monkeypatch):
             watch.at(done, news)
         watch.say("a sentence that is longer than twenty columns")
     assert file.getvalue().splitlines() == [
+        "pefll seed 0: going on after round 20",
         "pefll seed 0: 40/100, 11 s, 33 s left, seen 10.0%",
         "pefll seed 0: 60/100, 40 s, 40 s left",
         "pefll seed 0: 100/100, 41 s, 0 s left, x",
@@ -53,10 +54,14 @@ def test_a_bar_in_a_terminal():
     file = io.StringIO()
     with monitor(Console(file=file, width=120, force_terminal=True), "pefll seed 0", 10) as watch:
         assert isinstance(watch, Bar)
+        watch.begin(0)
+        assert "going on" not in file.getvalue()
+        watch.begin(3)
         watch.at(4, "seen 12.5%")
         watch.at(10)
         watch.say("hello")
     text = file.getvalue()
+    assert text.count("pefll seed 0: going on after round 3") == 1
     assert "10/10" in text
     assert "seen 12.5%" in text
     assert "hello" in text

@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path, monkeypatch, u
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, uninterrupted, number, code):
+def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, capsys, uninterrupted, number, code):
     folder = tmp_path / "stopped"
     process = start(folder, processes=2)
     wait_for_round(process, folder, 20)
@@ -118,7 +118,9 @@ def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, u
     stopped_at = fingerprint(folder)[0]
     assert 20 <= stopped_at < ROUNDS
     assert f"Saved after round {stopped_at}." in said
+    assert "going on" not in said
     assert main(monkeypatch, "train", "--resume", folder) == 0
+    assert capsys.readouterr().err.splitlines()[1] == f"pefll seed 3: going on after round {stopped_at}"
     same_in_the_end(folder, uninterrupted)
 
 
@@ -150,7 +152,11 @@ def test_an_extended_run_is_one_long_run(tmp_path, rounds):
     assert fingerprint(tmp_path / "short") == fingerprint(tmp_path / "long")
     assert without_seconds(tmp_path / "short") == without_seconds(tmp_path / "long")
     assert RunFolder(tmp_path / "short").summary()["rounds"] == 8
-    with pytest.raises(PefllError, match="extended but not shortened"):
+    sentence = (
+        f"{tmp_path / 'short'}: the run was started for 8 rounds; it can be extended but not shortened: start a new "
+        "run in another folder, with out"
+    )
+    with pytest.raises(PefllError, match=f"^{sentence}$"):
         fit(federation, "fedavg", rounds=6, out=tmp_path / "short", **QUICK)
 
 

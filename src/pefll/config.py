@@ -128,11 +128,12 @@ class Config:
             raise PefllError(f"{name} must be {kind}, not {value!r}")
 
     def command(self) -> str:
-        """Return the command that makes this run again: all settings that differ from their defaults."""
+        """Return the command that makes this run again: the data, and all settings that differ from their defaults."""
         words = ["pefll", "train"]
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if each.name in SILENT or value == each.default:
+            # `pefll train` asks for the data: what it trains on is never left to a default.
+            if each.name in SILENT or (value == each.default and each.name != "data"):
                 continue
             if each.name == "settings":
                 words += [word for key, setting in value.items() for word in ("--set", f"{key}={setting}")]
@@ -142,20 +143,17 @@ class Config:
 
     def check_same(self, other: Config) -> None:
         """Raise PefllError where `other`, asked for on resuming, would compute something else."""
+        advice = f"start a new run in another folder, with {argument('out')}"
         for each in dataclasses.fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.name == "data_sha256" and mine and theirs and mine != theirs:
-                raise PefllError("the data is not what the run was started on; start a new run in another folder")
+                raise PefllError(f"the data is not what the run was started on; {advice}")
             if each.name not in MAY_CHANGE and mine != theirs:
                 was = f"settings {mine!r}" if each.name == "settings" else argument(each.name, mine)
-                raise PefllError(
-                    f"the run was started with {was}, and cannot be resumed with {theirs!r}; start a new run in "
-                    "another folder"
-                )
+                raise PefllError(f"the run was started with {was}, and cannot be resumed with {theirs!r}; {advice}")
         if other.rounds < self.rounds:
-            raise PefllError(
-                f"the run was started for {counted(self.rounds, 'round')}; it can be extended but not shortened"
-            )
+            rounds = counted(self.rounds, "round")
+            raise PefllError(f"the run was started for {rounds}; it can be extended but not shortened: {advice}")
 
 
 def _toml(value: Any) -> str:

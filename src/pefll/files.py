@@ -30,6 +30,26 @@ def sentences_for_disk_errors(what: str) -> Iterator[None]:
         raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}") from error
 
 
+def check_folder(path: Path) -> None:
+    """Raise PefllError where a folder can neither be written into nor be made; nothing is made here.
+
+    For what takes long before it writes anything.
+    """
+    nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    with sentences_for_disk_errors(str(path)):
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder where there is none, and those above it; PefllError where that cannot be."""
+    check_folder(path)  # for its sentence: where a file is in the way, that of `mkdir` is "File exists"
+    with sentences_for_disk_errors(str(path)):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

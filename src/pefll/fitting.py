@@ -337,7 +337,11 @@ def _check_claim(out: str | Path | None, config: Config) -> None:
         return
     folder = RunFolder(Path(out))
     if folder.config_file.is_file():
-        Config.load(folder.config_file).check_same(config)
+        started = Config.load(folder.config_file)
+        try:
+            started.check_same(config)
+        except PefllError as error:  # where several runs have folders of their own, the user named none of them
+            raise PefllError(f"{folder.path}: {error}") from error
     elif folder.path.exists() and (not folder.path.is_dir() or {each.name for each in folder.path.iterdir()} - {LOCK}):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another {argument('out')}")
 

@@ -30,7 +30,7 @@ class Monitor(Protocol):
     ) -> None: ...
 
     def begin(self, done: int) -> None:
-        """Say that `done` steps were done before: the time left is reckoned from here."""
+        """Say that `done` rounds were done before: the time left is reckoned from here."""
         ...
 
     def at(self, done: int, news: str = "") -> None:
@@ -113,7 +113,7 @@ class Bar:
     """A progress bar with the time left."""
 
     def __init__(self, progress: Progress, title: str, total: int) -> None:
-        self._progress = progress
+        self._progress, self._title = progress, title
         self._task = progress.add_task(title, total=total, news="")
 
     def __enter__(self) -> Bar:
@@ -124,8 +124,10 @@ class Bar:
         self._progress.remove_task(self._task)
 
     def begin(self, done: int) -> None:
-        """Start the clock."""
+        """Start the clock, and tell whoever resumed a run that it was found."""
         self._progress.reset(self._task, completed=done)
+        if done:
+            self.say(_going_on(self._title, done))
 
     def at(self, done: int, news: str = "") -> None:
         """Move the bar."""
@@ -171,8 +173,10 @@ class Lines:
         return
 
     def begin(self, done: int) -> None:
-        """Start the clock."""
+        """Start the clock, and tell whoever resumed a run that it was found."""
         self._first, self._started = done, time.monotonic()
+        if done:
+            self.say(_going_on(self._title, done))
 
     def at(self, done: int, news: str = "") -> None:
         """Print a line, if the last one is long enough ago."""
@@ -189,6 +193,10 @@ class Lines:
     def say(self, sentence: str) -> None:
         """Print a line."""
         say(self._console, sentence)
+
+
+def _going_on(title: str, done: int) -> str:
+    return f"{title}: going on after round {done}"
 
 
 def display(console: Console | None) -> Display:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from pefll.wording import either
 
 LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
 GROUPS = ("seen", "unseen")
+# How `timing` in a summary, which tells readers what its seconds are, says that they are the run's own.
+ALONE, TOOK_TURNS = "alone", "took turns"
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
 
 
@@ -143,6 +145,11 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
         write_json(self.summary_file, summary)
+
+
+def own_seconds(summary: Mapping[str, Any]) -> bool:
+    """Return whether the seconds in a summary are the run's own; False where others slowed it down, or nobody knows."""
+    return str(summary.get("timing", "")).startswith((ALONE, TOOK_TURNS))
 
 
 def _lock(handle: int, path: Path) -> None:

@@ -26,10 +26,11 @@ from pefll.methods.contract import Method
 from pefll.models import resolve_model
 from pefll.preparing import Order, clients_per_round
 from pefll.progress import Display, Monitor
-from pefll.record import RunFolder
+from pefll.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.training import Progress, local_steps
 from pefll.tree import Tree
 from pefll.version import __version__
+from pefll.wording import counted
 
 MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
 STRANGERS = 100  # so many seen clients come as if they were new when what new clients do is tuned
@@ -138,14 +139,16 @@ def _timing(lockstep: int, device: torch.device) -> str:
 
     What other processes do on the device cannot be seen from here; whoever starts several says PEFLL_SHARED=1.
     """
-    if lockstep == 1 and os.environ.get("PEFLL_SHARED", "0") != "0":
+    others = counted(lockstep - 1, "other run")
+    takes_turns = lockstep == 1 or device.type == "cpu"
+    if takes_turns and os.environ.get("PEFLL_SHARED", "0") != "0":
         return "shared the device with other processes: seconds are of this run while they slowed it down"
     if lockstep == 1:
-        return "alone"
-    if device.type == "cpu":
-        return f"took turns with {lockstep - 1} other runs; seconds are of this run's own turns"
+        return ALONE
+    if takes_turns:
+        return f"{TOOK_TURNS} with {others}; seconds are of this run's own turns"
     return (
-        f"shared the device with {lockstep - 1} other runs: seconds are of this run while they slowed it down, steps "
+        f"shared the device with {others}: seconds are of this run while they slowed it down, steps "
         "per second are its share of the device's, and peak memory is that of all together"
     )
 

@@ -64,6 +64,9 @@ def test_in_real_processes(tmp_path, client):
 
 def test_verbs_and_names_that_are_wrong(refused, labelled, tmp_path):
     assert "'train'" in refused("trian")
+    assert refused("reproduc", "table1").count("'reproduce'") == 1
+    assert refused("data", "lst").count("'list'") == 1
+    assert refused("check-method", "fedagv").startswith("unknown method 'fedagv': did you mean 'fedavg'?")
     assert "did you mean 'fedavg'" in refused("methods", "fedavgg")
     assert "did you mean 'test'" in refused("evaluate", labelled, "--split", "tset")
     assert "unknown data set 'mnist'" in refused("data", "get", "mnist", "--data-dir", tmp_path)

@@ -8,8 +8,11 @@ import re
 import sys
 from pathlib import Path
 
-from pefll import run
+import torch
+
+from pefll import fitting, run
 from pefll.cli.console import out
+from pefll.experiments import costs
 from tests.cli.conftest import DIGITS
 
 
@@ -75,10 +78,15 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert (tmp_path / "runs/table1/digits-10-fedavg-local_steps_2/seed-1/summary.json").is_file()
     table = (tmp_path / "results/table1.md").read_text()
     assert re.search(r"\| FedAvg \| \d", table)  # not bold: there is nobody to be better than
+    shorter = refused("reproduce", "table1", "--only", "fedavg", "--rounds", 1, "--seeds", "0,1")
+    assert shorter.startswith("runs/table1/digits-10-fedavg-local_steps_2/seed-0: the run was started for 2 rounds;")
+    assert shorter.endswith("start a new run in another folder, with --out")
     (tmp_path / "results/table1.md").unlink()
     assert "wrote results/table1.md" in pefll(*words, "--tables-only").out
     assert (tmp_path / "results/table1.md").read_text() == table
-    assert "0 runs are missing" in pefll(*words, "--dry-run").out
+    nothing = pefll(*words, "--dry-run").out
+    assert "0 runs are missing" in nothing
+    assert "of a GPU" not in nothing
     assert refused("reproduce", "table2") == "unknown experiment 'table2': did you mean 'table1'? known are table1"
     assert "unknown method or cell 'digits-11'" in refused("reproduce", "table1", "--only", "digits-11")
     assert "--seeds takes" in refused("reproduce", "table1", "--seeds", "a")
@@ -91,6 +99,57 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert said.code == 2
     assert said.err == "error: 1 run failed: digits-10 fedavg seed 0: it diverged\n"
     assert "wrote results/table1.md" in said.out
+
+
+def test_the_times_of_a_dry_run_are_those_of_a_gpu(pefll, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "table1", "--dry-run", "--only", "fedavg/femnist", "--seeds", 0]
+    for gpu, device, last in (
+        (False, "auto", "The times are those of a GPU, and there is none here: a CPU takes much longer."),
+        (False, "cpu", "The times are those of a GPU, and there is none here: a CPU takes much longer."),
+        (True, "cpu", "The times are those of a GPU, and --device cpu asks for none: a CPU takes much longer."),
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        assert pefll(*words, "--device", device).out.splitlines()[-1] == last
+    assert "times" not in pefll(*words).out
+
+
+def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, monkeypatch):
+    from pefll.experiments import reproduce
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "read_results", None)
+    monkeypatch.setattr(fitting, "outcomes_of", None)
+    Path("results").mkdir()
+    for more in ([], ["--dry-run"], ["--tables-only"]):
+        words = ["reproduce", "table1", *more]
+        assert refused(*words, "--rounds", -1) == "--rounds is -1; it cannot be negative"
+        assert refused(*words, "--at-once", 0) == "--at-once is 0; it must be at least 1"
+        assert refused(*words, "--device", "gpu").startswith("unknown device 'gpu'")
+        assert refused(*words, "--precision", "bf61").startswith("unknown precision 'bf61': did you mean 'bf16'?")
+        for nothing in ("", ","):
+            assert refused(*words, "--only", nothing).startswith("--only names nothing")
+    assert "leave one of them away" in refused("reproduce", "table1", "--dry-run", "--tables-only")
+    assert refused("reproduce", "table1", "--tables-only", "--results", "none") == refused("results", "table", "none")
+    assert not Path("none").exists()
+
+
+def test_a_file_in_place_of_a_folder_is_noticed_before_anything_is_done(refused, labelled, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(costs, "bills", None)
+    Path("file").touch()
+    table = ["reproduce", "table1", "--results", "file"]
+    for words in (
+        ["results", "add", labelled, "--to", "file"],
+        [*TUNE, "--grid", "client_lr=1", "--to", "file"],
+        ["cost", labelled, "--out", "file/x"],
+        table,
+        [*table, "--dry-run"],
+        [*table, "--tables-only"],
+    ):
+        assert refused(*words) == "cannot write file: Not a directory; choose another place"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_what_a_new_client_pays(pefll, refused, labelled, tmp_path):

@@ -97,7 +97,7 @@ def test_cuda_where_there_is_none(refused, tmp_path, device):
         (["--method", "fedavg"], "started with --method pefll"),
         (["--clients", "9"], "started with --clients 8"),
         (["--eval-every", "3"], "started with --eval-every 2, and cannot be resumed with 3"),
-        (["--rounds", "2"], "it can be extended but not shortened"),
+        (["--rounds", "2"], "extended but not shortened: start a new run in another folder, with --out"),
         (["--out", "elsewhere"], "leave --out away"),
         (["--set", "nothing=1"], "unknown hyper-parameter"),
     ],

@@ -42,7 +42,7 @@ def results(tmp_path, monkeypatch):
     return tmp_path / "results"
 
 
-def train(results, seeds=(0, 1), only="", rounds=2, at_once=3, **changes):
+def train(results, seeds=(0, 1), only=None, rounds=2, at_once=3, **changes):
     plan = make_plan(results, seeds, rounds, only)
     out, data = results.parent / "runs", results.parent
     return plan, run_missing(plan, results, out, data, at_once, Console(quiet=True), **changes)
@@ -131,13 +131,16 @@ def test_only_what_is_asked_for_is_run(results):
 
 
 def test_words_for_methods_and_cells():
-    assert parse_only("") == (set(reproduce.METHODS), {cell.name for cell in CELLS})
+    assert parse_only(None) == (set(reproduce.METHODS), {cell.name for cell in CELLS})
     assert parse_only("pefll") == ({"pefll"}, {cell.name for cell in CELLS})
     methods, cells = parse_only("local, fedavg/cifar10,femnist-328")
     assert methods == {"local", "fedavg"}
     assert cells == {"cifar10-100", "cifar10-500", "cifar10-1000", "femnist-328"}
     with pytest.raises(PefllError, match="unknown method or cell 'cifar10-200'"):
         parse_only("cifar10-200")
+    for nothing in ("", " ,/"):
+        with pytest.raises(PefllError, match="only names nothing: give methods, cells or data sets"):
+            parse_only(nothing)
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(results):

@@ -76,6 +76,8 @@ def test_runs_that_shared_a_device_tell_no_time():
     shared = [result(seed, 0.5, 0.5) | {"timing": "shared the device with 2 other runs"} for seed in range(3)]
     assert "| 89.3 ± 2.2 |  | `pefll" in markdown_table(shared)
     assert "| 89.3 ± 2.2 | 12 | `pefll" in markdown_table([*shared, result(3, 0.5, 0.5)])
+    turns = result(3, 0.5, 0.5) | {"timing": "took turns with 2 other runs; seconds are of this run's own turns"}
+    assert "| 89.3 ± 2.2 | 12 | `pefll" in markdown_table([*shared, turns])
 
 
 def test_seeds_of_one_setting_are_one_row_however_they_were_asked_for():

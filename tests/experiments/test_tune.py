@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,7 @@ from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.experiments import tune as module
 from pefll.experiments.results import collect
-from pefll.experiments.tune import Search, advice, chosen, parse_grid, trials_table, tune
+from pefll.experiments.tune import Search, Trials, advice, chosen, parse_grid, trials_table, tune
 from pefll.lockstep import Stopped
 from pefll.record import RunFolder
 from tests.federations import ragged
@@ -60,6 +61,32 @@ def test_the_best_mean_over_seeds_is_chosen(tmp_path):
         "client_lr = 0.1 is the largest that was tried: the best may lie beyond it"
     ]
     assert trials_table(trials, (0, 1)).rows[0].style == "bold"
+
+
+def tried(*rows, **protocol) -> Trials:
+    """What was tried, of settings and their accuracies for seeds 0, 1, ..."""
+    notes = [
+        {"settings": settings, "seed": seed, "seen_validation": score, "error": None}
+        for settings, *scores in rows
+        for seed, score in enumerate(scores)
+    ]
+    return Trials(Path("none.json"), {"method": "fedavg"} | protocol, notes)
+
+
+def test_settings_that_are_equally_good_are_said_to_tie():
+    low, middle, high = ({"client_lr": rate, "batch_size": 8} for rate in (0.1, 0.2, 0.3))
+    wanted = Search(CONFIG, {"client_lr": (0.1, 0.2, 0.3)}, (0, 1))
+    tie = "client_lr=0.1 and client_lr=0.2 tie: client_lr=0.1 is taken, and nothing tells which is better"
+    trials = tried((low, 0.1, 0.7), (middle, 0.7, 0.1), (high, 0.2, 0.2))
+    assert trials.tied((0, 1)) == [low, middle]
+    assert advice(trials, wanted) == [tie]
+    # What they do not differ in is advised about as ever.
+    other = {"client_lr": 0.3, "batch_size": 16}
+    beyond = "batch_size = 8 is the smallest that was tried: the best may lie beyond it"
+    assert advice(tried((low, 0.6, 0.6), (middle, 0.6, 0.6), (other, 0.2, 0.2)), wanted) == [tie, beyond]
+    # A tie among those that are not the best is nobody's business.
+    rows = ((high, 0.9, 0.8), (low, 0.6, 0.6), (middle, 0.6, 0.6))
+    assert advice(tried(*rows), wanted) == ["client_lr = 0.3 is the largest that was tried: the best may lie beyond it"]
 
 
 def test_scores_are_those_of_the_best_round_on_seen_clients_validation(tmp_path):

@@ -58,6 +58,17 @@ def test_time_on_a_shared_device_is_marked(make_run: MakeRun, console: Console) 
     assert "*" not in line_of(text, "one")
     assert "* trained at once with other runs" in text
     assert "*" not in printed(console, costs_table([make_run("older")]))
+    others = make_run("processes", lockstep=1, timing="shared the device with other processes: seconds are of ...")
+    assert "1 h 02 m*" in line_of(printed(console, costs_table([others])), "processes")
+
+
+def test_time_of_runs_that_took_turns_is_their_own(make_run: MakeRun, console: Console) -> None:
+    turns = make_run("three", lockstep=3, timing="took turns with 2 other runs; seconds are of this run's own turns")
+    text = printed(console, costs_table([turns, make_run("one", lockstep=1, timing="alone")]))
+    assert "1 h 02 m‡" in line_of(text, "three")
+    assert "‡ took turns with other runs: the time is that of its own turns" in text
+    assert "*" not in text
+    assert "‡" not in line_of(text, "one")
 
 
 def test_a_run_without_rounds_trains_as_it_is_tested(make_run: MakeRun, console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -79,6 +80,7 @@ def main() -> None:
         sentence = str(error)
     except UsageError as error:
         sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        sentence = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", sentence)  # click and typer each ask, in some versions
     except torch.cuda.OutOfMemoryError:
         sentence = "the GPU's memory is full; use fewer clients per round, or another device"
     except Exception as error:

@@ -14,6 +14,8 @@ from pefll.cli.console import err, out
 from pefll.cli.options import ClientColumn, Clients, DataDir, Label, Partition, parse_seeds, parse_settings
 from pefll.config import Config
 from pefll.errors import PefllError, unknown
+from pefll.files import check_folder
+from pefll.hardware import pick_device
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.progress import say
@@ -122,8 +124,8 @@ def tune(
 def reproduce(
     what: Annotated[str, typer.Argument(help="What to reproduce: table1.", metavar="WHAT")],
     only: Annotated[
-        str, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
-    ] = "",
+        str | None, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
+    ] = None,
     seeds: Annotated[
         str, typer.Option(help="Seeds to run. Tables have 0, 1, 2 and all that every method has.")
     ] = "0,1,2",
@@ -165,15 +167,29 @@ def reproduce(
     """
     from pefll.experiments import comparison
     from pefll.experiments import reproduce as table
+    from pefll.experiments.results import no_results
+    from pefll.experiments.tune import check_at_once
 
     if what != "table1":
         raise unknown("experiment", what, ["table1"])
+    if dry_run and tables_only:
+        raise PefllError("--dry-run writes nothing, and --tables-only writes the tables; leave one of them away")
     if budget is not None and not 0 < budget < math.inf:
         raise PefllError(f"--budget is {budget}; it must be more than 0 minutes")
+    # What a training would refuse, and is refused also where none turns out to be needed.
+    Config(rounds=rounds, device=device, precision=precision)
+    pick_device(device)
+    check_at_once(at_once)
+    check_folder(results)
+    if tables_only and not results.is_dir():
+        raise no_results(results)
     seconds = None if budget is None else 60 * budget
     plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
     if dry_run:
         out.print(table.missing_table(plan, table.cheapest_first(plan, at_once, folder), seconds))
+        if plan.missing and pick_device(device).type == "cpu":
+            why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"
+            say(out, f"The times are those of a GPU, and {why}: a CPU takes much longer.")
         return
     failures: list[str] = []
     if not tables_only:
@@ -210,10 +226,13 @@ def cost(
     - `pefll cost results --out results/cost`
     """
     from pefll.experiments import costs
+    from pefll.experiments.results import no_results
 
+    if target is not None:
+        check_folder(target.parent)
     found = costs.read_any(paths)
     if not found:
-        raise PefllError(f"there are no results in {paths[0]}; `pefll results add RUN` puts some there")
+        raise no_results(paths[0])
     bills = costs.bills(found, data_dir, err)
     for table in costs.costs_tables(bills):
         out.print(table)

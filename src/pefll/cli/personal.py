@@ -90,8 +90,7 @@ def personalize(
     if y is None and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
         raise PefllError(f"{data} has no column {label!r}; say with --label which one has the labels")
     personal = trained.personalize(x, y)
-    with files.sentences_for_disk_errors(str(model)):
-        model.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(model.parent)
     personal.save(model, overwrite=force)
     say(out, f"{model}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
     if y is not None:

@@ -49,11 +49,11 @@ def results_table(
     method: Annotated[str | None, typer.Option(help="Only results of this method.")] = None,
 ) -> None:
     """Print all results as a Markdown table, beside the paper's numbers."""
-    from pefll.experiments.results import markdown_table, read_results
+    from pefll.experiments.results import markdown_table, no_results, read_results
 
     results = read_results(source)
     if not results:
-        raise PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there")
+        raise no_results(source)
     have = sorted({str(result["method"]) for result in results})
     if method is not None and method not in have:
         raise PefllError(f"there are no results of {method} in {source}, but of {', '.join(have)}")

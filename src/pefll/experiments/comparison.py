@@ -11,7 +11,7 @@ import numpy as np
 
 from pefll.experiments.significance import Difference, Pair, paired_bootstrap
 from pefll.experiments.table1 import OURS, PAPER, ROWS, Cell
-from pefll.files import write_csv, write_whole
+from pefll.files import make_folder, write_csv, write_whole
 from pefll.record import GROUPS
 from pefll.report import mean_and_std
 
@@ -187,7 +187,7 @@ def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list
 
 def write_tables(table: Comparison, folder: Path, name: str = "table1") -> list[Path]:
     """Write the table as Markdown, LaTeX and CSV, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = [folder / f"{name}.{ending}" for ending in ("md", "tex", "csv")]
     write_whole(paths[0], markdown(table).encode())
     write_whole(paths[1], latex(table).encode())

@@ -17,7 +17,7 @@ from pefll.cost import NewClientCost, cost_of_new_client
 from pefll.errors import PefllError
 from pefll.experiments.results import read_results, spread
 from pefll.experiments.table1 import ROWS
-from pefll.files import read_json, write_csv, write_whole
+from pefll.files import make_folder, read_json, write_csv, write_whole
 from pefll.methods import build_method, hyperparameters
 from pefll.progress import monitor
 from pefll.record import RunFolder, run_folders
@@ -216,7 +216,7 @@ def write_costs(bills: Sequence[Bill], target: Path) -> list[Path]:
     for title, group in _by_federation(bills).items():
         lines += ["", f"## {title}", "", "| " + " | ".join(_HEADINGS) + " |", "| --- " * len(_HEADINGS) + "|"]
         lines += ["| " + " | ".join(_cells(bill, group)) + " |" for bill in group]
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     paths = [target.with_name(f"{target.name}.{ending}") for ending in ("md", "csv")]
     write_whole(paths[0], ("\n".join(lines) + "\n").encode())
     write_csv(paths[1], (_row(bill) for bill in bills))

@@ -15,7 +15,7 @@ from rich.table import Table
 from pefll import fitting, preparing, run
 from pefll.config import Config
 from pefll.data import Federation
-from pefll.errors import Diverged, unknown
+from pefll.errors import Diverged, PefllError, unknown
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
@@ -27,7 +27,7 @@ from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report.table import duration, new_table
-from pefll.wording import counted
+from pefll.wording import argument, counted
 
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         return compare(self.found, table1.CELLS, self.rounds, table1.SEEDS)
 
 
-def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") -> Plan:
+def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str | None = None) -> Plan:
     """Look which results there are and which are missing.
 
     Args:
@@ -62,7 +62,7 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
         seeds: of the runs that are asked for.
         rounds: that every run should have.
         only: names of methods, cells (cifar10-100) or data sets, with commas or slashes between them; what is missing
-            elsewhere is not asked for. Empty for everything.
+            elsewhere is not asked for. None for everything.
     """
     methods, cells = parse_only(only)
     have = read_results(results) if results.is_dir() else []
@@ -87,13 +87,26 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str = "") 
     return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds)
 
 
-def parse_only(words: str) -> tuple[set[str], set[str]]:
-    """Return the methods and the names of the cells that some words stand for; all where no word is about them."""
+def parse_only(words: str | None) -> tuple[set[str], set[str]]:
+    """Return the methods and the names of the cells that some words stand for; all where no word is about them.
+
+    Args:
+        words: see `make_plan`.
+
+    Raises:
+        PefllError: for words that stand for nothing, or where there are none.
+    """
     methods, cells = set(), set()
     names = {cell.name: {cell.name} for cell in table1.CELLS}
     for cell in table1.CELLS:
         names.setdefault(cell.data, set()).add(cell.name)
-    for word in filter(None, re.split(r"[,/\s]+", words)):
+    listed = [word for word in re.split(r"[,/\s]+", words or "") if word]
+    if words is not None and not listed:
+        raise PefllError(
+            f"{argument('only')} names nothing: give methods, cells or data sets, such as pefll,cifar10-100, or leave "
+            "it away for all"
+        )
+    for word in listed:
         if word in METHODS:
             methods.add(word)
         elif word in names:

@@ -12,9 +12,9 @@ from typing import Any
 from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.experiments.table1 import PAPER
-from pefll.files import read_json, write_json
+from pefll.files import make_folder, read_json, write_json
 from pefll.methods import hyperparameters
-from pefll.record import GROUPS, RunFolder
+from pefll.record import GROUPS, RunFolder, own_seconds
 from pefll.report import mean_and_std
 from pefll.report.runs import read_run
 
@@ -46,7 +46,7 @@ def collect(folder: RunFolder, target: Path) -> Path:
         for row in run.history
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
     write_json(path, summary | {"validation": history})
     return path
@@ -86,6 +86,11 @@ def read_results(source: Path) -> list[dict[str, Any]]:
     return [result for result in found if isinstance(result, dict) and "accuracy" in result]
 
 
+def no_results(source: Path) -> PefllError:
+    """Return the error for a folder that should have results."""
+    return PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there")
+
+
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table: one row per setting, mean ± std over its seeds, the paper's number beside it."""
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -106,9 +111,9 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
             scored = [result["accuracy"]["best"][who] for result in group]
             cells.append(spread([100 * score["per_sample"] for score in scored if score]))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
-        # Runs that shared their device tell nothing about how long one takes.
-        alone = [_seconds(one) for one in group if one.get("timing") == "alone"]
-        time = f"{mean_and_std(alone)[0]:.0f}" if alone else ""
+        # Runs that others slowed down tell nothing about how long one takes.
+        own = [_seconds(one) for one in group if own_seconds(one)]
+        time = f"{mean_and_std(own)[0]:.0f}" if own else ""
         lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
     return "\n".join(lines)
 

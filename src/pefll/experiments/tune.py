@@ -24,14 +24,14 @@ from pefll.config import Config
 from pefll.data import Federation
 from pefll.errors import Diverged, PefllError
 from pefll.experiments.results import spread
-from pefll.files import read_json, write_json
+from pefll.files import check_folder, make_folder, read_json, write_json
 from pefll.lockstep import Stopped
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
 from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report import mean_and_std
-from pefll.wording import argument, counted
+from pefll.wording import argument, counted, first_few
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -156,7 +156,7 @@ class Trials:
 
     def write(self) -> None:
         """Write the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         write_json(self.path, self.protocol | {"best": self.best, "trials": self.rows})
 
     def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
@@ -167,6 +167,17 @@ class Trials:
         first comes first. Settings that diverged with a seed come last, with an empty list. Where clients are held out,
         accuracies are theirs, and only these count.
         """
+        return [(point, scores) for point, scores, _ in self._ranked(seeds)]
+
+    def tied(self, seeds: Sequence[int]) -> list[Settings]:
+        """Return the settings that no other ones beat, in the order of the ranking: the best, and its equals."""
+        ranked = self._ranked(seeds)
+        # Means of the same accuracies in another order may differ by rounding.
+        same = [rank for *_, rank in ranked if all(map(math.isclose, rank, ranked[0][2]))]
+        return [point for point, *_ in ranked[: len(same)]]
+
+    def _ranked(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float], tuple[float, float]]]:
+        """Return settings, their accuracies and what they are ranked by, the best first; see `ranking`."""
         found: dict[str, tuple[Settings, dict[int, dict[str, Any]]]] = {}
         for row in self.rows:
             _, tried = found.setdefault(self._whole(row["settings"]), (row["settings"], {}))
@@ -183,13 +194,13 @@ class Trials:
             complete.append((point, scores, mean_and_std(as_new)[0]))
             of_training.setdefault(self._trained(point), []).extend(scores)
 
-        def rank(one: tuple[Settings, list[float], float]) -> tuple[float, float]:
-            point, scores, as_new = one
+        def rank(point: Settings, scores: list[float], as_new: float) -> tuple[float, float]:
             if scores and _HELD_OUT in self.protocol:
                 return -mean_and_std(scores)[0], 0.0
             return (-mean_and_std(of_training[self._trained(point)])[0], -as_new) if scores else (1.0, 0.0)
 
-        return [(point, scores) for point, scores, _ in sorted(complete, key=rank)]
+        ranked = [(point, scores, rank(point, scores, as_new)) for point, scores, as_new in complete]
+        return sorted(ranked, key=lambda one: one[2])
 
     @property
     def _score(self) -> str:
@@ -224,6 +235,8 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     Raises:
         Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
     """
+    check_at_once(at_once)
+    check_folder(target)
     federations: dict[int, Federation] = {}
 
     def data(seed: int) -> Federation:
@@ -309,10 +322,15 @@ def raise_first(outcomes: Sequence[object]) -> None:
             raise outcome
 
 
+def check_at_once(number: int) -> None:
+    """Raise PefllError where no run could be trained at once."""
+    if number < 1:
+        raise PefllError(f"{argument('at_once')} is {number}; it must be at least 1")
+
+
 def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Return the items, `size` at a time."""
-    if size < 1:
-        raise PefllError(f"{argument('at_once')} is {size}; it must be at least 1")
+    check_at_once(size)
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
@@ -341,12 +359,22 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
 
 
 def advice(trials: Trials, search: Search) -> list[str]:
-    """Return a sentence for each hyper-parameter whose best value is the smallest or the largest that was tried."""
+    """Return a sentence for each hyper-parameter whose best value is the smallest or the largest that was tried.
+
+    Where several settings are equally good, one says so: nothing is known about the direction in which better ones lie.
+    """
     ranking = trials.ranking(search.seeds)
     if not ranking or not ranking[0][1]:
         return []
     sentences = []
+    equals = [hyperparameters(search.config.method) | point for point in trials.tied(search.seeds)]
+    differ = [name for name in equals[0] if any(other[name] != equals[0][name] for other in equals)]
+    if differ:
+        words = [in_words({name: one[name] for name in differ}) for one in equals]
+        sentences.append(f"{first_few(words)} tie: {words[0]} is taken, and nothing tells which is better")
     for name, best in ranking[0][0].items():
+        if name in differ:
+            continue
         tried = {point[name] for point, _ in ranking if name in point}
         if len(tried) > 1 and isinstance(best, int | float):
             for edge, word in ((min(tried), "smallest"), (max(tried), "largest")):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors, write_whole
+from pefll.files import make_folder, write_whole
 from pefll.record import GROUPS, RunFolder
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
 from pefll.report.runs import Group, Run, different_data, group_runs, read_runs
@@ -181,8 +181,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(content, format=kind)
         except ValueError as error:
             raise PefllError(f"cannot draw {out.name}: choose a name that ends in .png, .pdf or .svg") from error
-    with sentences_for_disk_errors(str(out)):
-        out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     write_whole(out, content.getvalue())
 
 

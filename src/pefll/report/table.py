@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.record import GROUPS, RunFolder
+from pefll.record import GROUPS, TOOK_TURNS, RunFolder, own_seconds
 from pefll.report.runs import Group, Run, group_runs, mean_and_std, number, read_runs
 
 MISSING = "—"
@@ -48,6 +48,7 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
     runs = read_runs(folders)
     notes = (
         (_shared, "* trained at once with other runs: the time is that of a shared device"),
+        (_in_turns, "‡ took turns with other runs: the time is that of its own turns"),
         (_untrained, "† no rounds: clients train alone in the test, whose time this is"),
     )
     table.caption = "\n".join(note for mark, note in notes if any(mark(run) for run in runs)) or None
@@ -64,7 +65,7 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
             _clients(run),
             _whole(run.fact("rounds")) if run.finished else _progress(run),
             run.text("seed"),
-            _time(run) + _shared(run) + _untrained(run),
+            _time(run) + _shared(run) + _in_turns(run) + _untrained(run),
             _short(run.fact("client_steps_per_second")),
             *(_short(None if bytes_ is None else bytes_ / 1e6) for bytes_ in sent),
         )
@@ -84,8 +85,16 @@ def _untrained(run: Run) -> str:
 
 
 def _shared(run: Run) -> str:
-    """Return the mark of a run that was trained at once with others."""
+    """Return the mark of a run that others slowed down."""
+    summary = run.summary or {}
+    if "timing" in summary:
+        return "" if own_seconds(summary) else "*"
     return "*" if (number(run.fact("lockstep")) or 1) > 1 else ""
+
+
+def _in_turns(run: Run) -> str:
+    """Return the mark of a run that was trained at once with others, but whose time is its own."""
+    return "‡" if str(run.fact("timing")).startswith(TOOK_TURNS) else ""
 
 
 def grouped_table(folders: Sequence[RunFolder]) -> Table | None:
