@@ -130,7 +130,8 @@ class PFedMe:
     def join_in(self, client: Client, theta: Tensor) -> Own:
         """Minimise the same sum on all samples of a new client; its model [D] stays with it."""
         batches, steps = client.epochs("new", self.batch_size or client.capacity[TRAIN], self.new_epochs)
-        # The global model stays where it is, so that a rate that served K steps may be too large for so many.
+        # In a round w comes after θ every K steps, which damps steps that go too far (personal_lr·λ above 1); here it
+        # stays where it is, and the same rate can lead away from a good model.
         sgd = self.sgd._replace(lr=self.new_lr or self.personal_lr)
         return Own(descend(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
 
