@@ -120,6 +120,16 @@ def test_seeds_that_are_asked_for_do_not_take_others_out_of_the_table(results):
     assert write_tables(make_plan(results, (7, 8), 2).comparison(), results)[0].read_text() == before
 
 
+def test_results_that_a_later_tuning_has_left_behind_are_named(results):
+    train(results, seeds=(0,), only="fedavg")
+    assert make_plan(results, (0,), 2).left_out == {}
+    (results / "tune" / "digits-fedavg-n20.json").write_text(json.dumps({"best": {"settings": {"client_lr": 0.5}}}))
+    plan = make_plan(results, (0,), 2)
+    assert plan.left_out == {"fedavg/digits-20": 1}
+    table = missing_table(plan, cheapest_first(plan, 3, results.parent / "runs"))
+    assert "tuned at n=20: client_lr=0.5" in [str(cell) for cell in table.columns[3].cells]
+
+
 def test_only_what_is_asked_for_is_run(results):
     plan, _ = train(results, seeds=(0,), only="fedavg/digits-10")
     assert [(job.method, job.cell.name) for job in plan.missing] == [("fedavg", "digits-10")]

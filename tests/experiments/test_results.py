@@ -51,6 +51,22 @@ def test_a_result_of_another_run_is_never_overwritten(tmp_path):
     assert [one["rounds"] for one in read_results(tmp_path / "results")] == [2, 2, 4]
 
 
+def test_results_from_before_a_hyper_parameter_count_as_the_same(tmp_path):
+    """A setting that a result does not name did not exist, and had its default's effect; other values are others."""
+    out = tmp_path / "run"
+    fit(ragged(), "pfedme", rounds=2, local_rounds=1, new_epochs=1, clients_per_round=2, out=out)
+    path = collect(RunFolder(out), tmp_path / "results")
+    new = json.loads(path.read_text())
+    assert new["settings"]["new_lr"] == 0.0
+    old = new | {"settings": {name: value for name, value in new["settings"].items() if name != "new_lr"}}
+    path.write_text(json.dumps(old))
+    assert collect(RunFolder(out), tmp_path / "results") == path
+    assert json.loads(path.read_text()) == new
+    other = new | {"settings": new["settings"] | {"new_lr": 0.03}}
+    assert len(markdown_table([old, new]).splitlines()) == 3
+    assert len(markdown_table([old, other]).splitlines()) == 4
+
+
 def test_an_unfinished_run_is_not_a_result(tmp_path):
     fit(ragged(), rounds=2, local_steps=1, clients_per_round=2, out=tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()

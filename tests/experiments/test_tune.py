@@ -104,20 +104,27 @@ def test_local_which_has_no_rounds_is_tuned_too(tmp_path):
     assert trials.ranking((0, 1))[0][0]["client_lr"] == 0.1
 
 
-def test_what_new_clients_do_is_tuned_with_seen_clients_that_come_as_new_ones(tmp_path):
-    method = {"method": "pfedhn", "settings": {"local_steps": 2, "embedding_size": 3, "hypernetwork": "S"}}
-    # A rate of 1e-9 leaves the embedding that every new client begins with.
-    trials = search(tmp_path, {"new_lr": (1e-9, 0.5)}, **method)
+OF_NEW_CLIENTS = {
+    # A rate of 1e-9 leaves the embedding, or the global model, that every new client begins with.
+    "pfedhn": ({"local_steps": 2, "embedding_size": 3, "hypernetwork": "S"}, (1e-9, 0.5)),
+    "pfedme": ({"local_rounds": 2, "client_lr": 0.05, "personal_lr": 0.02}, (1e-9, 0.05)),
+}
+
+
+@pytest.mark.parametrize("method", OF_NEW_CLIENTS)
+def test_what_new_clients_do_is_tuned_with_seen_clients_that_come_as_new_ones(tmp_path, method):
+    settings, rates = OF_NEW_CLIENTS[method]
+    trials = search(tmp_path, {"new_lr": rates}, method=method, settings=settings)
     seen, as_new = ([row[key] for row in trials.rows] for key in ("seen_validation", "as_new"))
     assert seen[:2] == seen[2:]  # the same training
     assert as_new[:2] != as_new[2:]
     better = int(sum(as_new[2:]) > sum(as_new[:2]))
-    assert trials.best["settings"]["new_lr"] == (1e-9, 0.5)[better]
+    assert trials.best["settings"]["new_lr"] == rates[better]
     assert trials.best["as_new"] == pytest.approx(sum(as_new[2 * better : 2 * better + 2]) / 2)
     assert [column.header for column in trials_table(trials, (0, 1)).columns][-1] == "as if new, %"
     alone = fitting.fit(
-        ragged(seed=0), "pfedhn", rounds=4, eval_every=2, clients_per_round=3, engine="vector", new_lr=0.5,
-        **method["settings"],
+        ragged(seed=0), method, rounds=4, eval_every=2, clients_per_round=3, engine="vector", new_lr=rates[1],
+        **settings,
     )  # fmt: skip
     clients = alone.evaluate_clients("validation", dataclasses.replace(ragged(seed=0), num_seen=0))
     first = clients[: ragged(seed=0).num_seen]

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pefll.data.client import Batch
 from pefll.data.federation import TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.methods import build_method
+from pefll.methods import Problem, build_method
 from tests.federations import problem_of, ragged
 
 both_engines = pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
@@ -43,6 +44,31 @@ def loss_of(engine, client: int, theta: torch.Tensor) -> torch.Tensor:
 def grad(engine, client: int, theta: torch.Tensor) -> torch.Tensor:
     leaf = theta.detach().clone().requires_grad_()
     return torch.autograd.grad(loss_of(engine, client, leaf), leaf)[0]
+
+
+def batches_asked_for(patch: pytest.MonkeyPatch) -> list[Batch]:
+    """The batches for which a serial engine's clients ask for the gradient of the problem's loss, from now on."""
+    asked: list[Batch] = []
+    gradient = Problem.gradient
+
+    def recording(self, theta, batch):
+        asked.append(batch)
+        return gradient(self, theta, batch)
+
+    patch.setattr(Problem, "gradient", recording)
+    return asked
+
+
+def samples_in(federation, batch: Batch) -> frozenset[int]:
+    """Which samples a batch has, as rows of the federation, found by what they look like."""
+    found = (federation.x.double()[:, None] == batch.x.double()[None]).all(dim=-1)
+    assert (found.sum(dim=0) == 1).all()  # no two samples look the same
+    return frozenset(found.int().argmax(dim=0).tolist())
+
+
+def grad_on(engine, batch: Batch, theta: torch.Tensor) -> torch.Tensor:
+    leaf = theta.detach().clone().requires_grad_()
+    return torch.autograd.grad(F.cross_entropy(engine.method.problem.model(leaf, batch.x), batch.y), leaf)[0]
 
 
 def weighted(models) -> torch.Tensor:

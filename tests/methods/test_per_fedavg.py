@@ -1,19 +1,24 @@
-"""Per-FedAvg: a round by hand, in both of its variants, and FedAvg as its limit."""
+"""Per-FedAvg: a round by hand, in both of its variants, which samples its steps take, and FedAvg as its limit."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from pefll.engines.serial import SerialEngine
 from pefll.methods import build_method
 from tests.federations import problem_of
 from tests.methods.by_hand import (
     PLAIN,
+    batches_asked_for,
     both_engines,
     clients_of,
     grad,
+    grad_on,
     loss_of,
     models_of,
     opened,
+    samples_in,
     two_layers,
     weighted,
 )
@@ -54,6 +59,32 @@ def test_per_fedavg_without_the_hessian_is_the_gradient_through_the_inner_step(m
     assert (far - after).abs().max() > 1e-4
     engine.close()
     first_order.close()
+
+
+@pytest.mark.parametrize("variant", ["fo", "hf"])
+def test_each_part_of_a_step_has_samples_of_its_own(monkeypatch, variant):
+    """The batches D, D' and D'' of the paper are independent, so here, 4 of 30 samples each, no two are the same."""
+    engine = opened(SerialEngine, "per-fedavg", META | {"batch_size": 4, "variant": variant})
+    theta = engine.start().theta
+    asked = batches_asked_for(monkeypatch)
+    after = engine.method.train(engine._client(2, 0), theta).theta
+    a_step = {"fo": 2, "hf": 4}[variant]
+    assert len(asked) == 8 * a_step  # 30 samples are 8 batches of 4
+    drawn = []
+    for first in range(0, len(asked), a_step):
+        inner, outer, *curved = asked[first : first + a_step]
+        samples = [samples_in(engine.federation, batch) for batch in (inner, outer, *curved)]
+        assert all(len(each) == 4 for each in samples)
+        assert samples[2:3] == samples[3:]  # both ends of the difference are measured on the same samples
+        drawn += samples[:3]
+        v = grad_on(engine, outer, theta - 0.3 * grad_on(engine, inner, theta))
+        for end in curved[:1]:
+            ahead, behind = (grad_on(engine, end, theta + sign * 1e-3 * v) for sign in (1, -1))
+            v = v - 0.3 * (ahead - behind) / 2e-3
+        theta = theta - 0.1 * v
+    assert len(set(drawn)) == len(drawn)
+    torch.testing.assert_close(after, theta, rtol=0, atol=1e-9)
+    engine.close()
 
 
 @both_engines

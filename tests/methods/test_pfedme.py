@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.methods.by_hand import PLAIN, both_engines, clients_of, grad, models_of, opened
@@ -18,15 +19,16 @@ ENVELOPE = PLAIN | {
 }
 
 
-def nearer(engine, client: int, theta, w, steps: int):
+def nearer(engine, client: int, theta, w, steps: int, lr: float = 0.05):
     for _ in range(steps):
-        theta = theta - 0.05 * (grad(engine, client, theta) + 3.0 * (theta - w))
+        theta = theta - lr * (grad(engine, client, theta) + 3.0 * (theta - w))
     return theta
 
 
+@pytest.mark.parametrize("new_lr", [0.0, 0.02])
 @both_engines
-def test_pfedme_by_hand(make):
-    engine = opened(make, "pfedme", ENVELOPE)
+def test_pfedme_by_hand(make, new_lr):
+    engine = opened(make, "pfedme", ENVELOPE | {"new_lr": new_lr})
     server = engine.start()
     after = engine.advance(server, 0, 1)
     copies = []
@@ -41,7 +43,7 @@ def test_pfedme_by_hand(make):
     torch.testing.assert_close(after.theta, wanted, rtol=0, atol=1e-10)
     models = models_of(engine, after)
     assert all(torch.equal(models[i], after.personal[i]) for i in range(3))
-    wanted = nearer(engine, 3, after.theta, after.theta, 4)
+    wanted = nearer(engine, 3, after.theta, after.theta, 4, new_lr or 0.05)
     torch.testing.assert_close(models[3], wanted, rtol=0, atol=1e-10)
     engine.close()
 

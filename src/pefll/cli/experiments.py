@@ -19,7 +19,7 @@ from pefll.hardware import pick_device
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.progress import say
-from pefll.wording import counted
+from pefll.wording import counted, first_few
 
 
 def demo(
@@ -203,6 +203,9 @@ def reproduce(
         plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
     for path in comparison.write_tables(plan.comparison(), results):
         say(out, f"wrote {path}")
+    if plan.left_out:
+        listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in plan.left_out.items())
+        say(out, f"not in them, as other settings were chosen since (results/tune): {listed}")
     if failures:
         raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}")
 

@@ -21,7 +21,7 @@ from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
-from pefll.experiments.tune import batches, chosen, raise_first
+from pefll.experiments.tune import batches, chosen, in_words, raise_first
 from pefll.lockstep import TIME_IS_UP, Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.progress import say
@@ -41,6 +41,8 @@ class Plan(NamedTuple):
         found: the results that there are, of all seeds.
         speeds: of earlier runs on a GPU, from which times are reckoned.
         rounds: of training.
+        left_out: how many results a method has in a cell where none has the settings that are chosen, by
+            method/cell.
     """
 
     jobs: list[Job]
@@ -48,6 +50,7 @@ class Plan(NamedTuple):
     found: Found
     speeds: list[Speed]
     rounds: int
+    left_out: dict[str, int]
 
     def comparison(self) -> Comparison:
         """Return the table as far as it is."""
@@ -71,6 +74,7 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str | None
     jobs: list[Job] = []
     missing: list[Job] = []
     found: Found = {}
+    left_out: dict[str, int] = {}
     for cell in table1.CELLS:
         for method in table1.ROWS:
             if method not in METHODS:
@@ -81,10 +85,13 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str | None
                 if _is_of(result, wanted[0], rounds):
                     by_seed.setdefault(result["seed"], result)
             found[method, cell.name] = [by_seed[seed] for seed in sorted(by_seed)]
+            others = [result for result in have if not by_seed and _is_in(result, wanted[0], rounds)]
+            if others:
+                left_out[f"{method}/{cell.name}"] = len(others)
             jobs += wanted
             if method in methods and cell.name in cells:
                 missing += [job for job in wanted if job.seed not in by_seed]
-    return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds)
+    return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds, left_out)
 
 
 def parse_only(words: str | None) -> tuple[set[str], set[str]]:
@@ -124,6 +131,15 @@ def _jobs(method: str, cell: Cell, seeds: Sequence[int], tuned: Path) -> list[Jo
 
 def _is_of(result: Result, job: Job, rounds: int) -> bool:
     """Whether a result is what a job would give, with this seed or another."""
+    if not _is_in(result, job, rounds):
+        return False
+    defaults = hyperparameters(job.method)
+    # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
+    return bool(defaults | result["settings"] == defaults | job.settings)
+
+
+def _is_in(result: Result, job: Job, rounds: int) -> bool:
+    """Whether a result is of a job's method and cell, whatever its settings."""
     cell = job.cell
     facts = {
         "method": job.method,
@@ -135,13 +151,8 @@ def _is_of(result: Result, job: Job, rounds: int) -> bool:
     }
     if any(result.get(name) != value for name, value in facts.items()):
         return False
-    defaults = hyperparameters(job.method)
-    return (
-        result["model"] in (cell.model, "auto")
-        and round(10 * result["num_unseen"] / result["num_clients"]) == 1
-        # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
-        and defaults | result["settings"] == defaults | job.settings
-    )
+    unseen: float = result["num_unseen"] / result["num_clients"]
+    return result["model"] in (cell.model, "auto") and round(10 * unseen) == 1
 
 
 # What comes first, and what fits.
@@ -209,8 +220,11 @@ def missing_table(plan: Plan, queue: Sequence[Batch], budget: float | None = Non
     table = new_table(
         f"{counted(missing, 'run')} {'is' if missing == 1 else 'are'} missing, {counted(plan.rounds, 'round')} each"
     )
+    wide = ("settings", "steps/s")
     for heading in ("cell", "method", "seeds", "settings", "GPU time", "steps/s"):
-        table.add_column(heading, justify="right" if heading == "GPU time" else "left", no_wrap=heading != "steps/s")
+        table.add_column(
+            heading, justify="right" if heading == "GPU time" else "left", no_wrap=heading not in wide, overflow="fold"
+        )
     left = math.inf if budget is None else budget
     fitting, others = [], []
     for batch in queue:
@@ -232,7 +246,8 @@ def _add_rows(table: Table, queue: Sequence[Batch], style: str) -> None:
     for batch in queue:
         if batch.jobs:
             job, seeds = batch.jobs[0], ",".join(str(job.seed) for job in batch.jobs)
-            words = (job.cell.name, job.method, seeds, job.source, duration(batch.seconds), batch.basis)
+            settings = f"{job.source}: {in_words(job.settings)}" if job.settings else job.source
+            words = (job.cell.name, job.method, seeds, settings, duration(batch.seconds), batch.basis)
             table.add_row(*words, style=style)
 
 

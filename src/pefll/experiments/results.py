@@ -55,11 +55,13 @@ def collect(folder: RunFolder, target: Path) -> Path:
 def _place(target: Path, name: str, summary: dict[str, Any]) -> Path:
     """Return the first file of that name that is not there yet or holds the same run."""
     endings = itertools.chain(["", f"-rounds{summary['rounds']}"], (f"-{number}" for number in itertools.count(2)))
-    same = ("command", "settings", "dataset", "partition", "num_clients", "num_seen", "rounds", "clients_per_round")
+    same = ("command", "dataset", "partition", "num_clients", "num_seen", "rounds", "clients_per_round")
+
+    def is_the_same(other: dict[str, Any]) -> bool:
+        return all(other.get(key) == summary[key] for key in same) and _settings(other) == _settings(summary)
+
     paths = (target / f"{name}{ending}.json" for ending in endings)
-    return next(
-        path for path in paths if not path.exists() or all(read_json(path).get(key) == summary[key] for key in same)
-    )
+    return next(path for path in paths if not path.exists() or is_the_same(read_json(path)))
 
 
 def _changes(folder: RunFolder) -> str:
@@ -80,6 +82,15 @@ def _usual(method: str) -> dict[str, Any]:
         return {}
 
 
+def _settings(result: dict[str, Any]) -> dict[str, Any]:
+    """Return all hyper-parameters of a result.
+
+    One that it does not name did not exist when it was made, and had its default's effect.
+    """
+    named: dict[str, Any] = result.get("settings", {})
+    return _usual(str(result.get("method", ""))) | named
+
+
 def read_results(source: Path) -> list[dict[str, Any]]:
     """Return all finished runs in a folder of results, in the order of their names."""
     found = [read_json(path) for path in sorted(source.glob("*.json"))]
@@ -95,7 +106,8 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table: one row per setting, mean ± std over its seeds, the paper's number beside it."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for result in results:
-        rows.setdefault(json.dumps([result.get(key) for key in SAME], sort_keys=True), []).append(result)
+        whole = result | {"settings": _settings(result)}
+        rows.setdefault(json.dumps([whole.get(key) for key in SAME], sort_keys=True), []).append(result)
     lines = [
         "| data, clients | method | seeds | seen, % | paper | unseen, % | paper | seconds | command (and `--seed N`) |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -50,6 +50,7 @@ class PFedMe:
         client_clip: the norm of the personal model's gradient is cut to this; 0 for no cut.
         weight_decay: of the personal model's steps.
         new_epochs: passes over a new client's samples for its personal model.
+        new_lr: of a new client's own steps; 0 for personal_lr.
     """
 
     problem: Problem
@@ -64,6 +65,7 @@ class PFedMe:
     client_clip: float = 50.0
     weight_decay: float = 0.0
     new_epochs: int = 20
+    new_lr: float = 0.0
 
     trains_in_rounds: ClassVar[bool] = True
     uses_labels: ClassVar[bool] = True
@@ -83,7 +85,7 @@ class PFedMe:
 
     @property
     def sgd(self) -> SGD:
-        """The optimiser of a personal model."""
+        """The optimiser of the personal model of a client that takes part."""
         return SGD(self.personal_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
@@ -128,7 +130,10 @@ class PFedMe:
     def join_in(self, client: Client, theta: Tensor) -> Own:
         """Minimise the same sum on all samples of a new client; its model [D] stays with it."""
         batches, steps = client.epochs("new", self.batch_size or client.capacity[TRAIN], self.new_epochs)
-        return Own(descend(lambda at, batch: self.envelope(at, theta, batch), theta, batches, self.sgd, steps))
+        # In a round w comes after θ every K steps, which damps steps that go too far (personal_lr·λ above 1); here it
+        # stays where it is, and the same rate can lead away from a good model.
+        sgd = self.sgd._replace(lr=self.new_lr or self.personal_lr)
+        return Own(descend(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
 
     def recall(self, client: Client, personal: Tensor) -> Own:
         """Return the model [D] that a client kept."""
