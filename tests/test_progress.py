@@ -38,6 +38,16 @@ def test_lines_come_at_most_every_ten_seconds_and_at_the_end(monkeypatch):
     ]
 
 
+def test_nobody_knows_how_long_it_takes_before_something_is_done(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    file = io.StringIO()
+    with monitor(Console(file=file), "testing", 100) as watch:
+        now[0] = 12.0
+        watch.at(0)
+    assert file.getvalue() == "testing: 0/100, 12 s\n"
+
+
 @pytest.mark.parametrize("place", ["runs/a[b]", "runs/[/x]", "[bold]"])
 def test_brackets_in_paths_are_shown_as_they_are(place, monkeypatch):
     monkeypatch.setattr(progress, "QUIET_SECONDS", -1.0)

@@ -166,20 +166,45 @@ def client_scores(
         server: its state.
         clients: which ones.
         split: which samples to score.
-        progress: told the number of clients done since it was last called.
+        progress: told the number of clients done since it was last called; often 0, where they take long. Whatever it
+            raises ends the work.
         as_new: whether all of them come as if they had not taken part.
     """
     order: list[Ids] = []
     parts: list[Tensor] = []
     for ids, cohort in engine.cohorts(clients, as_new):
         order.append(ids)
-        parts.append(scores_of(method, server, cohort, split))
+        told = None
         if progress is not None:
-            progress(len(ids))
+            told = cohort.beat = _Beats(progress, len(ids))
+        parts.append(scores_of(method, server, cohort, split))
+        if told is not None:
+            told.end()
     sums = np.zeros((len(clients), 4))
     # Gathered at the end: the first look at a number would wait for the device.
     sums[_places(engine, clients)[np.concatenate(order)]] = _finite(torch.cat(parts).numpy(force=True))
     return sums
+
+
+class _Beats:
+    """Tells of the clients of a cohort one by one as they make their models, where they do, and else of all together.
+
+    Args:
+        progress: see `client_scores`.
+        clients: how many.
+    """
+
+    def __init__(self, progress: Callable[[int], None], clients: int) -> None:
+        self._progress, self._left = progress, clients
+
+    def __call__(self, made: bool) -> None:
+        step = min(int(made), self._left)
+        self._left -= step
+        self._progress(step)
+
+    def end(self) -> None:
+        """Tell of those that were not told of yet."""
+        self._progress(self._left)
 
 
 @torch.no_grad()

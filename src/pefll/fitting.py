@@ -18,7 +18,7 @@ from pefll.engines.cohort import Engine
 from pefll.engines.joint import join
 from pefll.errors import PefllError
 from pefll.hardware import place_data
-from pefll.lockstep import Job, Stopped, Turns, stop_signals, take_turns
+from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method
 from pefll.preparing import Order, describe_problem, headline, opened
@@ -130,7 +130,7 @@ def fit_together(
     outcomes = outcomes_of(orders, model, console)
     stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
     if stopped:
-        raise min(stopped, key=lambda one: one.round)
+        raise min(stopped, key=lambda one: (one.round, one.testing))
     runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
     seeds = [order.config.seed for order in orders]
     errors = {seed: bad for seed, bad in zip(seeds, outcomes, strict=True) if isinstance(bad, PefllError)}
@@ -275,7 +275,7 @@ def _fitting(
     facts: dict[str, Any],
     folder: RunFolder | None,
     screen: Display,
-    asked_to_stop: Sequence[int],
+    asked_to_stop: Signals,
     together: int,
 ) -> Turns[Run]:
     """Train and test one run, in turns with others."""

@@ -31,11 +31,45 @@ class Stopped(KeyboardInterrupt):
     Attributes:
         round: rounds done.
         signal: the signal's number, or TIME_IS_UP.
+        testing: whether all rounds were done, and clients were being tested; nothing of that is saved.
     """
 
-    def __init__(self, round_: int, number: int) -> None:
-        super().__init__(f"stopped after round {round_}")
-        self.round, self.signal = round_, number
+    def __init__(self, round_: int, number: int, testing: bool = False) -> None:
+        super().__init__(f"stopped {'in the test ' if testing else ''}after round {round_}")
+        self.round, self.signal, self.testing = round_, number, testing
+
+
+class Signals(list[int]):
+    """The signals that came, to be looked at by whoever can stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._error: Callable[[int], BaseException] | None = None
+
+    @contextmanager
+    def raising(self, error: Callable[[int], BaseException]) -> Iterator[None]:
+        """Let a signal end the block wherever it is: for work that takes long and leaves nothing half done behind.
+
+        Args:
+            error: what is raised, of the signal's number; at once, where a signal has come already.
+        """
+        if self:
+            raise error(self[0])
+        self._error = error
+        try:
+            yield
+        finally:
+            self._error = None
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Take in a signal, as its handler; the second one ends everything."""
+        del frame
+        again = any(earlier != TIME_IS_UP for earlier in self)
+        self.append(number)
+        if again:
+            raise KeyboardInterrupt
+        if self._error is not None:
+            raise self._error(number)
 
 
 class Job(NamedTuple):
@@ -81,25 +115,17 @@ def take_turns(jobs: Sequence[Job]) -> list[Any]:
 
 
 @contextmanager
-def stop_signals(seconds: float | None = None) -> Iterator[list[int]]:
+def stop_signals(seconds: float | None = None) -> Iterator[Signals]:
     """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C ends everything at once.
 
     Args:
         seconds: after which TIME_IS_UP is among the signals; None for never.
     """
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        again = any(earlier != TIME_IS_UP for earlier in received)
-        received.append(number)
-        if again:
-            raise KeyboardInterrupt
-
+    received = Signals()
     # Only the main thread may ask for signals.
     caught = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     timer = None if seconds is None else threading.Timer(max(0.0, seconds), received.append, (TIME_IS_UP,))
-    before = {number: signal.signal(number, note) for number in caught}
+    before = {number: signal.signal(number, received.note) for number in caught}
     try:
         if timer is not None:
             timer.daemon = True

@@ -186,8 +186,9 @@ class Lines:
             return
         self._last = now
         elapsed = now - self._started
-        left = elapsed / max(1, done - self._first) * (self._total - done)
-        line = f"{self._title}: {done}/{self._total}, {elapsed:.0f} s, {left:.0f} s left"
+        line = f"{self._title}: {done}/{self._total}, {elapsed:.0f} s"
+        if done > self._first:
+            line += f", {elapsed / (done - self._first) * (self._total - done):.0f} s left"
         self.say(f"{line}, {news}" if news else line)
 
     def say(self, sentence: str) -> None:

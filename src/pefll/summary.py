@@ -7,8 +7,10 @@ import io
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from pefll.engines.cohort import Engine
 from pefll.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
 from pefll.files import write_whole
 from pefll.hardware import device_name, peak_memory_bytes, pick_precision
-from pefll.lockstep import Stopped
+from pefll.lockstep import Signals, Stopped
 from pefll.methods.contract import Method
 from pefll.models import resolve_model
 from pefll.preparing import Order, clients_per_round
@@ -55,13 +57,16 @@ def summary_of(
     order: Order,
     progress: Progress,
     screen: Display,
-    asked_to_stop: Sequence[int],
+    asked_to_stop: Signals,
 ) -> dict[str, Any]:
     """Score the best and the last state on the test split and gather everything about the run.
 
     A run that is part of a search is scored on the validation samples of seen clients, and of those that it holds out;
     and where new clients train something of their own, also with seen clients that come as if they were new, so that
     this can be tuned too.
+
+    Raises:
+        Stopped: when asked to stop. All rounds are saved, and testing is done again when the run is resumed.
     """
     config, federation = order.config, order.federation
     split = VALIDATION if order.tunes else TEST
@@ -71,12 +76,19 @@ def summary_of(
     moments = ("best",) if order.tunes else ("best", "final")
     different = "final" in moments and progress.best_round != progress.round
     started = time.perf_counter()
-    with screen.line(f"testing {order.label or f'seed {config.seed}'}", clients * (1 + different) + strangers) as watch:
+    stopped = partial(Stopped, progress.round, testing=True)
+    doing = "testing" if method.trains_in_rounds else "training and testing"
+    title = f"{doing} {order.label or f'seed {config.seed}'}"
+    with (
+        screen.line(title, clients * (1 + different) + strangers) as watch,
+        # One client may train for half a minute, and nothing that is broken off is wanted again.
+        asked_to_stop.raising(stopped) if engine.breaks_off else nullcontext(),
+    ):
         count = counting(watch)
 
         def report(clients: int) -> None:
-            if asked_to_stop:  # all rounds are saved, and testing is done again when the run is resumed
-                raise Stopped(progress.round, asked_to_stop[0])
+            if asked_to_stop:
+                raise stopped(asked_to_stop[0])
             count(clients)
 
         sums = {"best": client_scores(engine, method, progress.best, np.arange(clients), split, report)}

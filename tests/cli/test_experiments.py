@@ -60,6 +60,23 @@ def test_stopping_a_search(pefll, tmp_path, monkeypatch):
     assert "The same command goes on." in said.err
 
 
+def test_a_second_ctrl_c_says_where_searches_and_tables_go_on_from(pefll, tmp_path, monkeypatch):
+    from pefll.experiments import reproduce, tune
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "tune", interrupted)
+    monkeypatch.setattr(reproduce, "run_missing", interrupted)
+    table = ["reproduce", "table1", "--only", "local/cifar10-100", "--results", tmp_path / "results"]
+    for command in ([*TUNE, "--grid", "client_lr=1"], table):
+        said = pefll(*command, "--out", tmp_path)
+        assert said.code == 130
+        assert said.err.startswith(f"Ended at once. The same command goes on from what was saved in {tmp_path} and ")
+        said = pefll(*command, "--out", tmp_path / "none")
+        assert (said.code, said.err) == (130, "stopped before there was anything to save\n")
+
+
 def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     from pefll.experiments import reproduce, table1
 

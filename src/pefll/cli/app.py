@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from pefll.cli import data, experiments, methods, personal, runs, training
-from pefll.cli.console import err
+from pefll.cli.console import INTERRUPTED, err
 from pefll.deploy import verbs as flower
 from pefll.errors import PefllError
 from pefll.named import fault
@@ -21,8 +21,6 @@ from pefll.version import __version__
 from pefll.wording import for_the_command_line
 
 TRACEBACK = "PEFLL_TRACEBACK"
-INTERRUPTED = 130  # what typer makes of a Ctrl-C that no verb has answered
-
 # The error for a misspelt option: typer's own copy of click has it, and older typers took it from click.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pefll import data as sources
-from pefll.cli.console import err, out
+from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import ClientColumn, Clients, DataDir, Label, Partition, parse_seeds, parse_settings
 from pefll.config import Config
 from pefll.errors import PefllError, unknown
@@ -115,6 +115,11 @@ def tune(
     except Stopped as stopped:
         say(err, f"Saved in {folder} and {target}. The same command goes on.")
         sys.exit(128 + stopped.signal)
+    except KeyboardInterrupt:
+        if not folder.exists():
+            raise
+        say(err, f"Ended at once. The same command goes on from what was saved in {folder} and {target}.")
+        sys.exit(INTERRUPTED)
     out.print(search.trials_table(trials, wanted.seeds))
     for sentence in search.advice(trials, wanted):
         say(out, sentence)
@@ -200,6 +205,11 @@ def reproduce(
         except Stopped as stopped:
             say(err, f"Saved in {folder} and {results}. The same command goes on.")
             sys.exit(128 + stopped.signal)
+        except KeyboardInterrupt:
+            if not folder.exists():
+                raise
+            say(err, f"Ended at once. The same command goes on from what was saved in {folder} and {results}.")
+            sys.exit(INTERRUPTED)
         plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
     for path in comparison.write_tables(plan.comparison(), results):
         say(out, f"wrote {path}")

@@ -12,7 +12,7 @@ import typer
 
 from pefll import data as sources
 from pefll import fitting, preparing
-from pefll.cli.console import err, out
+from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.config import Config
@@ -194,9 +194,13 @@ def train(
     try:
         trained = fitting.fit_together(orders, console=err)
     except Stopped as stopped:
-        least = "" if len(orders) == 1 else " or later, for each seed"
-        say(err, f"Saved after round {stopped.round}{least}. Go on with: pefll train --resume {target}")
+        say(err, f"{_saved(stopped, len(orders))} Go on with: pefll train --resume {target}")
         sys.exit(128 + stopped.signal)
+    except KeyboardInterrupt:
+        if not any(any(each.checkpoints.glob("round-*")) for each in folders):
+            raise
+        say(err, f"Ended at once. Go on from what was saved before with: pefll train --resume {target}")
+        sys.exit(INTERRUPTED)
     except fitting.RunsFailed as failed:
         if failed.runs:
             out.print(seeds_table([one.summary for one in failed.runs]))
@@ -205,6 +209,16 @@ def train(
     for sentence in _nothing_to_measure(orders[0].federation):
         say(out, sentence)
     say(out, f"Next: pefll show {target}")
+
+
+def _saved(stopped: Stopped, runs: int) -> str:
+    """Return what there is of runs that were stopped, as a sentence; of one, or of the least of several."""
+    if stopped.testing and not stopped.round:
+        which = "the start is" if runs == 1 else "the starts of seeds that have not ended are"
+        return f"Only {which} saved, because clients of this method train while they are tested."
+    least = "" if runs == 1 else " or later, for each seed"
+    again = ", the last one; only the test is done again" if stopped.testing else ""
+    return f"Saved after round {stopped.round}{least}{again}."
 
 
 def _started(folder: RunFolder) -> Config:

@@ -59,12 +59,15 @@ class DoorCohort:
         ids: int64 [size], who they are.
         is_new: whether they never took part in training.
         ledger: where bytes are counted.
+        beat: called again and again while clients are at work, so that somebody may show or stop it: with True when a
+            client has made what it keeps, such as its model. Engines on this machine do; None for nobody.
     """
 
     size: int
     ids: Tensor
     is_new: bool = False
     ledger: Ledger
+    beat: Callable[[bool], None] | None = None
     _known: list[Tensor] = field(default_factory=list)
 
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
@@ -246,6 +249,7 @@ class Engine(Protocol):
     dtype: torch.dtype
     clients_per_round: int
     name: str
+    breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""

@@ -25,7 +25,7 @@ from pefll.engines.cohort import (
 from pefll.engines.prompt import PromptEngine
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
-from pefll.methods.contract import Each, Everyone, Method
+from pefll.methods.contract import Each, Everyone, Method, Own
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.
@@ -45,9 +45,9 @@ class SerialCohort(DoorCohort):
         cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
         name = getattr(task, "__name__", "")
         if self.engine.workers is not None and getattr(self.engine.method, name, None) == task:
-            replies = self.engine.workers.run(name, self.ids.numpy(), self.round, cast, static)
+            replies = self.engine.workers.run(name, self.ids.numpy(), self.round, cast, static, self.beat)
         else:
-            replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static)
+            replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static, self.beat)
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf.reshape(self.size, leaf.numel() // self.size)).all(dim=1)
             if not bool(fine.all()):
@@ -78,6 +78,7 @@ class SerialEngine(PromptEngine):
     """
 
     name = "serial"
+    breaks_off = True
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class SerialEngine(PromptEngine):
         round_: int,
         arguments: list[Everyone | Each],
         static: dict[str, int],
+        beat: Callable[[bool], None] | None = None,
     ) -> Tree:
         """Run a task on some clients in this process and return the replies with a leading client axis."""
         replies = []
@@ -141,6 +143,8 @@ class SerialEngine(PromptEngine):
                 for argument in given
             ]
             replies.append(task(self._client(id_, round_), *values, **static))
+            if beat is not None:
+                beat(isinstance(replies[-1], Own))
         if not replies:
             raise PefllError("a cohort without clients was asked to work")
         return map_tree(lambda *parts: torch.stack(parts), *replies)

@@ -58,6 +58,8 @@ class VectorCohort(DoorCohort):
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf).all()
             self.healthy = fine if self.healthy is None else self.healthy & fine
+        if self.beat is not None:
+            self.beat(False)
         return replies
 
     def anew(self) -> Self:
@@ -116,6 +118,7 @@ class VectorEngine:
         self.federation = federation.to(self.device)
         self.method, self.seed, self.dtype = method, seed, dtype
         self.clients_per_round = clients_per_round
+        self.breaks_off = self.device.type == "cpu"  # a graph that is being recorded is not to be broken off
         self.ledger = Ledger()
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,13 +19,14 @@ import torch
 from pefll.engines.cohort import Ids, TorchSettings, keep_freed_memory
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
-from pefll.methods.contract import Each, Everyone, Method
+from pefll.methods.contract import Each, Everyone, Method, Own
 from pefll.named import OwnCodeFailed, fault
 from pefll.tree import Tree, map_tree
 from pefll.wording import argument
 
 # The clients of a cohort are dealt out in up to so many shares for each process.
 SHARES = 4
+BEAT_SECONDS = 0.5  # so often somebody who waits for replies looks up, if asked to
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
 
@@ -61,13 +63,23 @@ class Workers:
         # Runs before multiprocessing waits for its processes, which do not heed its SIGTERM.
         atexit.register(self.close)
 
-    def run(self, task: str, ids: Ids, round_: int, arguments: list[Everyone | Each], static: dict[str, int]) -> Tree:
+    def run(
+        self,
+        task: str,
+        ids: Ids,
+        round_: int,
+        arguments: list[Everyone | Each],
+        static: dict[str, int],
+        beat: Callable[[bool], None] | None = None,
+    ) -> Tree:
         """Run a method's task on clients, shared out among the processes, and return the replies in order.
 
         Whoever is done gets the next few clients: some clients have more to do than others, and some cores less time.
+        With `beat` they are given out one by one, so that it hears of each; see `DoorCohort`.
         """
         kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
-        shares = np.array_split(np.arange(len(ids)), min(len(ids), SHARES * len(self._pipes)))
+        number = len(ids) if beat is not None else min(len(ids), SHARES * len(self._pipes))
+        shares = np.array_split(np.arange(len(ids)), number)
 
         def message(share: Ids) -> bytes:
             part = slice(int(share[0]), int(share[-1]) + 1)
@@ -78,11 +90,12 @@ class Workers:
             header = {"task": task, "ids": ids[share].tolist(), "round": round_, "kinds": kinds, "static": static}
             return pack(*values, **header)
 
-        replies = self._hand_out([partial(message, share) for share in shares])
+        replies = self._hand_out([partial(message, share) for share in shares], beat)
         return map_tree(lambda *parts: torch.cat(parts), *replies)
 
-    def _hand_out(self, messages: list[Callable[[], bytes]]) -> list[Tree]:
+    def _hand_out(self, messages: list[Callable[[], bytes]], beat: Callable[[bool], None] | None) -> list[Tree]:
         """Send each message to the next process that is free, and return the replies in the messages' order."""
+        patience = None if beat is None else BEAT_SECONDS
         waiting = list(enumerate(messages))[::-1]
         replies: dict[int, Tree] = {}
         at_work: dict[Connection, int] = {}
@@ -93,14 +106,21 @@ class Workers:
                     place, message = waiting.pop()
                     self._send(pipe, message())
                     at_work[pipe] = place
-                idle = [pipe for pipe in wait(list(at_work)) if isinstance(pipe, Connection)]
+                idle = [pipe for pipe in wait(list(at_work), patience) if isinstance(pipe, Connection)]
+                if beat is not None and not idle:
+                    beat(False)
                 for pipe in idle:
                     place = at_work.pop(pipe)
                     replies[place] = self._receive(pipe)
+                    if beat is not None:
+                        beat(isinstance(replies[place], Own))
         except Exception:
             for pipe in at_work:  # a reply to this call must not be taken for one to the next
                 with suppress(EOFError, OSError):
                     pipe.recv_bytes()
+            raise
+        except BaseException:  # Ctrl-C: nobody wants the replies, which may be minutes away
+            self._kill()
             raise
         return [replies[place] for place in range(len(messages))]
 
@@ -109,11 +129,19 @@ class Workers:
         atexit.unregister(self.close)
         for pipe in self._pipes:
             pipe.close()
+        try:
+            ends = time.monotonic() + 5
+            for process in self._processes:
+                process.join(timeout=max(0.0, ends - time.monotonic()))
+        finally:
+            self._kill()
+
+    def _kill(self) -> None:
+        """End processes that are at work."""
         for process in self._processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+        for process in self._processes:
+            process.join()
 
     def _send(self, pipe: Connection, message: bytes) -> None:
         try:

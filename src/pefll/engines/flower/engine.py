@@ -54,6 +54,7 @@ class FlowerEngine(PromptEngine):
     """
 
     name = "flower"
+    breaks_off = False  # clients are told how it ends
 
     def __init__(
         self,
