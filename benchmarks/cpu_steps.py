@@ -3,6 +3,8 @@
 The paper's LeNet on made-up pictures of CIFAR's shape, batch 32, 50 local steps. Every contestant has a process of its
 own, because how the C library hands out memory is a setting of a whole process. They take turns, one at a time, so that
 what else the machine does meets all of them; medians over turns are given.
+
+    python -m benchmarks.cpu_steps --turns 12 --out build/steps
 """
 
 from __future__ import annotations
@@ -13,20 +15,28 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from benchmarks.speed.record import machine
+from pefll import __version__
 from pefll.data import Federation, federation_from_arrays
 from pefll.engines.serial import SerialEngine
+from pefll.files import make_folder, write_json
 from pefll.methods import build_method
 from pefll.models import lenet
 from pefll.preparing import describe_problem
+from pefll.summary import commit
 
 CLIENTS, SAMPLES, CLIENTS_PER_ROUND, LOCAL_STEPS, BATCH = 20, 250, 4, 50, 32
 STEPS = CLIENTS_PER_ROUND * LOCAL_STEPS
@@ -139,13 +149,40 @@ def start(make: Callable[[], Turn]) -> Contestant:
     return Contestant(mine)
 
 
+def record(contestants: dict[str, Contestant]) -> dict[str, Any]:
+    """Return every turn of everybody, and what of them the table has."""
+    facts = machine()
+    walls = {name: one.wall for name, one in contestants.items()}
+    ratios = {
+        name: statistics.median(b / a for a, b in zip(wall, walls[", ".join(name.split(", ")[:2])], strict=True))
+        for name, wall in walls.items()
+        if "2 processes" in name or "two runs" in name
+    }
+    return {
+        **facts,
+        "version": __version__,
+        "commit": commit(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "steps_a_turn": STEPS,
+        "over_one_process": {name: round(ratio, 3) for name, ratio in ratios.items()},
+        "turns": {
+            name: {"cpu_seconds": _short(one.cpu), "seconds": _short(one.wall)} for name, one in contestants.items()
+        },
+    }
+
+
+def _short(seconds: list[float]) -> list[float]:
+    return [round(second, 3) for second in seconds]
+
+
 def main() -> None:
     """Compare, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=15)
-    turns = parser.parse_args().turns
+    parser.add_argument("--out", type=Path, help="a folder for cpu_steps.json: every turn")
+    options = parser.parse_args()
     contestants = {name: start(make) for name, make in CONTESTANTS.items()}
-    for _ in range(turns):
+    for _ in track(range(options.turns), "turns", console=Console(stderr=True)):
         for contestant in contestants.values():
             contestant.take_turn()
     table = Table("", "steps a CPU second", "× loop", "a second", "× 1 process", "best")
@@ -165,6 +202,9 @@ def main() -> None:
         )
         one.pipe.send_bytes(b"")
     Console().print(table)
+    if options.out is not None:
+        make_folder(options.out)
+        write_json(options.out / "cpu_steps.json", record(contestants))
 
 
 if __name__ == "__main__":
