@@ -149,22 +149,25 @@ def start(make: Callable[[], Turn]) -> Contestant:
     return Contestant(mine)
 
 
-def record(contestants: dict[str, Contestant]) -> dict[str, Any]:
-    """Return every turn of everybody, and what of them the table has."""
-    facts = machine()
-    walls = {name: one.wall for name, one in contestants.items()}
-    ratios = {
-        name: statistics.median(b / a for a, b in zip(wall, walls[", ".join(name.split(", ")[:2])], strict=True))
-        for name, wall in walls.items()
+def over_one_process(contestants: dict[str, Contestant]) -> dict[str, list[float]]:
+    """Return how many times the steps of one process those that use two cores did, turn by turn."""
+    return {
+        name: [b / a for a, b in zip(one.wall, contestants[", ".join(name.split(", ")[:2])].wall, strict=True)]
+        for name, one in contestants.items()
         if "2 processes" in name or "two runs" in name
     }
+
+
+def record(contestants: dict[str, Contestant]) -> dict[str, Any]:
+    """Return every turn of everybody, and what of them the table has."""
+    ratios = over_one_process(contestants)
     return {
-        **facts,
+        **machine(),
         "version": __version__,
         "commit": commit(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "steps_a_turn": STEPS,
-        "over_one_process": {name: round(ratio, 3) for name, ratio in ratios.items()},
+        "over_one_process": {name: round(statistics.median(ratio), 3) for name, ratio in ratios.items()},
         "turns": {
             name: {"cpu_seconds": _short(one.cpu), "seconds": _short(one.wall)} for name, one in contestants.items()
         },
@@ -188,17 +191,15 @@ def main() -> None:
     table = Table("", "steps a CPU second", "× loop", "a second", "× 1 process", "best")
     base = contestants["plain PyTorch loop"]
     for name, one in contestants.items():
-        many = "2 processes" in name or "two runs" in name
+        ratios = over_one_process(contestants).get(name, [])
         of_loop = statistics.median(b / a for a, b in zip(one.cpu, base.cpu, strict=True))
-        alone = contestants[", ".join(name.split(", ")[:2])]
-        ratios = [b / a for a, b in zip(one.wall, alone.wall, strict=True)]
         table.add_row(
             name,
-            "" if many else f"{STEPS / statistics.median(one.cpu):.0f}",
-            "" if many else f"{of_loop:.2f}",
+            "" if ratios else f"{STEPS / statistics.median(one.cpu):.0f}",
+            "" if ratios else f"{of_loop:.2f}",
             f"{STEPS / statistics.median(one.wall):.0f}",
-            f"{statistics.median(ratios):.2f}" if many else "",
-            f"{max(ratios):.2f}" if many else "",
+            f"{statistics.median(ratios):.2f}" if ratios else "",
+            f"{max(ratios):.2f}" if ratios else "",
         )
         one.pipe.send_bytes(b"")
     Console().print(table)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +32,21 @@ def demo(
     from pefll.experiments.demo import demo as run_demo
 
     run_demo(folder, seeds, out)
+
+
+@contextmanager
+def _going_on_later(runs: Path, results: Path) -> Iterator[None]:
+    """Say, when many runs are stopped, that the same command goes on."""
+    try:
+        yield
+    except Stopped as stopped:
+        say(err, f"Saved in {runs} and {results}. The same command goes on.")
+        sys.exit(128 + stopped.signal)
+    except KeyboardInterrupt:
+        if not runs.exists():
+            raise
+        say(err, f"Ended at once. The same command goes on from what was saved in {runs} and {results}.")
+        sys.exit(INTERRUPTED)
 
 
 def tune(
@@ -110,16 +127,8 @@ def tune(
         client_column=client_column,
     )
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out)
-    try:
+    with _going_on_later(folder, target):
         trials = search.tune(wanted, folder, target, at_once, err)
-    except Stopped as stopped:
-        say(err, f"Saved in {folder} and {target}. The same command goes on.")
-        sys.exit(128 + stopped.signal)
-    except KeyboardInterrupt:
-        if not folder.exists():
-            raise
-        say(err, f"Ended at once. The same command goes on from what was saved in {folder} and {target}.")
-        sys.exit(INTERRUPTED)
     out.print(search.trials_table(trials, wanted.seeds))
     for sentence in search.advice(trials, wanted):
         say(out, sentence)
@@ -198,24 +207,16 @@ def reproduce(
         return
     failures: list[str] = []
     if not tables_only:
-        try:
+        with _going_on_later(folder, results):
             failures = table.run_missing(
                 plan, results, folder, data_dir, at_once, err, seconds, device=device, precision=precision
             )
-        except Stopped as stopped:
-            say(err, f"Saved in {folder} and {results}. The same command goes on.")
-            sys.exit(128 + stopped.signal)
-        except KeyboardInterrupt:
-            if not folder.exists():
-                raise
-            say(err, f"Ended at once. The same command goes on from what was saved in {folder} and {results}.")
-            sys.exit(INTERRUPTED)
         plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
     for path in comparison.write_tables(plan.comparison(), results):
         say(out, f"wrote {path}")
     if plan.left_out:
         listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in plan.left_out.items())
-        say(out, f"not in them, as other settings were chosen since (results/tune): {listed}")
+        say(out, f"not in them, as other settings were chosen since ({results / 'tune'}): {listed}")
     if failures:
         raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}")
 
