@@ -13,7 +13,8 @@ import argparse
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
@@ -41,6 +42,7 @@ from pefll.summary import commit
 CLIENTS, SAMPLES, CLIENTS_PER_ROUND, LOCAL_STEPS, BATCH = 20, 250, 4, 50, 32
 STEPS = CLIENTS_PER_ROUND * LOCAL_STEPS
 Turn = Callable[[], None]
+Turns = Callable[[], AbstractContextManager[Turn]]
 
 
 def pictures() -> Federation:
@@ -51,8 +53,9 @@ def pictures() -> Federation:
     return federation_from_arrays(x, y, np.arange(len(x)) % CLIENTS)
 
 
-def plain() -> Turn:
-    """Return a turn of a loop as it is usually written: float pictures, a module, torch's optimiser."""
+@contextmanager
+def plain() -> Iterator[Turn]:
+    """Give a turn of a loop as it is usually written: float pictures, a module, torch's optimiser."""
     torch.set_num_threads(1)
     federation = pictures()
     data = [
@@ -73,11 +76,12 @@ def plain() -> Turn:
                 nn.utils.clip_grad_norm_(client.parameters(), 50.0)
                 optimiser.step()
 
-    return turn
+    yield turn
 
 
-def serial(method: str, processes: int, clients: int = CLIENTS_PER_ROUND) -> Turn:
-    """Return a turn of the serial engine: one round."""
+@contextmanager
+def serial(method: str, processes: int, clients: int = CLIENTS_PER_ROUND) -> Iterator[Turn]:
+    """Give a turn of the serial engine, one round; its workers end with it."""
     federation = pictures()
     problem, _ = describe_problem(federation, "lenet")
     chosen = build_method(method, problem, {"local_steps": LOCAL_STEPS, "batch_size": BATCH})
@@ -87,23 +91,28 @@ def serial(method: str, processes: int, clients: int = CLIENTS_PER_ROUND) -> Tur
     def turn() -> None:
         server[0] = engine.advance(server[0], 0, 1)
 
-    return turn
+    try:
+        yield turn
+    finally:
+        engine.close()
 
 
-def strangers() -> Turn:
-    """Return a turn of two runs at once that share nothing: what two cores of this machine give at best."""
+@contextmanager
+def strangers() -> Iterator[Turn]:
+    """Give a turn of two runs at once that share nothing: what two cores of this machine give at best."""
     other = start(lambda: serial("fedavg", 1, CLIENTS_PER_ROUND // 2))
-    mine = serial("fedavg", 1, CLIENTS_PER_ROUND // 2)
+    with serial("fedavg", 1, CLIENTS_PER_ROUND // 2) as mine:
 
-    def turn() -> None:
-        other.pipe.send_bytes(b"turn")
-        mine()
-        other.pipe.recv_bytes()
+        def turn() -> None:
+            other.pipe.send_bytes(b"turn")
+            mine()
+            other.pipe.recv_bytes()
 
-    return turn
+        yield turn
+    other.end()
 
 
-CONTESTANTS: dict[str, Callable[[], Turn]] = {
+CONTESTANTS: dict[str, Turns] = {
     "plain PyTorch loop": plain,
     "serial, FedAvg": lambda: serial("fedavg", 1),
     "serial, PeFLL": lambda: serial("pefll", 1),
@@ -128,18 +137,22 @@ class Contestant:
         self.cpu.append(float(cpu))
         self.wall.append(float(wall))
 
+    def end(self) -> None:
+        """Let it go."""
+        self.pipe.send_bytes(b"")
 
-def _serve(pipe: Connection, make: Callable[[], Turn]) -> None:
-    turn = make()
-    turn()
-    pipe.send_bytes(b"ready")
-    while pipe.recv_bytes():
-        cpu, wall = time.process_time(), time.perf_counter()
+
+def _serve(pipe: Connection, make: Turns) -> None:
+    with make() as turn:
         turn()
-        pipe.send_bytes(np.array([time.process_time() - cpu, time.perf_counter() - wall]).tobytes())
+        pipe.send_bytes(b"ready")
+        while pipe.recv_bytes():
+            cpu, wall = time.process_time(), time.perf_counter()
+            turn()
+            pipe.send_bytes(np.array([time.process_time() - cpu, time.perf_counter() - wall]).tobytes())
 
 
-def start(make: Callable[[], Turn]) -> Contestant:
+def start(make: Turns) -> Contestant:
     """Return a contestant that is ready."""
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()
@@ -201,7 +214,7 @@ def main() -> None:
             f"{statistics.median(ratios):.2f}" if ratios else "",
             f"{max(ratios):.2f}" if ratios else "",
         )
-        one.pipe.send_bytes(b"")
+        one.end()
     Console().print(table)
     if options.out is not None:
         make_folder(options.out)
