@@ -93,7 +93,8 @@ def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[in
     """Make the table of the results that there are.
 
     A column has the seeds that it should have, and those that every method has which is in it at all. Where some
-    methods have more, these are compared once more among themselves.
+    methods have more, these are shown once more, and compared if the column's best baseline is one of them: to be ahead
+    of another one says little.
 
     Args:
         found: the results of each method in each cell, of all seeds.
@@ -115,7 +116,8 @@ def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[in
             entries |= _entries(column, group, cell, len(wanted))
             leads += _leads(column, group, cell)
             more |= _entries(longer, group, cell, len(wanted))
-            more_leads += _leads(longer, group, cell)
+            if _best_baseline(column, group) in longer:
+                more_leads += _leads(longer, group, cell)
     return Comparison(cells, entries, leads, more, more_leads, rounds)
 
 
@@ -153,11 +155,10 @@ def _values(results: Sequence[Result], group: str) -> list[float]:
 
 
 def _leads(column: Column, group: str, cell: Cell) -> list[Lead]:
-    means = _means(column, group)
-    baselines = {method: mean for method, mean in means.items() if method not in OURS}
-    if not baselines:
+    best = _best_baseline(column, group)
+    if best is None:
         return []
-    best = max(baselines, key=lambda method: baselines[method])
+    means = _means(column, group)
     leads = []
     for method in OURS:
         if method not in means:
@@ -166,6 +167,11 @@ def _leads(column: Column, group: str, cell: Cell) -> list[Lead]:
         points = means[method] - means[best]
         leads.append(Lead(group, method, cell, best, points, paired_bootstrap(pairs) if pairs else None))
     return leads
+
+
+def _best_baseline(column: Column, group: str) -> str | None:
+    baselines = {method: mean for method, mean in _means(column, group).items() if method not in OURS}
+    return max(baselines, key=lambda method: baselines[method]) if baselines else None
 
 
 def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list[Pair]:
@@ -267,7 +273,8 @@ def markdown(table: Comparison) -> str:
 def _more_seeds(table: Comparison) -> list[str]:
     lines = [
         "The columns above have the same seeds for all methods, or fewer where that is said. These methods have more, "
-        "and all are counted here; how far one is ahead of another is of the seeds that both have.",
+        "and all are counted here; how far one is ahead of another is of the seeds that both have, and is told where "
+        "the best baseline of the column is one of them.",
         "",
         "| | method | seeds | seen | unseen |",
         "| --- | --- | --- | --- | --- |",
