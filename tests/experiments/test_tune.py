@@ -174,9 +174,11 @@ def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_pat
     trials.choose((0,))
     assert trials.best == {"settings": trials.rows[0]["settings"], "held_out_validation": 0.9, "seeds": [0]}
     assert "held out validation, %" in [column.header for column in trials_table(trials, (0,)).columns]
-    assert chosen("fedavg", "digits", whole.num_clients, tmp_path / "results").source == "defaults"
+    n = whole.num_clients
+    found = chosen("fedavg", "digits", n, tmp_path / "results")
+    assert found == (kept["best"]["settings"], f"tuned at n={n} for new clients")
     search(tmp_path, seeds=(0,))  # the same without, beside it
-    assert chosen("fedavg", "digits", whole.num_clients, tmp_path / "results").source.startswith("tuned at n=")
+    assert chosen("fedavg", "digits", n, tmp_path / "results") == found
     with pytest.raises(PefllError, match="cannot be held out"):
         search(tmp_path, seeds=(0,), hold_out=0.99, to="elsewhere")
     for share in (1.0, -0.1):
@@ -297,6 +299,9 @@ def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
     write("cifar10-fedavg-n100-old", 0.7)  # files of other names are somebody else's
     write("cifar10-fedavg-mine-n500", 0.7)
     assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    write("cifar10-fedavg-n500-holding-out-0.1", 0.5)  # by clients that do not train, for as many of them
+    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.5}, "tuned at n=500 for new clients")
+    assert chosen("fedavg", "cifar10", 600, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
     write("my[1]-fedavg-n20", 0.2)
     assert chosen("fedavg", "my[1].csv", 20, tmp_path).source == "tuned at n=20"
     assert chosen("fedavg", "cifar10", 1000, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")

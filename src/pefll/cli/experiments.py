@@ -91,7 +91,7 @@ def tune(
     `--hold-out`, by seen clients that take no part in it. What was tried before is not tried again: after Ctrl-C,
     or with more values, give the command again. All trials of a method on a federation are kept in one file,
     `results/tune/DATA-METHOD-nCLIENTS.json`, from which `pefll reproduce` takes the best; those with `--hold-out` have
-    a file of their own, which it does not take.
+    a file of their own, which goes before it where the number of clients is the same.
 
     For example:
 

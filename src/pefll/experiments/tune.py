@@ -37,6 +37,7 @@ T = TypeVar("T")
 Settings = dict[str, Any]
 TUNED = Path("results/tune")
 _HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
+_HOLDING_OUT = "-holding-out-"  # between a file's usual name and the share, for trials of their own
 # What of a finished run's summary its trial keeps.
 _KEPT = (
     *("best_round", "train_seconds", "eval_seconds", "test_seconds", "lockstep", "timing", "device", "precision"),
@@ -246,8 +247,8 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
 
     first = data(search.seeds[0])
     name = file_name(search.config.data, search.config.method, first.num_clients)
-    if search.hold_out:  # trials of their own, which are not those that `reproduce` takes
-        name = f"{name}-holding-out-{search.hold_out}"
+    if search.hold_out:
+        name = f"{name}{_HOLDING_OUT}{search.hold_out}"
     trials = Trials.read(target / f"{name}.json", _protocol(search, first))
     runs = out / name
     pending = trials.missing(search)
@@ -398,8 +399,10 @@ class Chosen(NamedTuple):
 def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen:
     """Return what was found best for a method on a federation.
 
-    A federation that nobody tuned on takes what was found for the number of clients that is nearest, of the same data;
-    without that either, the method's defaults remain.
+    What was best for seen clients that take no part in training goes before what was best for those that do, but only
+    for as many clients: how much new ones differ from all others depends on how many others there are. A federation
+    that nobody tuned on takes what was found for the number of clients that is nearest, of the same data; without that
+    either, the method's defaults remain.
 
     Args:
         method: its name.
@@ -408,11 +411,18 @@ def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen
         folder: has the files of trials.
     """
     tuned: dict[int, Settings] = {}
-    of_any_number = re.compile(re.escape(file_name(data, method, "")) + r"(\d+)")
-    for path in folder.glob("*.json"):
-        named = of_any_number.fullmatch(path.stem)
-        if named and (best := read_json(path)["best"]):
+    for_new: Settings | None = None
+    any_file = re.compile(re.escape(file_name(data, method, "")) + rf"(\d+)({_HOLDING_OUT}.+)?")
+    for path in sorted(folder.glob("*.json")):
+        named = any_file.fullmatch(path.stem)
+        if named is None or not (best := read_json(path)["best"]):
+            continue
+        if named[2] is None:
             tuned[int(named[1])] = best["settings"]
+        elif int(named[1]) == clients:
+            for_new = best["settings"]
+    if for_new is not None:
+        return Chosen(for_new, f"tuned at n={clients} for new clients")
     if tuned:
         number = min(tuned, key=lambda number: (abs(math.log(number / clients)), number))
         return Chosen(tuned[number], f"tuned at n={number}")
