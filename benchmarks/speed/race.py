@@ -74,31 +74,42 @@ class Runner:
         assert self._process.stdout is not None
         return self._process.stdout
 
-    def turn(self, rounds: int, watch_memory: bool = False) -> Turn:
-        """Let the contender do some rounds and return what they took.
+    def turn(self, rounds: int) -> Turn:
+        """Let the contender do some rounds and return what they took; with 0 it ends, and this is its last word."""
+        self.ask(rounds)
+        return self.answer()
 
-        Args:
-            rounds: how many; with 0 it ends, and what is returned is its last word.
-            watch_memory: look at its memory meanwhile, which costs a little of its time.
-        """
+    def ask(self, rounds: int) -> None:
+        """Let the contender do some rounds."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{rounds}\n")
             self._process.stdin.flush()
         except OSError as error:
             raise self._failed() from error
-        waited = 0.0
-        while not self._selector.select(SAMPLE_SECONDS if watch_memory else 1.0):
-            waited += SAMPLE_SECONDS if watch_memory else 1.0
+
+    def answer(self, meanwhile: Callable[[], None] | None = None) -> Turn:
+        """Wait for the rounds that were asked for and return what they took.
+
+        Args:
+            meanwhile: done again and again while waiting, which may cost the contender a little of its time.
+        """
+        waited, pause = 0.0, 1.0 if meanwhile is None else SAMPLE_SECONDS
+        while not self._selector.select(pause):
+            waited += pause
             if waited > MOST_WAIT:
                 raise Failed(f"no answer for {MOST_WAIT:.0f} seconds")
-            if watch_memory:
-                self.peak_bytes = max(self.peak_bytes, memory_bytes(self._process.pid))
+            if meanwhile is not None:
+                meanwhile()
         line = self._stdout.readline()
         if not line:
             raise self._failed()
         answer: Turn = json.loads(line)
         return answer
+
+    def look_at_memory(self) -> None:
+        """Note how much the process and those that it started hold, if it is the most so far."""
+        self.peak_bytes = max(self.peak_bytes, memory_bytes(self._process.pid))
 
     def close(self) -> None:
         """End the process, if it has not ended."""
@@ -157,11 +168,16 @@ def race(
             rows[contender.name] = row_of(contender, setting) | {"error": str(failure)}
 
     def appear(contender: Contender) -> None:
-        # Nobody is waited for yet: they load their libraries and data at the same time.
+        # Nobody is waited for yet: they load their libraries and data, and compile, at the same time.
         runners[contender.name] = Runner(contender, setting, data_dir)
+        runners[contender.name].ask(1)
+
+    def watch() -> None:
+        for runner in runners.values():
+            runner.look_at_memory()
 
     def start(contender: Contender) -> None:
-        runners[contender.name].turn(1, watch_memory=True)
+        runners[contender.name].answer(meanwhile=watch)
 
     def pace(contender: Contender) -> None:
         seconds = runners[contender.name].turn(1)["seconds"]
