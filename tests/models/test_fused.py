@@ -29,9 +29,9 @@ def blocks(module: nn.Module, *inputs: Tensor) -> list[tuple]:
         used.append(("linear", arguments[-1]))
         return linear_block(*arguments)
 
-    def chain(x, parts):
+    def chain(x, parts, *more):
         used.extend(("conv", *part[-2:]) for part in parts)
-        return conv_chain(x, parts)
+        return conv_chain(x, parts, *more)
 
     ours = {conv_block: conv, linear_block: linear, conv_chain: chain}
     names = type(module).forward.__globals__ if "forward" not in vars(module) else module.forward.__func__.__globals__
@@ -218,6 +218,30 @@ def test_random_networks_alone_in_float32_compute_the_same_exactly(case, seed):
 def test_blocks_that_feed_only_each_other_are_one_chain():
     names = fused(build_model("lenet", (3, 32, 32), 10)).forward.__func__.__code__.co_names
     assert [name for name in names if "conv_" in name] == ["pefll_ops_blocks_conv_chain"]
+
+
+@pytest.mark.parametrize(
+    ("end", "wanted"),
+    [
+        ([nn.Flatten()], False),
+        ([Do(lambda x: x + x), nn.ReLU(), nn.Flatten()], False),
+        ([Do(lambda x: x + x), nn.Conv2d(3, 3, 1)], True),
+        ([Do(lambda x: F.relu(torch.add(x, 1)).add(x)), nn.Conv2d(3, 3, 1), nn.Flatten()], True),
+        ([nn.SiLU(), nn.Conv2d(3, 3, 1)], False),
+        ([Do(lambda x: x.flatten(1).reshape(x.shape)), nn.Conv2d(3, 3, 1)], False),
+    ],
+)
+def test_a_chain_is_told_whether_a_convolution_reads_sums_of_what_it_gives(end, wanted, monkeypatch):
+    module = fused(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 3), *end))
+    told = []
+
+    def chain(x, parts, feeds_convolution):
+        told.append(feeds_convolution)
+        return conv_chain(x, parts, feeds_convolution)
+
+    monkeypatch.setitem(module.forward.__func__.__globals__, "pefll_ops_blocks_conv_chain", chain)
+    module(torch.randn(2, 1, 8, 8))
+    assert told == [wanted]
 
 
 @pytest.mark.parametrize("relu", sorted(RELUS))

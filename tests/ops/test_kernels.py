@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +20,8 @@ from pefll.errors import PefllError
 from pefll.evaluation import evaluate
 from pefll.methods import build_method
 from pefll.methods.local_sgd import SGD, sgd_step
+from pefll.models import Network
+from pefll.models.resnet import Block
 from pefll.ops import blocks, client_axis, precision
 from pefll.ops.geometry import Geometry
 from tests.federations import flat, problem_of, ragged
@@ -195,6 +198,24 @@ def test_only_the_end_of_a_chain_has_its_channels_first(products):
     got, wanted = both(torch.vmap(chain), x, first, second)
     close(got, wanted, 1e-5 if products == "float32" or DEVICE == "cpu" else 3e-2)
     assert layouts[0] == ((100, 1, 20, 4), (45, 9, 3, 1))
+
+
+def test_between_blocks_with_shortcuts_channels_are_innermost(products, monkeypatch):
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), Block(4, 4, 1), Block(4, 8, 2), nn.Conv2d(8, 2, 3)
+    network = Network(nn.Sequential(*layers, nn.Flatten()))
+    theta, x = random(2, network.size), random(2, 3, 8, 8, 3, seed=1).permute(0, 1, 4, 2, 3)
+    read, written, real = [], [], client_axis._convolve
+
+    def convolve(x, *rest):
+        result = real(x, *rest)
+        read.append(x.stride(2))
+        written.append(result[0].stride(2))
+        return result
+
+    monkeypatch.setattr(client_axis, "_convolve", convolve)
+    got, wanted = both(torch.vmap(network), theta, x)
+    close(got, wanted, 1e-5 if products == "float32" or DEVICE == "cpu" else 1e-1)
+    assert read == written == [1] * 7  # of them one shortcut, which is a convolution
 
 
 def test_an_empty_batch_is_left_to_the_library():

@@ -7,6 +7,7 @@ linear layers with their ReLU become `linear_block`. Nobody has to write a model
 from __future__ import annotations
 
 import copy
+import operator
 import types
 from typing import Any
 
@@ -23,6 +24,8 @@ _POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "
 _RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
 _RELU_METHODS = ("relu", "relu_")
 _POOLS = (F.max_pool2d, torch.max_pool2d)
+_SUMS = (operator.add, operator.iadd, torch.add)
+_SUM_METHODS = ("add", "add_")
 
 
 def fused(module: nn.Module) -> nn.Module:
@@ -45,7 +48,7 @@ def fused(module: nn.Module) -> nn.Module:
         changed |= _fuse_convolution(graph, node, module) or _fuse_linear(graph, node, module)
     if not changed:
         return module
-    _chain_blocks(graph)
+    _chain_blocks(graph, module)
     # The module itself with another `forward`: a GraphModule would lose parameters that are not used, and their order.
     result = copy.copy(module)
     forward = type(fx.GraphModule(module, graph)).forward
@@ -92,7 +95,7 @@ def _fuse_convolution(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool
     return True
 
 
-def _chain_blocks(graph: fx.Graph) -> None:
+def _chain_blocks(graph: fx.Graph, module: nn.Module) -> None:
     """Make one `conv_chain` of blocks that feed nothing but each other."""
     for node in list(graph.nodes):
         chain = [node]
@@ -102,7 +105,8 @@ def _chain_blocks(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(chain[-1]):
             blocks = tuple(block.args[1:] for block in chain)
-            together = graph.call_function(conv_chain, (chain[0].args[0], blocks))
+            feeds_convolution = _feeds_convolution(chain[-1], module)
+            together = graph.call_function(conv_chain, (chain[0].args[0], blocks, feeds_convolution))
         _replace(graph, chain, together)
 
 
@@ -113,6 +117,20 @@ def _next_block(node: fx.Node) -> fx.Node | None:
         follower = follower.next
     fits = node.target is follower.target is conv_block and list(node.users) == [follower] and follower.args[0] is node
     return follower if fits and node not in follower.args[1:] else None
+
+
+def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
+    """Whether a convolution reads what this gives, with nothing but sums and ReLU between: a network with shortcuts."""
+    seen: set[fx.Node] = set()
+    ahead = list(node.users)
+    while ahead:
+        user = ahead.pop()
+        if user.target in (conv_block, conv_chain):
+            return True
+        if user not in seen and (_is_relu(user, module) or _is_sum(user)):
+            seen.add(user)
+            ahead.extend(user.users)
+    return False
 
 
 def _fuse_linear(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool:
@@ -157,6 +175,10 @@ def _is_relu(node: fx.Node, module: nn.Module) -> bool:
     if node.op == "call_method":
         return node.target in _RELU_METHODS
     return type(_layer(node, module)) is nn.ReLU or (node.op == "call_function" and node.target in _RELUS)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return node.target in (_SUM_METHODS if node.op == "call_method" else _SUMS)
 
 
 def _pool_side(node: fx.Node, module: nn.Module) -> int:

@@ -63,12 +63,13 @@ def conv_block(
     return F.relu(y) if relu else y
 
 
-def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
+def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: bool = False) -> Tensor:
     """Return what several `conv_block`, one after another, make of x.
 
     Args:
         x: [b, ci, h, w].
         blocks: all arguments of each but its input.
+        feeds_convolution: whether yet another convolution comes after the last, once a shortcut is added, say.
 
     Returns:
         [b, co, h', w'].
@@ -76,7 +77,7 @@ def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, blocks)
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
-        x = conv_block(x, *block, feeds_convolution=following is not None, following=following)
+        x = conv_block(x, *block, following is not None or feeds_convolution, following)
     return x
 
 
