@@ -244,6 +244,30 @@ def test_a_chain_is_told_whether_a_convolution_reads_sums_of_what_it_gives(end, 
     assert told == [wanted]
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda x: x.view(x.size(0), -1),
+        lambda x: x.view((2, 3072)),
+        lambda x: x.view(size=(2, 3072)),
+        lambda x: x.view_as(x.flatten(1)),
+        lambda x: x.view(torch.int32).view(torch.float32).flatten(1),
+    ],
+)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_views_of_what_a_convolution_gives_are_taken_however_it_lies(rows, layers):
+    convolutions = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(layers)]
+    module = nn.Sequential(*convolutions, nn.ReLU(), Do(rows))
+    x = torch.randn(2, 3, 32, 32)
+    assert len(blocks(fused(module), x)) == layers
+    torch.testing.assert_close(fused(module)(x), module(x))
+
+
+def test_what_reads_memory_as_it_lies_is_left_alone():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), Do(lambda x: x.as_strided((2, 8), (8, 1))))
+    assert fused(module) is module
+
+
 @pytest.mark.parametrize("relu", sorted(RELUS))
 @pytest.mark.parametrize("pool", sorted(POOLS))
 @pytest.mark.parametrize("pool_first", [False, True])

@@ -218,6 +218,16 @@ def test_between_blocks_with_shortcuts_channels_are_innermost(products, monkeypa
     assert read == written == [1] * 7  # of them one shortcut, which is a convolution
 
 
+def test_what_a_convolution_gives_can_be_viewed(products):
+    class Rows(nn.Module):
+        def forward(self, x):
+            return x.view(x.shape[0], -1)
+
+    network = Network(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), Rows()))
+    got, wanted = both(torch.vmap(network), random(2, network.size), random(2, 3, 3, 8, 8, seed=1))
+    close(got, wanted, 1e-5 if products == "float32" or DEVICE == "cpu" else 1e-1)
+
+
 def test_an_empty_batch_is_left_to_the_library():
     x, w = random(0, 1, 8, 8), random(4, 1, 3, 3)
     assert not client_axis.convolves(x, w, 1, 0, 1, 1, 1)

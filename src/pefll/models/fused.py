@@ -26,6 +26,7 @@ _RELU_METHODS = ("relu", "relu_")
 _POOLS = (F.max_pool2d, torch.max_pool2d)
 _SUMS = (operator.add, operator.iadd, torch.add)
 _SUM_METHODS = ("add", "add_")
+_RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
 
 
 def fused(module: nn.Module) -> nn.Module:
@@ -46,9 +47,10 @@ def fused(module: nn.Module) -> nn.Module:
     changed = False
     for node in list(graph.nodes):
         changed |= _fuse_convolution(graph, node, module) or _fuse_linear(graph, node, module)
-    if not changed:
+    if not changed or any(node.target in ("as_strided", torch.as_strided) for node in graph.nodes):
         return module
     _chain_blocks(graph, module)
+    _reshape_instead(graph)
     # The module itself with another `forward`: a GraphModule would lose parameters that are not used, and their order.
     result = copy.copy(module)
     forward = type(fx.GraphModule(module, graph)).forward
@@ -131,6 +133,15 @@ def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
             seen.add(user)
             ahead.extend(user.users)
     return False
+
+
+def _reshape_instead(graph: fx.Graph) -> None:
+    """Let `x.view(...)` copy where it must: blocks choose how numbers lie, and often have channels innermost."""
+    for node in graph.nodes:
+        sizes = (*node.args[1:], *node.kwargs.values())
+        if node.op == "call_method" and node.target in _RESHAPES and not isinstance(sizes[0], torch.dtype):
+            node.target = _RESHAPES[node.target]
+            node.kwargs = {{"size": "shape"}.get(name, name): value for name, value in node.kwargs.items()}
 
 
 def _fuse_linear(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool:
