@@ -37,7 +37,7 @@ def test_tiles_are_chosen_for_the_clients_of_one_run():
 def test_sums_are_those_of_one_run_alone(products, monkeypatch):
     from pefll.ops.kernels import convolution, laid
 
-    monkeypatch.setattr(convolution, "PROGRAMS", 5)  # so that more clients mean fewer parts of a sum
+    monkeypatch.setattr(convolution, "PROGRAMS", 2)  # so that more clients mean fewer parts of a sum
     monkeypatch.setattr(laid, "PROGRAMS", 3)  # and two clients' rows larger parts of the bias's than one's
     # Two runs of one client each; of more channels than first layers have, whose kernels are others.
     x, w, bias = random(2, 8, 5, 8, 8), random(2, 4, 5, 3, 3), random(2, 4)

@@ -319,7 +319,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
     bm, bn, bk, warps = _weight_tile(s, x, precision)
     blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
-    splits, each = parts(triton.cdiv(rows, bm), blocks * of_one_run(clients))
+    splits, each = parts(triton.cdiv(rows, bm), blocks * of_one_run(clients), s.pool)
     partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
     dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
     db = x.new_empty((clients, s.co))
@@ -339,14 +339,19 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     return dw, db
 
 
-def parts(chunks: int, programs: int) -> tuple[int, int]:
+def parts(chunks: int, programs: int, pool: int) -> tuple[int, int]:
     """Return into how many parts a sum over `chunks` is split, and how many chunks each has: enough to fill a card.
+
+    Where nothing is pooled, pictures stay large while products are small: a processor then has two programs, of which
+    one multiplies while the other waits for memory.
 
     Args:
         chunks: of rows that are multiplied at once.
         programs: that there are without splitting.
+        pool: side of the pooled squares.
     """
-    splits = max(1, min(chunks, triton.cdiv(PROGRAMS, programs)))
+    wanted = PROGRAMS if pool > 1 else 2 * PROGRAMS
+    splits = max(1, min(chunks, triton.cdiv(wanted, programs)))
     each = triton.cdiv(chunks, splits)
     return triton.cdiv(chunks, each), each
 

@@ -140,7 +140,7 @@ def _input_gradient(
     K: tl.constexpr = WH * WW * LAID
     BLOCKS: tl.constexpr = (N + BK - 1) // BK
     b, ry, rx, there = blocks_of(B, H, W, SIDE, BY_BLOCK, BM)
-    top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X)
+    top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X, BY_BLOCK)
     column = tl.arange(0, SIDE * SIDE * BN)
     pixel, ci = column // BN, tl.program_id(1) * BN + column % BN
     qy, qx = pixel // SIDE, pixel % SIDE
@@ -204,7 +204,8 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
     n_blocks = triton.cdiv(columns, bn)
     blocks = n_blocks * triton.cdiv(window, bk)
     # A tile of 128 columns has the work of two of 64.
-    splits, each = parts(triton.cdiv(routed.shape[1], bm), blocks * max(1, bn // 64) * of_one_run(clients))
+    programs = blocks * max(1, bn // 64) * of_one_run(clients)
+    splits, each = parts(triton.cdiv(routed.shape[1], bm), programs, s.pool)
     partial = shares.new_empty((splits, clients, columns, window))
     dw = shares.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
     db = shares.new_empty((clients, s.co))

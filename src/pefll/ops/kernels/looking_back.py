@@ -68,12 +68,16 @@ def store_pixels(
 @triton.jit
 def cells_of(
     ry, rx, there, PH: tl.constexpr, PW: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
-    CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
+    CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return which pooling cells some of the blocks (ry, rx) look back at, of those that there are.
 
     As the first one's row and column, relative to a block's own, how many lie side by side, and how many there are.
+    Where rows are not ordered by block, nearly every program has blocks of the middle and looks at all: the compiler
+    knows these numbers then, and nobody waits for sums over a program's threads.
     """
+    if not BY_BLOCK:
+        return FIRST_Y, FIRST_X, CELLS_X, CELLS_Y * CELLS_X
     top = tl.maximum(-tl.max(tl.where(there, ry, 0)), FIRST_Y)
     left = tl.maximum(-tl.max(tl.where(there, rx, 0)), FIRST_X)
     bottom = tl.minimum(PH - tl.min(tl.where(there, ry, PH)), FIRST_Y + CELLS_Y)
@@ -97,7 +101,7 @@ def _input_gradient(
     """
     client = tl.program_id(2).to(tl.int64)
     b, ry, rx, there = blocks_of(B, H, W, SIDE, BY_BLOCK, BM)
-    top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X)
+    top, left, across, cells = cells_of(ry, rx, there, PH, PW, FIRST_Y, FIRST_X, CELLS_Y, CELLS_X, BY_BLOCK)
     n = tl.arange(0, SIDE * SIDE * BN)
     pixel, ci = n // BN, tl.program_id(1) * BN + n % BN
     qy, qx = pixel // SIDE, pixel % SIDE
