@@ -57,6 +57,15 @@ def test_stopping_is_an_interrupt_that_a_loop_over_seeds_does_not_swallow():
     assert not issubclass(Stopped, Exception)
 
 
+def test_a_model_that_has_a_length_is_taken_all_the_same(tmp_path):
+    class Long(nn.Linear):
+        def __len__(self):
+            return 0
+
+    pefll.fit(ragged(clients=4, sizes=(9,)), "fedavg", model=Long(6, 3), out=tmp_path / "run", **QUICK)
+    assert pefll.load(tmp_path / "run", model=Long(6, 3)).method.problem.model.size == 21
+
+
 def test_a_loaded_run_finds_its_data(tmp_path):
     samples = pefll.load_samples("digits")
     federation = pefll.make_federation(samples, partition="by-class 2", clients=10, seed=0)

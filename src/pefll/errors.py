@@ -26,3 +26,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
     near = get_close_matches(name, names, n=1, cutoff=0.74)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return PefllError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or what kind it is of where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

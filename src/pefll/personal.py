@@ -47,7 +47,7 @@ class PersonalModel(nn.Module):
             x: [b, ...] uint8 pixels 0..255, float features, or tokens. A tensor is on the model's device, and gradients
                 reach its features; an array or a list is taken as `predict` takes it.
         """
-        weight = next(self.network.parameters())
+        weight = next(part for part in self.network.parameters() if part.is_floating_point())
         if isinstance(x, Tensor):
             check_tensor(x, self.facts)
         else:

@@ -218,7 +218,8 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
-    module = model or build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"])
+    # A module may have a length, and so be false.
+    module = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"]) if model is None else model
     problem = Problem(
         Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -462,3 +463,62 @@ def test_a_networks_own_module_is_the_users():
         network(theta, torch.randn(2, 5, 8, 8))
     assert all(value.requires_grad for value in module.parameters())  # they are back also after a failure
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
+
+
+def test_what_has_no_gradient_gets_none():
+    def without(first: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return F.relu(first(x))
+
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.last(without(self.first, x))
+
+    module = Partly()
+    assert fused(module) is module
+    with torch.no_grad():  # where somebody evaluates, other networks are recorded all the same
+        other = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+        assert fused(other) is not other
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda y, z: (y.mul_(2.0), z)[1],
+        lambda y, z: (z.relu_(), y.flatten(1))[1],
+        lambda y, z: (F.relu(z, inplace=True), y.flatten(1))[1],
+        lambda y, z: (operator.iadd(z, 1.0), y.flatten(1) * 2)[1],
+        lambda y, z: (operator.imul(y, 3.0), z)[1],
+        lambda y, z: (operator.isub(y[:, 0], 3.0), z)[1],
+        lambda y, z: (z.chunk(2, 1)[0].mul_(2), y.flatten(1))[1],
+    ],
+)
+def test_all_names_of_what_is_written_to_see_the_change(use):
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), Do(lambda y: use(y, y.view(y.size(0), -1))), nn.Linear(64, 3))
+    network = Network(module)
+    x = torch.randn(2, 3, 6, 6)
+    theta = network.flatten([value.detach() for value in module.parameters()])
+    with torch.no_grad():
+        torch.testing.assert_close(network(theta, x), module(x))
+
+
+def test_sums_in_place_are_recorded_where_nobody_else_looks():
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            x = F.relu(self.first(x))
+            before = x
+            x = self.second(x)
+            x += before
+            x = F.relu(x, inplace=True)
+            return x.view(x.size(0), -1)
+
+    other = assert_same(Residual(), torch.randn(2, 3, 5, 5))
+    assert "forward" in vars(other)

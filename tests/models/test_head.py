@@ -100,3 +100,26 @@ def test_neighbours_by_hand():
     assert two[2].tolist() == [1, 0, 0]  # far away, where exp(-d²) is 0, the nearest still counts
     (none,) = neighbour_shares(near, bank, labels, allowed & False, (2,), 3, scale=2.0)
     assert none.tolist() == [[0, 0, 0]] * 3
+
+
+class Listed(nn.Module):
+    """Layers that are called from a list, and something after the last that would not fit features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+        self.steps = [self.first, torch.relu, self.last]
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return (x * self.scale).log_softmax(dim=1)
+
+
+def test_features_are_what_the_last_layer_is_given_whatever_comes_after_it():
+    module = Listed()
+    network = Network(module)
+    theta = network.flatten([value.detach() for value in module.parameters()])
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(Head(network).features(theta, x), module.first(x).relu())

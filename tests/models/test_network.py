@@ -157,6 +157,8 @@ def test_a_model_that_changes_its_own_buffers_is_refused():
         ("tests.models.zoo:nothing", "cannot import the model .*nothing"),
         ("tests.models.unfit:f", r"cannot .*: ZeroDivisionError in .*unfit\.py, line 3: division by zero"),
         ("tests.models.zoo:no_module", "returned a str, not a torch.nn.Module"),
+        ("tests.models.zoo:fails", r"classes\) failed: KeyError in .*zoo\.py, line \d+: '\(6,\) 3'"),
+        ("tests.models.zoo:made", "is not a function of .*, but a Linear"),
         (":f", "cannot import the model"),
         ("tests.models.zoo:__name__", "tests.models.zoo:__name__"),
     ],
@@ -168,7 +170,7 @@ def test_import_paths_that_do_not_lead_to_a_model(reference, sentence):
 
 @pytest.mark.parametrize("engine", ["serial", "vector"])
 @pytest.mark.parametrize("method", ["pefll", "fedavg"])
-@pytest.mark.parametrize("make", [zoo.tied, zoo.normalised])
+@pytest.mark.parametrize("make", [zoo.tied, zoo.normalised, zoo.keeping, zoo.flat])
 def test_a_users_module_trains_personalises_and_travels(tmp_path, engine, method, make):
     federation = ragged(clients=6, sizes=(9, 20))
     module = make((6,), 3)
@@ -202,6 +204,136 @@ def test_fitting_leaves_the_users_module_as_it_was():
     fit(federation, "fedavg", model=module, rounds=1, local_steps=1, processes=1)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize("method", ["pefll", "fedavg", "fedrep", "knn-per", "pfedme"])
+def test_frozen_parameters_stay_as_they_are(tmp_path, engine, method):
+    federation = ragged(clients=6, sizes=(9, 20))
+    module = zoo.frozen((6,), 3)
+    run = fit(federation, method, model=module, rounds=2, clients_per_round=3, engine=engine, processes=1)
+    assert "1.weight" not in run.method.problem.model.names
+    assert "steps" not in run.method.problem.model.names
+    x, y = federation.x[:7].numpy(), federation.y[:7].numpy()
+    model = run.personalize(x, y)
+    network = getattr(model.network, "network", model.network)
+    assert torch.equal(network[1].weight, module[1].weight)
+    assert not torch.equal(network[3].weight, module[3].weight)
+    model.save(tmp_path / "me.safetensors")
+    again = PersonalModel.load(tmp_path / "me.safetensors", zoo.frozen((6,), 3))
+    np.testing.assert_array_equal(again.probabilities(x), model.probabilities(x))
+
+
+def test_a_model_that_is_all_frozen_is_refused():
+    with pytest.raises(PefllError, match="no parameters that are not frozen"):
+        Network(nn.Linear(6, 3).requires_grad_(False))
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize("method", ["fedrep", "knn-per"])
+def test_a_model_may_be_nothing_but_its_last_layer(engine, method):
+    federation = ragged(clients=6, sizes=(9, 20))
+    run = fit(federation, method, model=zoo.flat((6,), 3), rounds=1, clients_per_round=3, engine=engine, processes=1)
+    x, y = federation.x[:7].numpy(), federation.y[:7].numpy()
+    assert run.personalize(x, y).probabilities(x).shape == (7, 3)
+
+
+class Holding(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.layers[0](x))
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6, dtype=torch.complex64))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), r"layer '0' \(LazyLinear\) does not know its shape yet"),
+        (lambda: nn.Sequential(Complex()), "layer '0' .* complex parameter 'scale'"),
+        (lambda: Holding([nn.Linear(6, 4)]), "the model Holding has layers in a plain list, 'layers'"),
+        (lambda: nn.utils.weight_norm(nn.Linear(6, 3)), "holds 'weight', which was computed.*parametrizations"),
+        (lambda: nn.Embedding(6, 3, sparse=True), "set its sparse to False"),
+        (lambda: nn.EmbeddingBag(6, 3, scale_grad_by_freq=True), "set its scale_grad_by_freq to False"),
+    ],
+)
+def test_parameters_that_cannot_be_learnt_are_refused(make, sentence):
+    with pytest.raises(PefllError, match=sentence):
+        Network(make())
+
+
+def test_layers_that_are_known_by_name_may_be_in_a_list_too():
+    module = Holding(nn.ModuleList([nn.Linear(6, 4)]))
+    module.again = [module.layers[0], torch.relu]
+    check_model(Network(module), (6,), 3, tokens=False)
+
+
+class Does(nn.Linear):
+    """A linear layer, and a function of its output, of itself and of its input."""
+
+    def __init__(self, function, **options):
+        super().__init__(6, 3, **options)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(super().forward(x.to(self.weight.dtype)), self, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (lambda z, layer, x: z.squeeze(), r"one sample alone scores of shape \(3,\) and not \(1, 3\).*squeeze"),
+        (lambda z, layer, x: z + x.mul_(2).sum(1, keepdim=True), "changes the samples that it is given"),
+        (lambda z, layer, x: z if layer.training else z.softmax(1), r"other scores after eval\(\)"),
+        (lambda z, layer, x: z.double(), "returns scores of torch.float64"),
+        (lambda z, layer, x: z.detach().numpy() if len(x) == 1 else z, "one sample alone"),
+        (lambda z, layer, x: layer.weight.data.clamp_(-0.01, 0.01).sum() + z, "changes its parameter 'weight'"),
+    ],
+)
+def test_models_that_do_what_training_or_use_cannot_are_refused(function, sentence):
+    with pytest.raises(PefllError, match=sentence):
+        check_model(Network(Does(function)), (6,), 3, tokens=False)
+
+
+def test_parameters_of_other_types_are_refused():
+    with pytest.raises(PefllError, match=r"a parameter 'weight' of torch.float64; .*model.float\(\)"):
+        check_model(Network(Does(lambda z, layer, x: z.float(), dtype=torch.float64)), (6,), 3, tokens=False)
+
+
+def test_a_model_may_take_features_for_numbers_of_words():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 3)
+
+        def forward(self, x):
+            return self.words(x.long()).mean(1)
+
+    check_model(Network(Words()), (6,), 3, tokens=False)
+
+
+def test_a_recorded_model_fails_in_the_users_own_line():
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.last = nn.Embedding(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.last(self.words(x).mean(1))
+
+    network = Network(Narrow())
+    with pytest.raises(IndexError) as caught:
+        network(network.init(0, "x"), torch.full((2, 6), 7))
+    assert any(entry.name == "forward" and entry.path.name == "test_network.py" for entry in caught.traceback)
 
 
 def test_a_model_by_import_path_gives_the_same_run_whatever_was_drawn_before(tmp_path):

@@ -150,3 +150,6 @@ def test_derivatives_can_be_differentiated_again():
 def test_what_does_not_depend_has_no_gradient():
     theta = torch.randn(3)
     assert torch.equal(pull_back(lambda t: 0 * t.detach() + t * 0, theta, theta), torch.zeros(3))
+    for of_theta in (gradient(lambda t: t.detach().sum(), theta), pull_back(lambda t: t.detach(), theta, theta)):
+        assert torch.equal(of_theta, torch.zeros(3))
+        assert not of_theta.requires_grad

@@ -26,7 +26,14 @@ from pefll.data.client import Client
 from pefll.engines.cohort import Engine
 from pefll.engines.conversation import Jobs, conversation, worker
 from pefll.engines.later import Clock, Later
-from pefll.engines.vector import CLIENTS_AT_ONCE, VectorCohort, VectorEngine, put_back, raise_if_bad
+from pefll.engines.vector import (
+    CLIENTS_AT_ONCE,
+    VectorCohort,
+    VectorEngine,
+    put_back,
+    raise_if_bad,
+    saying_what_cannot_be_mapped,
+)
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone
 from pefll.ops.recorded import in_full, overwriting, recording
@@ -87,8 +94,8 @@ def _settings(engine: VectorEngine) -> tuple[Any, ...]:
 
 
 def _model(engine: VectorEngine) -> tuple[Any, ...]:
-    module = engine.method.problem.model.module
-    return str(module), [(name, value.tolist()) for name, value in module.named_buffers()]
+    model = engine.method.problem.model
+    return str(model.module), [(name, value.tolist()) for name, value in model.constants.items()]
 
 
 class Wish(NamedTuple):
@@ -332,7 +339,7 @@ class Joint:
         ids = torch.cat([exchange.cohort.ids for exchange in asked])
         places = ids + self._start
         offset, count = self.federation.offset[:, places].T, self.federation.count[:, places].T
-        with clients_of(runs):
+        with clients_of(runs), saying_what_cannot_be_mapped(asked[0].cohort.problem):
             replies = torch.vmap(one)(ids, self._run, offset, count, *values)
         healthy = torch.ones(runs, dtype=torch.bool, device=self.device)
         for leaf in leaves(replies):

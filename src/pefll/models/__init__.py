@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from pefll import randomness
-from pefll.errors import PefllError, unknown
+from pefll.errors import PefllError, first_line, unknown
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
 from pefll.models.hypernetwork import HIDDEN_LAYERS, Hypernetwork
@@ -15,7 +15,7 @@ from pefll.models.lstm import CharLSTM
 from pefll.models.mlp import MLP, tiny_mlp
 from pefll.models.network import Network, check_model
 from pefll.models.resnet import ResNet20
-from pefll.named import import_name
+from pefll.named import fault, import_name
 
 __all__ = [
     "EMBEDDINGS",
@@ -78,12 +78,13 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
 
 def _import_model(reference: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     function = import_name(reference, "model")
-    if not callable(function):
-        raise PefllError(f"{reference} is not a function of (input_shape, classes)")
+    if not callable(function) or isinstance(function, nn.Module):
+        raise PefllError(f"{reference} is not a function of (input_shape, classes), but a {type(function).__name__}")
     try:
         model = function(input_shape, classes)
     except Exception as error:
-        raise PefllError(f"{reference}(input_shape, classes) failed: {error}") from error
+        reason = fault(error).split("\n")[0] or first_line(error)
+        raise PefllError(f"{reference}(input_shape, classes) failed: {reason}") from error
     if not isinstance(model, nn.Module):
         raise PefllError(f"{reference} returned a {type(model).__name__}, not a torch.nn.Module")
     return model

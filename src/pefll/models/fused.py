@@ -27,6 +27,18 @@ _POOLS = (F.max_pool2d, torch.max_pool2d)
 _SUMS = (operator.add, operator.iadd, torch.add)
 _SUM_METHODS = ("add", "add_")
 _RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
+# What asks a tensor for its shape; what may give it another name; what writes to it, with what does the same elsewhere.
+_ABOUT = ("size", "dim", getattr, len)
+_VIEWS = (
+    *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze", "permute"),
+    *("transpose", "t", "movedim", "swapaxes", "expand", "expand_as", "narrow", "select", "getitem", "chunk", "split"),
+    *("tensor_split", "unbind", "unfold", "contiguous", "detach", "to", "float", "type_as", "diagonal", "dropout"),
+)
+_VIEW_LAYERS = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
+_WRITES: dict[Any, Any] = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+}
 
 
 def fused(module: nn.Module) -> nn.Module:
@@ -39,10 +51,11 @@ def fused(module: nn.Module) -> nn.Module:
         return module
     try:
         # Recording runs the module's code, which may write to the module: to a copy, then.
-        graph = _Recorder().trace(copy.deepcopy(module))
+        with torch.enable_grad():
+            graph = _Recorder().trace(copy.deepcopy(module))
     except Exception:  # noqa: BLE001 - whatever code a user has written, it can still be run as it is
         return module
-    if not _names_are_kept(graph, module):
+    if not _names_are_kept(graph, module) or not _settle_writes(graph, module):
         return module
     changed = False
     for node in list(graph.nodes):
@@ -62,6 +75,32 @@ class _Recorder(fx.Tracer):
     """Records buffers by name too, so that they can be replaced by ones on another device or of another type."""
 
     proxy_buffer_attributes = True
+
+    def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
+        """Record an operation, if the record can say all about it."""
+        if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise _Unrecordable  # what is computed within `torch.no_grad()` would have a gradient
+        return super().create_node(*arguments, **options)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return what stands for a tensor while the module's code runs."""
+        return _Proxy(node, self)
+
+
+class _Proxy(fx.Proxy):
+    """Records `x += y` as what it is; torch's own takes it for x = x + y, and forgets other names that x has."""
+
+
+def _writing(function: Any) -> Any:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _function in _WRITES:
+    setattr(_Proxy, f"__{_function.__name__}__", _writing(_function))
+
+
+class _Unrecordable(Exception):
+    pass
 
 
 def _has_hooks(layer: nn.Module) -> bool:
@@ -133,6 +172,55 @@ def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
             seen.add(user)
             ahead.extend(user.users)
     return False
+
+
+def _settle_writes(graph: fx.Graph, module: nn.Module) -> bool:
+    """Let `x += y` be x + y; return False where another name for x would miss the change.
+
+    It has to be so because blocks keep their results for the backward pass, where nobody may write to them. What writes
+    by other means, such as `x.add_(y)`, is recorded as it is, but `reshape`, in the place of `view`, may be a copy.
+    """
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if _writes(node, module):
+            names = _names_of(node.args[0], module)
+            parts = node.target in _WRITES or any(name.target in _RESHAPES for name in names)
+            later = [user for name in names for user in name.users if place[user] > place[node]]
+            if parts and any(user.target not in _ABOUT for user in later):
+                return False
+    for node in graph.nodes:
+        node.target = _WRITES.get(node.target, node.target)
+    return True
+
+
+def _writes(node: fx.Node, module: nn.Module) -> bool:
+    """Whether an operation changes its first argument."""
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    if node.kwargs.get("inplace") or getattr(_layer(node, module), "inplace", False) or node.target in _WRITES:
+        return True
+    return node.op in ("call_method", "call_function") and _name(node).endswith("_")
+
+
+def _names_of(node: fx.Node, module: nn.Module) -> set[fx.Node]:
+    """Return the nodes that may be the same memory as one: what it is a view of, and views of that."""
+    while _is_view(node, module):
+        node = node.args[0]  # type: ignore[assignment]
+    found, ahead = {node}, [node]
+    while ahead:
+        views = [user for user in ahead.pop().users if user not in found and _is_view(user, module)]
+        found.update(views)
+        ahead.extend(views)
+    return found
+
+
+def _is_view(node: fx.Node, module: nn.Module) -> bool:
+    is_one = isinstance(_layer(node, module), _VIEW_LAYERS) or (node.op != "call_module" and _name(node) in _VIEWS)
+    return is_one and bool(node.args) and isinstance(node.args[0], fx.Node)
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else node.target.__name__
 
 
 def _reshape_instead(graph: fx.Graph) -> None:

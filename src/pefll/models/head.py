@@ -34,8 +34,10 @@ class Head:
         self._network = network
         prefix = f"{self.layer}." if self.layer else ""
         self._names = [name for name in network.names if name.startswith(prefix)]
-        owned = [f"{prefix}{name}" for name, _ in network.module.get_submodule(self.layer).named_parameters()]
-        if self._names != owned:  # of a weight that is used twice, only one name is in the vector
+        owned = network.module.get_submodule(self.layer).named_parameters()
+        if self._names != [
+            f"{prefix}{name}" for name, parameter in owned if parameter.requires_grad
+        ]:  # of a weight that is used twice, only one name is in the vector
             raise PefllError(f"layer {self.layer!r} shares weights with another layer, so it cannot be taken apart")
         self._sizes = [shape.numel() for shape in network.shapes]
         self._inside = [name in set(self._names) for name in network.names]
@@ -72,7 +74,7 @@ class Head:
             return x.flatten(1).to(theta.dtype)
         if self._features is None:
             # With the layer gone the body's parameters are all there are, in the same order as in `split`.
-            self._features = Network(_replaced(self._network.module, self.layer, nn.Identity()))
+            self._features = Network(_Until(self._network.module, self.layer), may_be_empty=True)
         return self._features(self.split(theta)[0], x)
 
     def bias_place(self) -> tuple[int, int]:
@@ -139,9 +141,34 @@ def _existing(module: nn.Module, layer: str) -> str:
     return layer
 
 
-def _replaced(module: nn.Module, layer: str, by: nn.Module) -> nn.Module:
-    """Return a copy of a module with another layer in the place of one."""
-    changed = copy.deepcopy(module)
-    parent, _, name = layer.rpartition(".")
-    setattr(changed.get_submodule(parent), name, by)
-    return changed
+class _Until(nn.Module):
+    """A copy of a module that stops before one of its layers and returns what that would be given.
+
+    What comes after the layer (a log-softmax, say) is not meant for features, and may not fit them.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module)
+        last = self.module.get_submodule(layer)
+        last._parameters.clear()
+        last._modules.clear()
+        last.__class__ = _Stop  # in all its places: a module may have a layer under a name and in a list
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            self.module(x)
+        except _Reached as reached:
+            return reached.features
+        raise PefllError(f"the model {type(self.module).__name__} does not come to its last nn.Linear layer")
+
+
+class _Stop(nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        raise _Reached(features)
+
+
+class _Reached(Exception):
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features

@@ -67,12 +67,15 @@ class NeighbourModel(nn.Module):
         self.register_buffer("labels", labels)
         self.bank: Tensor
         self.labels: Tensor
-        self._head = Head(Network(network))
+        self._flat = Network(network, may_be_empty=True)
+        self._head = Head(self._flat)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map samples [b, ...] to logarithms of probabilities [b, classes]."""
         s = self.settings
-        theta = torch.cat([parameter.reshape(-1) for parameter in self.network.parameters()])
+        named = dict(self.network.named_parameters())
+        parts = [named[name].reshape(-1) for name in self._flat.names]
+        theta = torch.cat(parts) if parts else x.new_empty(0)
         allowed = torch.ones(len(self.bank), dtype=torch.bool, device=self.bank.device)
         features = self._head.features(theta, x)
         (shares,) = neighbour_shares(features, self.bank, self.labels, allowed, (s["count"],), s["classes"], s["scale"])

@@ -29,8 +29,7 @@ def gradient(loss: Callable[..., Tensor], theta: Tensor, *arguments: Any) -> Ten
         return result
     with torch.enable_grad():  # also where somebody evaluates, and so has switched it off
         leaf = theta.detach().requires_grad_()
-        (of_leaf,) = torch.autograd.grad(loss(leaf, *arguments), leaf, materialize_grads=True)
-    return of_leaf
+        return _of(loss(leaf, *arguments), leaf)
 
 
 def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tensor) -> Tensor:
@@ -41,5 +40,12 @@ def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tenso
         return result  # type: ignore[no-any-return]
     with torch.enable_grad():
         leaf = at.detach().requires_grad_()
-        (of_leaf,) = torch.autograd.grad(function(leaf), leaf, cotangent, materialize_grads=True)
+        return _of(function(leaf), leaf, cotangent)
+
+
+def _of(value: Tensor, leaf: Tensor, cotangent: Tensor | None = None) -> Tensor:
+    """Return the derivative of a value with respect to a leaf, which it need not depend on, shaped as the leaf."""
+    if not value.requires_grad:  # autograd refuses that, where transforms return zeros
+        return torch.zeros_like(leaf, requires_grad=False)
+    (of_leaf,) = torch.autograd.grad(value, leaf, cotangent, materialize_grads=True)
     return of_leaf
