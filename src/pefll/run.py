@@ -206,7 +206,8 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     Args:
         path: the folder.
         console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
-        model: the architecture, for a run that was trained on an `nn.Module` given in Python.
+        model: the architecture, for a run that was trained on an `nn.Module` given in Python, with the same buffers and
+            frozen parameters: these are not in the run.
     """
     folder = RunFolder(Path(path))
     folder.check_is_run()

@@ -158,6 +158,15 @@ def test_normalise_is_that_of_seen_training_samples():
     assert ready.mean().item() == pytest.approx(0, abs=1e-9)
 
 
+def test_tokens_stay_whole_numbers():
+    x = np.arange(400 * 3).reshape(400, 3) % 50
+    federation = federation_from_arrays(x, np.arange(400) % 2, np.arange(400) // 10, tokens=True)
+    assert (federation.tokens, federation.x.dtype, federation.normalise) == (True, torch.int64, None)
+    assert sorted(federation.x.flatten().tolist()) == sorted(x.flatten().tolist())
+    with pytest.raises(PefllError, match="tokens must be whole numbers"):
+        federation_from_arrays(x / 2, np.arange(400) % 2, np.arange(400) // 10, tokens=True)
+
+
 def test_poisoned_unseen_and_held_out_samples_change_nothing_in_training():
     x, y, client = _images()
     clean = federation_from_arrays(x, y, client, seed=3, classes=4)

@@ -269,11 +269,12 @@ def federation_from_arrays(
     seed: int = 0,
     classes: int | None = None,
     name: str = "arrays",
+    tokens: bool = False,
 ) -> Federation:
     """Return a federation of the clients that a user's arrays name.
 
     Args:
-        x: [N, ...] numbers: features, or images channels-first or channels-last, see `arrays.inputs`.
+        x: [N, ...] numbers: features, tokens, or images channels-first or channels-last, see `arrays.inputs`.
         y: [N] labels: whole numbers from 0, or texts.
         client: [N] who owns each sample: any whole numbers or texts.
         split: [N] train, validation, test (or 0, 1, 2); None to cut each client's samples at random.
@@ -283,10 +284,11 @@ def federation_from_arrays(
         seed: of the cuts and of the order of clients.
         classes: how many classes there are; by default the largest label + 1.
         name: of the data.
+        tokens: x holds whole numbers that a model embeds, a text as [N, length], say.
     """
     if client is None:
         raise PefllError(f"{name}: there is no client column; name the clients, or partition the samples by class")
-    samples = samples_from_arrays(x, y, client, split, classes, name)
+    samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens)
     return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
