@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from pefll.data.federation import TEST, Samples, assemble
 from pefll.engines.cohort import Ledger, keep_freed_memory
@@ -515,47 +514,3 @@ def test_a_client_finds_its_model_where_an_array_begins():
     places = engine.run_here(where, np.arange(4), 0, [each(models), everyone(shared)], {})
     engine.close()
     assert torch.equal(places, torch.zeros(4, 2, dtype=torch.int64))
-
-
-class Asking(nn.Linear):
-    """A model whose code does with numbers what cannot be done for several clients at once."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(6, 3)
-        self.what = what
-        self.memory = nn.GRU(6, 6, batch_first=True) if what == "rule" else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        z = super().forward(x)
-        if self.what == "value":
-            return z if float(z.detach().sum()) < torch.inf else -z
-        if self.what == "shape":
-            return z + x[:, (x < torch.inf).all(0)].sum(1, keepdim=True)
-        if self.memory is not None:
-            return z + self.memory(x[:, None])[0].sum((1, 2))[:, None]
-        if len(x) > 4:
-            raise ValueError("too many")
-        return z
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("what", "sentence"),
-    [
-        ("value", r"asks what a tensor's value is.*test_engines\.py, line \d+\); use engine='serial'"),
-        ("shape", "the shape of a tensor depends on values"),
-        ("rule", "torch has no rule for aten::gru.input"),
-    ],
-)
-def test_a_model_that_cannot_be_mapped_is_said_to_be_one(what, sentence):
-    federation = ragged(clients=4, sizes=(9, 12))
-    settings = {"rounds": 1, "clients_per_round": 2, "local_steps": 1}
-    with pytest.raises(PefllError, match=f"cannot map the model Asking over clients, because.*{sentence}"):
-        fit(federation, "fedavg", model=Asking(what), engine="vector", **settings)
-    fit(federation, "fedavg", model=Asking(what), engine="serial", processes=1, **settings)
-
-
-@pytest.mark.parametrize("engine", ["serial", "vector"])
-def test_mapping_is_not_blamed_for_what_fails_anyway(engine):
-    with pytest.raises(ValueError, match="too many"):
-        fit(ragged(clients=4, sizes=(9, 12)), "fedavg", model=Asking(""), engine=engine, processes=1, rounds=1)

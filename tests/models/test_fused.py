@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import operator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +13,7 @@ from pefll.models import EMBEDDINGS, MODELS, Hypernetwork, Network, build_embedd
 from pefll.models.fused import fused
 from pefll.ops.blocks import conv_block, conv_chain, linear_block
 from tests.models import zoo
+from tests.models.same import Do, assert_same
 
 
 def blocks(module: nn.Module, *inputs: Tensor) -> list[tuple]:
@@ -45,31 +43,6 @@ def blocks(module: nn.Module, *inputs: Tensor) -> list[tuple]:
     return used
 
 
-def assert_same(module: nn.Module, *inputs: Tensor) -> nn.Module:
-    """Check names, outputs and gradients in float64, where every path gives the same numbers to rounding."""
-    module = copy.deepcopy(module).double()
-    inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
-    other = fused(module)
-    assert [name for name, _ in other.named_parameters()] == [name for name, _ in module.named_parameters()]
-    assert list(other.state_dict()) == list(module.state_dict())
-    assert all(a is b for a, b in zip(other.parameters(), module.parameters(), strict=True))
-    values = {name: value.detach().clone() for name, value in module.named_parameters()}
-
-    def loss(values, which, inputs):
-        return torch.func.functional_call(which, values, inputs).square().sum()
-
-    wanted, wanted_gradient = torch.func.grad_and_value(loss)(values, module, inputs)[::-1]
-    got, got_gradient = torch.func.grad_and_value(loss)(values, other, inputs)[::-1]
-    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(got_gradient, wanted_gradient, rtol=1e-10, atol=1e-10)
-    # And with ordinary autograd, without any transform.
-    leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
-    gradient = torch.autograd.grad(loss(leaves, other, inputs), list(leaves.values()), allow_unused=True)
-    for ours, theirs in zip(gradient, wanted_gradient.values(), strict=True):
-        torch.testing.assert_close(torch.zeros_like(theirs) if ours is None else ours, theirs, rtol=1e-10, atol=1e-10)
-    return other
-
-
 RELUS = {
     "module": lambda: nn.ReLU(),
     "in place": lambda: nn.ReLU(inplace=True),
@@ -86,17 +59,6 @@ POOLS = {
     "function, stride": lambda: Do(lambda x: F.max_pool2d(x, kernel_size=2, stride=2)),
     "torch": lambda: Do(lambda x: torch.max_pool2d(x, 2)),
 }
-
-
-class Do(nn.Module):
-    """A function as a layer."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *x):
-        return self.function(*x)
 
 
 def shift(x: Tensor) -> Tensor:
@@ -264,11 +226,6 @@ def test_views_of_what_a_convolution_gives_are_taken_however_it_lies(rows, layer
     torch.testing.assert_close(fused(module)(x), module(x))
 
 
-def test_what_reads_memory_as_it_lies_is_left_alone():
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), Do(lambda x: x.as_strided((2, 8), (8, 1))))
-    assert fused(module) is module
-
-
 @pytest.mark.parametrize("relu", sorted(RELUS))
 @pytest.mark.parametrize("pool", sorted(POOLS))
 @pytest.mark.parametrize("pool_first", [False, True])
@@ -397,54 +354,6 @@ def test_one_picture_without_a_batch_axis():
     assert_same(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, 8, 8))
 
 
-class LooksAtNumbers(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        z = super().forward(x)
-        return z if z.sum() > 0 else -z
-
-
-class MakesATensor(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + torch.ones(2)
-
-
-class Counts(nn.Linear):
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x)
-
-
-def hooked() -> nn.Module:
-    module = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    module[0].register_forward_hook(lambda module, inputs, output: output + 1)
-    return module
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        LooksAtNumbers(3, 2),
-        MakesATensor(3, 2),
-        hooked(),
-        nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
-        nn.LSTM(3, 2),
-        nn.LayerNorm(3),
-    ],
-    ids=["looks at numbers", "makes a tensor", "hooks", "parametrized", "lstm", "nothing to fuse"],
-)
-def test_modules_that_cannot_be_recorded_come_back_unchanged(module):
-    assert fused(module) is module
-
-
-def test_recording_leaves_the_module_alone():
-    module = Counts(3, 2)
-    fused(module)
-    assert module.calls == 0
-    assert "forward" not in vars(module)
-
-
 def test_constants_follow_the_parameters_type():
     network = Network(zoo.tied((6,), 3))
     assert network(network.init(0, "x").double(), torch.randn(2, 6).double()).dtype == torch.float64
@@ -463,62 +372,3 @@ def test_a_networks_own_module_is_the_users():
         network(theta, torch.randn(2, 5, 8, 8))
     assert all(value.requires_grad for value in module.parameters())  # they are back also after a failure
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
-
-
-def test_what_has_no_gradient_gets_none():
-    def without(first: nn.Module, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return F.relu(first(x))
-
-    class Partly(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.last(without(self.first, x))
-
-    module = Partly()
-    assert fused(module) is module
-    with torch.no_grad():  # where somebody evaluates, other networks are recorded all the same
-        other = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
-        assert fused(other) is not other
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda y, z: (y.mul_(2.0), z)[1],
-        lambda y, z: (z.relu_(), y.flatten(1))[1],
-        lambda y, z: (F.relu(z, inplace=True), y.flatten(1))[1],
-        lambda y, z: (operator.iadd(z, 1.0), y.flatten(1) * 2)[1],
-        lambda y, z: (operator.imul(y, 3.0), z)[1],
-        lambda y, z: (operator.isub(y[:, 0], 3.0), z)[1],
-        lambda y, z: (z.chunk(2, 1)[0].mul_(2), y.flatten(1))[1],
-    ],
-)
-def test_all_names_of_what_is_written_to_see_the_change(use):
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), Do(lambda y: use(y, y.view(y.size(0), -1))), nn.Linear(64, 3))
-    network = Network(module)
-    x = torch.randn(2, 3, 6, 6)
-    theta = network.flatten([value.detach() for value in module.parameters()])
-    with torch.no_grad():
-        torch.testing.assert_close(network(theta, x), module(x))
-
-
-def test_sums_in_place_are_recorded_where_nobody_else_looks():
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
-
-        def forward(self, x):
-            x = F.relu(self.first(x))
-            before = x
-            x = self.second(x)
-            x += before
-            x = F.relu(x, inplace=True)
-            return x.view(x.size(0), -1)
-
-    other = assert_same(Residual(), torch.randn(2, 3, 5, 5))
-    assert "forward" in vars(other)

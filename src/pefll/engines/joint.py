@@ -26,14 +26,8 @@ from pefll.data.client import Client
 from pefll.engines.cohort import Engine
 from pefll.engines.conversation import Jobs, conversation, worker
 from pefll.engines.later import Clock, Later
-from pefll.engines.vector import (
-    CLIENTS_AT_ONCE,
-    VectorCohort,
-    VectorEngine,
-    put_back,
-    raise_if_bad,
-    saying_what_cannot_be_mapped,
-)
+from pefll.engines.mapping import saying_what_cannot_be_mapped
+from pefll.engines.vector import CLIENTS_AT_ONCE, VectorCohort, VectorEngine, put_back, raise_if_bad
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone
 from pefll.ops.recorded import in_full, overwriting, recording

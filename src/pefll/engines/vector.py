@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -24,13 +24,10 @@ from pefll.engines.cohort import (
     seen_and_new,
 )
 from pefll.engines.later import Clock, Later
-from pefll.errors import PefllError, first_line
+from pefll.engines.mapping import saying_what_cannot_be_mapped
 from pefll.methods.contract import Each, Everyone, Method, Problem
-from pefll.named import fault
-from pefll.ops.alone import gradient
 from pefll.ops.recorded import in_full, overwriting, recording
 from pefll.tree import Tree, leaves, map_tree
-from pefll.wording import argument
 
 # Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
 # models of about this many parameters.
@@ -75,55 +72,6 @@ class VectorCohort(DoorCohort):
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
         return value.to(self.federation.device, kind)
-
-
-@contextmanager
-def saying_what_cannot_be_mapped(problem: Problem) -> Iterator[None]:
-    """Raise PefllError where something fails because the model, though one client can run it, cannot be mapped."""
-    try:
-        yield
-    except (PefllError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        if (reason := _why_not_mapped(problem)) is None:
-            raise
-        place = fault(reason).partition(": ")[0] or type(reason).__name__
-        raise PefllError(
-            f"the vector engine cannot map the model {type(problem.model.module).__name__} over clients, because "
-            f"{_in_short(reason)} ({place}); use {argument('engine', 'serial')}"
-        ) from error
-
-
-def _in_short(error: Exception) -> str:
-    """Return why something cannot be mapped; torch's own explanations are long, and of operators that nobody wrote."""
-    text = str(error)
-    if "data-dependent" in text:
-        return "its code asks what a tensor's value is, as `if x.sum() > 0`, x.item() and one_hot(x) do"
-    if "dynamic shape" in text:
-        return "the shape of a tensor depends on values, as x[x > 0] and x.nonzero() do"
-    if "Batching rule not implemented" in text:
-        return "torch has no rule for " + text.removeprefix("Batching rule not implemented for ").split(". ")[0]
-    return f"it fails there: {first_line(error).split('. ')[0]}"
-
-
-def _why_not_mapped(problem: Problem) -> Exception | None:
-    """Return why two clients cannot take a step with the model side by side, on the CPU, where each can alone."""
-    model = problem.model
-    theta = torch.zeros(2, model.size)
-    x = torch.zeros((2, 2, *problem.input_shape), dtype=torch.int64 if problem.tokens else torch.float32)
-
-    def step(theta: Tensor, x: Tensor) -> Tensor:
-        return gradient(lambda at: model(at, x).square().sum(), theta) + model(theta, x).sum()
-
-    try:
-        step(theta[0], x[0])
-    except Exception:  # noqa: BLE001 - then mapping is not to blame
-        return None
-    try:
-        torch.vmap(step)(theta, x)
-    except Exception as error:  # noqa: BLE001 - whatever code a user has written
-        return error
-    return None
 
 
 class Company(Protocol):

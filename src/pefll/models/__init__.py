@@ -8,12 +8,13 @@ from torch import nn
 
 from pefll import randomness
 from pefll.errors import PefllError, first_line, unknown
+from pefll.models.check import check_model
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
 from pefll.models.hypernetwork import HIDDEN_LAYERS, Hypernetwork
 from pefll.models.lstm import CharLSTM
 from pefll.models.mlp import MLP, tiny_mlp
-from pefll.models.network import Network, check_model
+from pefll.models.network import Network
 from pefll.models.resnet import ResNet20
 from pefll.named import fault, import_name
 

@@ -12,13 +12,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from pefll import randomness
-from pefll.errors import PefllError, first_line
+from pefll.errors import PefllError
 from pefll.models.fused import fused
+from pefll.models.refusals import copied, refuse_changing_state, refuse_parameters
 from pefll.ops import vectors
-from pefll.ops.alone import gradient
 
 Parameters: TypeAlias = Tensor | dict[str, Tensor]
 
@@ -48,7 +47,7 @@ class Network:
         self.module = module
         recorded = fused(module)
         self._is_rewritten = recorded is not module
-        self._fused = recorded if self._is_rewritten else _copied(module)
+        self._fused = recorded if self._is_rewritten else copied(module)
         self._places = _places(self._fused)
         learnt = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self.names = list(learnt)
@@ -145,26 +144,6 @@ class Network:
         return self._placed[place]
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """Return a copy to run in the place of a module, whose code may keep what it computes: attention, for a picture.
-
-    A module that holds such a thing can be copied no more.
-    """
-    for name, layer in module.named_modules():
-        for key, value in vars(layer).items():
-            if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
-                raise PefllError(
-                    f"{_where(name, layer)} holds {key!r}, which was computed, so that it cannot be copied: give a "
-                    "model that was not used yet; in place of torch.nn.utils.weight_norm take the one in "
-                    "torch.nn.utils.parametrizations"
-                )
-    return copy.deepcopy(module)
-
-
-def _where(name: str, layer: nn.Module) -> str:
-    return f"layer {name!r} ({type(layer).__name__})" if name else f"the model {type(layer).__name__}"
-
-
 def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
     """Return where each parameter and buffer lies: a layer's dictionary, the key in it, and the tensor's first name."""
     named = [*module.named_parameters(), *module.named_buffers()]
@@ -176,133 +155,3 @@ def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
         for key, tensor in slots.items()
         if tensor is not None
     ]
-
-
-def refuse_changing_state(module: nn.Module) -> None:
-    """Raise PefllError where a layer keeps statistics, draws random numbers or mixes samples while it trains."""
-    for name, layer in module.named_modules():
-        where = _where(name, layer)
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
-            raise PefllError(
-                f"{where} keeps statistics of batches, which no hypernetwork can generate; use GroupNorm or LayerNorm"
-            )
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise PefllError(f"{where} draws its own random numbers, so runs would not repeat; set its p to 0")
-        for option in ("sparse", "scale_grad_by_freq"):
-            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and getattr(layer, option):
-                raise PefllError(
-                    f"{where} has gradients that clients cannot compute side by side; set its {option} to False"
-                )
-
-
-def refuse_parameters(module: nn.Module) -> None:
-    """Raise PefllError for parameters that cannot lie in one vector of real numbers, and for layers that are hidden."""
-    known = set(module.modules())
-    for name, layer in module.named_modules():
-        where = _where(name, layer)
-        for key, value in layer.named_parameters(recurse=False):
-            if is_lazy(value):
-                raise PefllError(
-                    f"{where} does not know its shape yet: call the model once on an example, such as "
-                    "torch.zeros(1, *input_shape), before you give it"
-                )
-            if value.is_complex() and value.requires_grad:
-                raise PefllError(
-                    f"{where} has a complex parameter {key!r}; make it a real one with one more axis of length 2, and "
-                    "torch.view_as_complex of it where it is used"
-                )
-        for key, value in vars(layer).items():
-            held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
-            if not key.startswith("_") and any(isinstance(one, nn.Module) and one not in known for one in held):
-                raise PefllError(
-                    f"{_where(name, layer)} has layers in a plain {type(value).__name__}, {key!r}, where nobody trains "
-                    "them; use nn.ModuleList or nn.ModuleDict"
-                )
-
-
-def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
-    """Raise PefllError where a client model does not map each sample of `input_shape` to `classes` scores.
-
-    Samples must not influence each other, and the same sample must get the same scores again: otherwise padding would
-    change results, and runs would not repeat.
-    """
-    module = copy.deepcopy(network.module)  # which may change when it is evaluated
-    name = f"the model {type(module).__name__}"
-    for key, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.dtype != torch.float32:
-            raise PefllError(
-                f"{name} has a parameter {key!r} of {parameter.dtype}; make all float32, with model.float()"
-            )
-    before = {key: value.clone() for key, value in module.state_dict().items()}
-    with randomness.initial_weights(0, "example"), torch.no_grad():
-        example = _example(module, (3, *input_shape), tokens)
-        given = example.clone()
-        try:
-            output, again, pair = (module(x) for x in (given, example.clone(), example[:2].clone()))
-        except Exception as error:
-            raise PefllError(f"{name} does not accept samples of shape {input_shape}: {first_line(error)}") from error
-        for key, value in module.state_dict().items():
-            if not torch.equal(value, before[key]):
-                kind = "parameter" if key in network.names else "buffer"
-                raise PefllError(f"{name} changes its {kind} {key!r} when it is evaluated; remove it")
-        if not torch.equal(given, example):
-            raise PefllError(
-                f"{name} changes the samples that it is given; write x = x - 1 for x -= 1, without inplace=True"
-            )
-        if not isinstance(output, Tensor):
-            raise PefllError(f"{name} returns a {type(output).__name__}; it must return one tensor of scores")
-        if tuple(output.shape) != (3, classes):
-            raise PefllError(
-                f"{name} gives {tuple(output.shape)[1:]} scores per sample but there are {classes} classes; "
-                "make its last layer as wide as the number of classes"
-            )
-        if output.dtype != torch.float32:
-            raise PefllError(f"{name} returns scores of {output.dtype} for samples of torch.float32; convert them")
-        if not torch.equal(output, again):
-            raise PefllError(f"{name} gives the same samples other scores each time; remove what is random in it")
-        if not _alike(output[:2], pair):
-            raise PefllError(f"{name} gives a sample other scores in other batches; remove what mixes samples")
-        _check_one_sample(module, name, example[:1], output[:1])
-        if not _alike(module.eval()(example.clone()), output):
-            raise PefllError(f"{name} gives other scores after eval(), as it will be used, than in training; mend that")
-    _check_trains(network, name, example)
-
-
-def _example(module: nn.Module, shape: tuple[int, ...], tokens: bool) -> Tensor:
-    """Return samples to try a module with."""
-    if tokens:
-        return torch.zeros(shape, dtype=torch.int64)
-    example = torch.randn(shape)
-    try:
-        module(example.clone())
-    except Exception:  # noqa: BLE001 - whatever code a user has written; it may take features for numbers of words
-        return example.abs().clamp(max=0.99)
-    return example
-
-
-def _check_one_sample(module: nn.Module, name: str, sample: Tensor, scores: Tensor) -> None:
-    try:
-        alone = module(sample.clone())
-    except Exception as error:
-        raise PefllError(f"{name} does not accept one sample alone, [1, ...]: {first_line(error)}") from error
-    if not isinstance(alone, Tensor) or alone.shape != scores.shape:
-        raise PefllError(
-            f"{name} gives one sample alone scores of shape {tuple(alone.shape)} and not {tuple(scores.shape)}; "
-            "name the axes that squeeze() is to remove"
-        )
-    if not _alike(scores, alone):
-        raise PefllError(f"{name} gives a sample other scores in other batches; remove what mixes samples")
-
-
-def _check_trains(network: Network, name: str, example: Tensor) -> None:
-    """Raise PefllError where the gradient of the parameters cannot be computed."""
-    own = dict(network.module.named_parameters())
-    theta = network.flatten([own[key].detach().cpu() for key in network.names])
-    try:
-        gradient(lambda at: network(at, example.clone()).square().sum(), theta)
-    except Exception as error:
-        raise PefllError(f"{name} has no gradient that a client could follow: {first_line(error)}") from error
-
-
-def _alike(a: Tensor, b: Any) -> bool:
-    return isinstance(b, Tensor) and a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4)
