@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from pefll import checkpoint
@@ -41,6 +42,44 @@ def test_what_is_saved_comes_back(tmp_path):
     for name, value in tensors(0.3).items():
         assert torch.equal(saved.tensors[name], value)
         assert saved.tensors[name].dtype == value.dtype
+
+
+def test_tensors_of_every_type_and_shape_are_what_the_library_reads(tmp_path):
+    many = {f"t.{kind}".replace("torch.", ""): torch.arange(5).to(kind) for kind in checkpoint.TYPES}
+    many |= {"scalar": torch.tensor(-2.5), "none": torch.zeros(0, 3), 'a "name" é': torch.ones(2, 3, 1).double()}
+    many |= {"odd": torch.ones(3, 4).T, "some": torch.arange(10.0)[3:7], "again": torch.arange(10.0)[::2]}
+    path = checkpoint.save(tmp_path, 1, many, FACTS) / checkpoint.TENSORS
+    read = safetensors.torch.load_file(path)
+    assert read.keys() == many.keys()
+    for name, value in many.items():
+        assert read[name].dtype == value.dtype
+        assert torch.equal(read[name], value)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    for entry in json.loads(content[8 : 8 + length]).values():  # so that memory can be used as it lies in the file
+        size = next(kind.itemsize for kind, name in checkpoint.TYPES.items() if name == entry["dtype"])
+        assert (8 + length + entry["data_offsets"][0]) % size == 0
+    with pytest.raises(PefllError, match="cannot hold wave, a tensor of torch.complex64"):
+        checkpoint.save(tmp_path, 2, {"wave": torch.ones(2, dtype=torch.complex64)}, FACTS)
+    assert entries(tmp_path) == ["round-00000001"]
+
+
+def test_a_writer_writes_one_after_another_and_raises_what_went_wrong_when_it_is_waited_for(tmp_path, monkeypatch):
+    writer = checkpoint.Writer(tmp_path)
+    writer.wait()
+    for round_ in (1, 2, 3):
+        writer.begin(round_, tensors(float(round_)), FACTS)
+    writer.wait()
+    assert entries(tmp_path) == ["round-00000002", "round-00000003"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        writer.begin(4, tensors(4.0), FACTS)
+        with pytest.raises(PefllError, match=r"round-00000004: No space left"):
+            writer.begin(5, tensors(5.0), FACTS)
+        writer.begin(6, tensors(6.0), FACTS)
+        writer.close()
+    writer.wait()
+    assert entries(tmp_path) == ["round-00000002", "round-00000003"]
 
 
 def test_the_last_two_are_kept(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -35,6 +37,8 @@ METHOD = SimpleNamespace(local_steps=3, local_epochs=0, batch_size=4, trains_new
 
 class Counting:
     """An engine whose state is the number of rounds done."""
+
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -233,20 +237,63 @@ def test_the_next_rounds_are_launched_before_an_evaluation_is_waited_for(monkeyp
     assert float(progress.server.theta) == 50
 
 
-def test_no_checkpoint_is_written_while_an_evaluation_is_pending(monkeypatch, tmp_path):
+def test_a_checkpoint_holds_its_round_and_every_evaluation_until_then(monkeypatch, tmp_path):
     engine = Busy()
     busy_exams(monkeypatch, engine, {10: 0.2, 20: 0.9})
-    save, saved = training._save, []
+    save, saved = checkpoint.save, []
 
-    def check(engine_, progress, folder, facts):
-        history = [row["round"] for row in folder.history()]
+    def check(folder, round_, tensors, facts):
+        numbers = float(tensors["server.theta"]), float(tensors["best.theta"]), facts["progress"]["best_round"]
         launched = [name for name in engine.log if isinstance(name, tuple)][-1][1]
-        saved.append((progress.round, progress.best_round, float(progress.server.theta), launched, history))
-        save(engine_, progress, folder, facts)
+        saved.append((round_, *numbers, launched, [row["round"] for row in RunFolder(tmp_path).history()]))
+        return save(folder, round_, tensors, facts)
 
-    monkeypatch.setattr(training, "_save", check)
+    monkeypatch.setattr(checkpoint, "save", check)
     run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)
-    assert saved == [(20, 20, 20.0, 20, [10, 20]), (40, 20, 40.0, 40, [10, 20, 30, 40])]
+    # While the first is written the engine has more to do, in the same memory.
+    assert [entry[:4] for entry in saved] == [(20, 20.0, 20.0, 20), (40, 40.0, 20.0, 20)]
+    assert saved[0][4] > 20
+    assert [entry[5] for entry in saved] == [[10, 20], [10, 20, 30, 40]]
+
+
+def test_a_busy_engine_goes_on_while_a_checkpoint_is_written_and_one_that_is_not_waits(monkeypatch, tmp_path):
+    release, save = threading.Event(), checkpoint.save
+
+    class Launches(Busy):
+        def launch(self, server, first, rounds):
+            if first >= 22:
+                release.set()  # it is well on before the disk is
+            return super().launch(server, first, rounds)
+
+    def slow(folder, round_, tensors, facts):
+        assert release.wait(timeout=60)
+        return save(folder, round_, tensors, facts)
+
+    engine = Launches()
+    busy_exams(monkeypatch, engine, {})
+    monkeypatch.setattr(checkpoint, "save", slow)
+    run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path / "a"), engine)
+    assert checkpoint.latest(tmp_path / "a" / "checkpoints", pytest.fail).round == 40
+
+    engine, calls = Counting(), []
+    scripted(monkeypatch, dict.fromkeys(range(0, 41, 10), (0.5, 0.5)))
+    monkeypatch.setattr(checkpoint, "save", lambda *given: (time.sleep(0.05), calls.append(len(engine.calls))))
+    run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path / "b"), engine)
+    until = [sum(first < at for first, _ in engine.calls) for at in (20, 40)]
+    assert calls == until  # as a deployment needs it: no round begins before the last one is kept
+
+
+def test_a_disk_that_is_full_ends_the_run_with_its_sentence(monkeypatch, tmp_path):
+    engine = Busy()
+    busy_exams(monkeypatch, engine, {})
+
+    def full(*_):
+        raise PefllError("cannot write: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(PefllError, match="No space left"):
+        run_loop(Config(rounds=400, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)
+    assert engine.calls[-1][0] <= 40  # at the next one at the latest
 
 
 def test_divergence_that_is_noticed_late_leaves_no_evaluation_of_it(monkeypatch, tmp_path):

@@ -1,4 +1,8 @@
-"""Checkpoints: safetensors and a manifest with SHA-256, atomic; a damaged one is noticed and the one before it used."""
+"""Checkpoints: safetensors and a manifest with SHA-256, atomic; a damaged one is noticed and the one before it used.
+
+They are large, several times the hypernetwork, and a GPU has better things to do than to wait for a disk: a `Writer`
+writes in the background, part by part, so that there is no second copy in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from pefll.errors import PefllError
@@ -19,6 +26,19 @@ from pefll.files import sentences_for_disk_errors
 
 KEEP = 2
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+# What safetensors calls the types that a state may have.
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class Checkpoint(NamedTuple):
@@ -35,13 +55,65 @@ class Checkpoint(NamedTuple):
     facts: dict[str, Any]
 
 
+class Writer:
+    """Writes the checkpoints of a run, one at a time, while the run goes on.
+
+    Args:
+        folder: of all checkpoints of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._thread: Thread | None = None
+        self._held: dict[str, Tensor] = {}
+        self._error: BaseException | None = None
+
+    def begin(self, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Start to write a checkpoint, as soon as the one before is written; see `save` and `wait`.
+
+        Args:
+            round_: rounds done.
+            tensors: by name, in the host's memory; nobody writes to them any more.
+            facts: anything JSON can hold.
+        """
+        self.wait()
+        # Held here until somebody waits: memory that a GPU copied into is not to be freed by another thread, which
+        # would ask the GPU about it in the middle of a recording.
+        self._held = tensors
+        context = copy_context()  # sentences about a full disk are made there
+
+        def work() -> None:
+            try:
+                context.run(save, self._folder, round_, tensors, facts)
+            except BaseException as error:  # noqa: BLE001 (raised again by who waits)
+                self._error = error
+
+        self._thread = Thread(target=work, daemon=True, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more; PefllError where it could not be written."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._held = None, {}
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Let what is being written be finished, and raise nothing: the run ends for reasons of its own."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._held, self._error = None, {}, None
+
+
 def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
     """Write a checkpoint; it appears whole or not at all, and older ones go only afterwards.
 
     Args:
         folder: of all checkpoints of a run.
         round_: rounds done.
-        tensors: by name, on any device.
+        tensors: by name, in the host's memory.
         facts: anything JSON can hold.
 
     Returns:
@@ -49,23 +121,15 @@ def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str,
     """
     final = folder / f"round-{round_:08d}"
     building = folder / f".building-{os.getpid()}"
-    content = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    manifest = {
-        "round": round_,
-        "files": {TENSORS: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
-        "facts": facts,
-    }
-    manifest["sha256"] = _digest(manifest)
     with sentences_for_disk_errors(f"the checkpoint {final}"):
         try:
             for left_over in folder.glob(".building-*"):  # by a process that was killed
                 shutil.rmtree(left_over, ignore_errors=True)
             building.mkdir(parents=True)
-            for name, part in ((TENSORS, content), (MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())):
-                with (building / name).open("wb") as file:
-                    file.write(part)
-                    file.flush()
-                    os.fsync(file.fileno())
+            written = _write(building / TENSORS, _safetensors(tensors))
+            manifest = {"round": round_, "files": {TENSORS: written}, "facts": facts}
+            manifest["sha256"] = _digest(manifest)
+            _write(building / MANIFEST, [memoryview((json.dumps(manifest, indent=2) + "\n").encode())])
             shutil.rmtree(final, ignore_errors=True)
             building.rename(final)
             _sync_folder(folder)
@@ -74,6 +138,43 @@ def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str,
     for old in _newest_first(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def _write(path: Path, parts: Iterable[memoryview]) -> dict[str, Any]:
+    """Write a file that lasts when this returns, and return how many bytes it has and their SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+            size += part.nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _safetensors(tensors: dict[str, Tensor]) -> Iterator[memoryview]:
+    """Yield the parts of a safetensors file: the length of its header, the header, and every tensor as it lies there.
+
+    Its library would first make a copy of everything, and let no other thread go on meanwhile.
+    """
+    # Larger numbers first, so that each lies at a multiple of its size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, end = {}, 0
+    for name in order:
+        tensor = tensors[name]
+        if tensor.dtype not in TYPES:
+            raise PefllError(
+                f"a checkpoint cannot hold {name}, a tensor of {tensor.dtype}; keep its parts as real numbers"
+            )
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little"))
+    yield memoryview(text)
+    for name in order:
+        yield tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def load(path: Path) -> Checkpoint:

@@ -131,6 +131,7 @@ def summary_of(
         "timing": _timing(progress.lockstep, engine.device),
         "train_seconds": round(seconds, 3),
         "eval_seconds": round(progress.eval_seconds, 3),
+        "wall_seconds": round(progress.wall_seconds, 3),
         "seconds_per_round": round(seconds / progress.round, 5) if progress.round else None,
         "client_steps_per_second": round(progress.round * c * steps / seconds, 1) if seconds and steps else None,
         "bytes_down": engine.ledger.down,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from pefll import checkpoint
+from pefll.checkpoint import Writer
 from pefll.config import Config
 from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ledger
-from pefll.engines.later import Later
+from pefll.engines.later import Later, copied, fetched
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, Exam
 from pefll.events import Events
@@ -51,6 +52,7 @@ class Progress:
         best_value: that accuracy; -1 before the first evaluation.
         train_seconds: spent in rounds; on a GPU that other runs used at the same time, with the time they took away.
         eval_seconds: spent in evaluations, likewise.
+        wall_seconds: by the clock, with everything: compiling, recording, waiting for other runs.
         lockstep: the most runs that were trained together with this one, itself included.
         scheduled: the best that `eval_every` asked for, where an evaluation that only the end of the run asked for was
             better: a longer run, which this may become, has no such evaluation.
@@ -63,6 +65,7 @@ class Progress:
     best_value: float = -1.0
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
+    wall_seconds: float = 0.0
     lockstep: int = 1
     scheduled: Best | None = None
 
@@ -75,21 +78,23 @@ class Stretch:
         first: rounds done before them.
         last: rounds done after them.
         rounds: to wait for; PefllError where training diverged.
-        exam: the evaluation after them, where one is due.
-        state: the state that is evaluated.
+        state: after them, where it is evaluated or saved.
+        exam: the evaluation of that state, where one is due.
+        copy: of that state in the host's memory, where a checkpoint is due.
         ledger: what had crossed the door after them.
     """
 
     first: int
     last: int
     rounds: Later[None]
-    exam: Later[Evaluation] | None
     state: Tree
+    exam: Later[Evaluation] | None
+    copy: Later[Tree] | None
     ledger: Ledger
 
     def done(self) -> bool:
         """Whether there is nothing left to wait for."""
-        return self.rounds.done() and (self.exam is None or self.exam.done())
+        return all(part is None or part.done() for part in (self.rounds, self.exam, self.copy))
 
 
 def train(
@@ -104,8 +109,9 @@ def train(
 ) -> Turns[Progress]:
     """Train for `config.rounds` rounds, from the newest checkpoint in `folder` where there is one.
 
-    Work is launched one stretch of rounds ahead of what is recorded, so that a GPU does not wait for the host. Before a
-    checkpoint is written everything launched is recorded: a checkpoint never misses an evaluation.
+    Work is launched one stretch of rounds ahead of what is recorded, so that a GPU does not wait for the host. What a
+    checkpoint holds is copied as it is after its last round, and is written when everything until then is recorded, so
+    that it never misses an evaluation; a GPU goes on meanwhile.
 
     Args:
         engine: reaches the clients.
@@ -142,43 +148,59 @@ def train(
     events = Events(folder.path) if folder else None
     monitor.begin(progress.round)
     exam = Exam(engine, method, VALIDATION, evaluated_share(engine, method, config))
+    writer = Writer(folder.checkpoints) if folder else None
     under_way: deque[Stretch] = deque()
     launched, size = progress.round, 1
     saved_at, saved_round = time.monotonic(), progress.round
-    while progress.round < config.rounds:
-        last = min(
-            launched + size, config.rounds, _next(launched, config.eval_every), _next(launched, config.checkpoint_every)
-        )
-        last = yield from engine.agree(progress.server, launched, last)
-        due = _scheduled(last, config) or last == config.rounds
-        under_way.append(_launch(engine, progress, launched, last, exam if due else None))
-        launched = last
-        yield
-        stopping = bool(asked_to_stop)
-        pausing = (
-            launched == config.rounds
-            or launched % config.checkpoint_every == 0
-            or time.monotonic() - saved_at > CHECKPOINT_SECONDS
-            or stopping
-        )
-        while under_way and (pausing or len(under_way) > AHEAD or under_way[0].done()):
-            stretch = under_way.popleft()
-            seconds = _settle(stretch, config, progress, folder, events, monitor)
-            size = max(1, min(4 * (stretch.last - stretch.first), int(STRETCH_SECONDS / max(seconds, 1e-9))))
-            # Again, since a signal mostly comes while a stretch is waited for; else the first of several runs would go
-            # on for one more stretch, and never again meet the others.
+    clock = _since(progress.wall_seconds)
+    try:
+        while progress.round < config.rounds:
+            last = min(
+                launched + size,
+                config.rounds,
+                _next(launched, config.eval_every),
+                _next(launched, config.checkpoint_every),
+            )
+            last = yield from engine.agree(progress.server, launched, last)
+            evaluates = _scheduled(last, config) or last == config.rounds
+            by_the_clock = time.monotonic() - saved_at > CHECKPOINT_SECONDS
+            saves = writer is not None and (by_the_clock or _saved_after(last, config))
+            under_way.append(_launch(engine, progress, launched, last, exam if evaluates else None, saves))
+            launched = last
+            if saves:
+                saved_at = time.monotonic()
+            yield
             stopping = bool(asked_to_stop)
-            pausing = pausing or stopping
-        if pausing:
-            if folder and saved_round != progress.round:
-                _save(engine, progress, folder, facts)
-            saved_at, saved_round = time.monotonic(), progress.round
-        if stopping and progress.round < config.rounds:
-            raise Stopped(progress.round, asked_to_stop[0])
-    if progress.round == 0 and folder:  # a method that does not train in rounds
-        _save(engine, progress, folder, facts)
-    if events:
-        events.close()
+            while under_way and (
+                stopping or launched == config.rounds or len(under_way) > AHEAD or under_way[0].done()
+            ):
+                stretch = under_way.popleft()
+                seconds = _settle(stretch, config, progress, folder, events, monitor)
+                progress.wall_seconds = clock()
+                if writer is not None and stretch.copy is not None:
+                    _save(writer, progress, stretch.copy.wait(), stretch.ledger, engine, facts)
+                    saved_round = progress.round
+                size = max(1, min(4 * (stretch.last - stretch.first), int(STRETCH_SECONDS / max(seconds, 1e-9))))
+                # Again, since a signal mostly comes while a stretch is waited for; else the first of several runs
+                # would go on for one more stretch, and never again meet the others.
+                stopping = bool(asked_to_stop)
+            if stopping and writer is not None and saved_round != progress.round:
+                _save(writer, progress, fetched(progress.server, engine.device), engine.ledger, engine, facts)
+            if progress.round == config.rounds:
+                yield  # others have theirs written at the same time
+            if writer is not None and not under_way:
+                writer.wait()
+                progress.wall_seconds = clock()
+            if stopping and progress.round < config.rounds:
+                raise Stopped(progress.round, asked_to_stop[0])
+        if progress.round == 0 and writer is not None:  # a method that does not train in rounds
+            _save(writer, progress, fetched(progress.server, engine.device), engine.ledger, engine, facts)
+            writer.wait()
+    finally:
+        if writer is not None:
+            writer.close()
+        if events:
+            events.close()
     return progress
 
 
@@ -217,19 +239,37 @@ def _scheduled(round_: int, config: Config) -> bool:
     return round_ % config.eval_every == 0
 
 
+def _saved_after(round_: int, config: Config) -> bool:
+    """Return whether a checkpoint is due after a round, whatever the clock says."""
+    return round_ % config.checkpoint_every == 0 or round_ == config.rounds
+
+
 def _next(round_: int, every: int) -> int:
     return (round_ // every + 1) * every
 
 
-def _launch(engine: Engine, progress: Progress, first: int, last: int, exam: Exam | None) -> Stretch:
-    """Start the rounds first..last-1 and, where there is an exam, the evaluation of the state after them."""
+def _since(earlier: float) -> Callable[[], float]:
+    """Return a clock that goes on from some seconds."""
+    began = time.monotonic() - earlier
+    return lambda: time.monotonic() - began
+
+
+def _launch(
+    engine: Engine, progress: Progress, first: int, last: int, exam: Exam | None, saves: bool = False
+) -> Stretch:
+    """Start the rounds first..last-1, the evaluation of the state after them where there is an exam, and its copy."""
     progress.server, rounds = engine.launch(progress.server, first, last - first)
-    ledger = engine.ledger.copy()
-    if exam is None:
-        return Stretch(first, last, rounds, None, None, ledger)
-    # Kept, because it may turn out to be the best one when later rounds have changed the server's.
-    state = engine.snapshot(progress.server)
-    return Stretch(first, last, rounds, exam.begin(state), state, ledger)
+    # Kept, because later rounds change the server's when this one is being written, or turns out to be the best.
+    state = engine.snapshot(progress.server) if exam or saves else None
+    return Stretch(
+        first,
+        last,
+        rounds,
+        state,
+        exam.begin(state) if exam else None,
+        copied(state, engine.device) if saves else None,
+        engine.ledger.copy(),
+    )
 
 
 def _settle(
@@ -280,24 +320,27 @@ def _record(
         events.scalars(scalars, progress.round)
 
 
-def _save(engine: Engine, progress: Progress, folder: RunFolder, facts: dict[str, Any]) -> None:
-    tensors: dict[str, Tensor] = {f"server.{name}": leaf for name, leaf in named_leaves(progress.server)}
-    # Copied, because the best state may be the last one, and the file format takes no memory under two names.
-    tensors |= {f"best.{name}": leaf.clone() for name, leaf in named_leaves(progress.best)}
+def _save(
+    writer: Writer, progress: Progress, server: Tree, ledger: Ledger, engine: Engine, facts: dict[str, Any]
+) -> None:
+    """Begin to write a checkpoint of the rounds that are recorded; `server` is the state after them, on the host."""
+    parts = {"server": server, "best": fetched(progress.best, engine.device)}
     facts = {"problem": facts}
     if progress.scheduled is not None:
         state, round_, value = progress.scheduled
-        tensors |= {f"scheduled.{name}": leaf.clone() for name, leaf in named_leaves(state)}
+        parts["scheduled"] = fetched(state, engine.device)
         facts["scheduled"] = {"round": round_, "value": value}
     facts["progress"] = {
         "best_round": progress.best_round,
         "best_value": progress.best_value,
         "train_seconds": progress.train_seconds,
         "eval_seconds": progress.eval_seconds,
+        "wall_seconds": progress.wall_seconds,
         "lockstep": progress.lockstep,
-        "ledger": vars(engine.ledger),
+        "ledger": vars(ledger).copy(),
     }
-    checkpoint.save(folder.checkpoints, progress.round, tensors, facts)
+    tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
+    writer.begin(progress.round, tensors, facts)
 
 
 def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progress | None:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from pefll.tree import Tree, map_tree
 
 T = TypeVar("T")
 
 
 class Later(Generic[T]):
-    """A small answer that a device may still be working on.
+    """An answer that a device may still be working on.
 
     Attributes:
         seconds: how long the work took on its device, once `wait` has returned; waiting behind earlier work of the
             same stream is not counted, sharing the device with other streams is.
     """
 
-    def __init__(self, clock: Clock, answer: Tensor, read: Callable[[Tensor], T]) -> None:
+    def __init__(self, clock: Clock, answer: Tree, read: Callable[[Any], T]) -> None:
         self._clock, self._read = clock, read
         self.seconds = 0.0
         if clock.began is None:
@@ -29,8 +31,7 @@ class Later(Generic[T]):
             return
         # Into pinned memory, or the copy would wait for the device. The copy is in the stream before any later work,
         # so a graph may write to `answer` again.
-        self._answer = torch.empty(answer.shape, dtype=answer.dtype, pin_memory=True)
-        self._answer.copy_(answer, non_blocking=True)
+        self._answer = map_tree(_sent_to_host, answer)
         self._ended = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self._ended.record(torch.cuda.current_stream(clock.device))
 
@@ -66,6 +67,29 @@ class Clock:
             self.began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self.began.record(torch.cuda.current_stream(device))
 
-    def later(self, answer: Tensor, read: Callable[[Tensor], T]) -> Later[T]:
-        """Send a small tensor to the host, where `read` makes of it what was asked for."""
+    def later(self, answer: Tree, read: Callable[[Any], T]) -> Later[T]:
+        """Send a tensor, or several, to the host, where `read` makes of them what was asked for."""
         return Later(self, answer, read)
+
+
+def copied(state: Tree, device: torch.device) -> Later[Tree]:
+    """Send a state to the host, after the work that the device has been given so far in the current stream.
+
+    Args:
+        state: that nobody writes to; where it lies on the host already, it is not copied.
+        device: of the work.
+    """
+    return Clock(device).later(state, lambda copy: copy)
+
+
+def fetched(state: Tree, device: torch.device) -> Tree:
+    """Return a state that is finished in the host's memory, without waiting for what else the device has to do."""
+    if device.type != "cuda":
+        return state
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        return copied(state, device).wait()
+
+
+def _sent_to_host(tensor: Tensor) -> Tensor:
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
