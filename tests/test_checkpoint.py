@@ -59,7 +59,7 @@ def test_tensors_of_every_type_and_shape_are_what_the_library_reads(tmp_path):
     for entry in json.loads(content[8 : 8 + length]).values():  # so that memory can be used as it lies in the file
         size = next(kind.itemsize for kind, name in checkpoint.TYPES.items() if name == entry["dtype"])
         assert (8 + length + entry["data_offsets"][0]) % size == 0
-    with pytest.raises(PefllError, match="cannot hold wave, a tensor of torch.complex64"):
+    with pytest.raises(PefllError, match=r"cannot hold wave, a tensor of torch\.complex64"):
         checkpoint.save(tmp_path, 2, {"wave": torch.ones(2, dtype=torch.complex64)}, FACTS)
     assert entries(tmp_path) == ["round-00000001"]
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from pefll.methods.local_sgd import SGD, descend
 from pefll.ops import recorded
 
 
@@ -37,7 +38,7 @@ def test_when_steps_are_recorded(monkeypatch):
     worth = recorded.worth_recording
     assert worth(value, recorded.WORTH)
     assert not worth(value, recorded.WORTH - 1)
-    with recorded.in_full():
+    with recorded.rehearsal():
         assert not worth(value, recorded.WORTH)
     inside = []
 
@@ -57,3 +58,29 @@ def test_when_steps_are_recorded(monkeypatch):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "own")
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         assert not worth(value, recorded.WORTH)
+
+
+def test_a_rehearsal_has_the_first_steps_only(monkeypatch):
+    batches = list(range(50))
+    assert list(recorded.rehearsed(batches)) == batches
+    with recorded.rehearsal():
+        assert list(recorded.rehearsed(batches)) == [0, 1, 2, 3]
+        assert list(recorded.rehearsed(batches[:2])) == [0, 1]
+        with pytest.raises(ZeroDivisionError), recorded.rehearsal():
+            raise ZeroDivisionError
+        assert len(list(recorded.rehearsed(iter(batches)))) == recorded.REHEARSED
+    assert list(recorded.rehearsed(batches)) == batches
+
+
+def test_a_client_takes_few_steps_in_a_rehearsal():
+    def loss(theta, batch):
+        return ((theta - batch) ** 2).sum()
+
+    theta, batches = torch.zeros(3), [torch.full((3,), float(i)) for i in range(9)]
+    whole = descend(loss, theta, batches, SGD(0.1))
+    few = descend(loss, theta, batches[: recorded.REHEARSED], SGD(0.1))
+    assert not torch.equal(whole, few)
+    mapped = torch.vmap(lambda theta: descend(loss, theta, batches, SGD(0.1)))
+    with recorded.rehearsal():
+        torch.testing.assert_close(mapped(theta.expand(2, 3))[0], few)
+    torch.testing.assert_close(mapped(theta.expand(2, 3))[0], whole)

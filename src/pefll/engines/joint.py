@@ -30,7 +30,7 @@ from pefll.engines.mapping import saying_what_cannot_be_mapped
 from pefll.engines.vector import CLIENTS_AT_ONCE, VectorCohort, VectorEngine, put_back, raise_if_bad
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone
-from pefll.ops.recorded import in_full, overwriting, recording
+from pefll.ops.recorded import overwriting, recording, rehearsal
 from pefll.ops.together import clients_of
 from pefll.randomness import Seeds
 from pefll.tree import Tree, leaves, map_tree, named_leaves
@@ -374,12 +374,10 @@ class _JointGraph:
         spare = [engine.ledger.copy() for engine in engines]
         try:
             with joint._threads() as threads:
-                # Libraries choose kernels and fill their caches before the capture, and in the threads of the capture.
-                with in_full():
+                with rehearsal():  # in the threads of the recording, since libraries keep what they need for each
                     for _ in range(2):
-                        after, _ = joint.round(self.servers, self.t, threads)
-                    joint.differs = self._differences(after)
-                    del after
+                        joint.round(self.servers, self.t, threads)
+                joint.differs = self._differences(joint.round(self.servers, self.t, threads)[0])
                 if joint.differs and joint.exact:
                     raise PefllError(f"they would not be what they are alone ({joint.differs[0]})")
                 before = [engine.ledger.copy() for engine in engines]

@@ -26,7 +26,7 @@ from pefll.engines.cohort import (
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import saying_what_cannot_be_mapped
 from pefll.methods.contract import Each, Everyone, Method, Problem
-from pefll.ops.recorded import in_full, overwriting, recording
+from pefll.ops.recorded import overwriting, recording, rehearsal
 from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
@@ -253,8 +253,7 @@ class _RoundGraph:
         side = engine.stream
         assert side is not None
         side.wait_stream(torch.cuda.current_stream(device))
-        # Libraries choose their kernels and fill their caches before the capture.
-        with torch.cuda.stream(side), in_full():
+        with torch.cuda.stream(side), rehearsal():
             for _ in range(2):
                 engine._round(self.server, self.t)
         torch.cuda.current_stream(device).wait_stream(side)
@@ -304,8 +303,7 @@ class _Recorded:
         side, current = self.engine.stream, torch.cuda.current_stream(self.engine.device)
         assert side is not None
         side.wait_stream(current)
-        # Libraries choose their kernels and fill their caches before the capture.
-        with torch.cuda.stream(side), in_full():
+        with torch.cuda.stream(side), rehearsal():
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()

@@ -99,7 +99,7 @@ def follow(
     if isinstance(batches, Batches) and recorded.worth_recording(theta, len(batches)):
         return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, None), len(batches))[0]
     velocity: Tensor | None = None
-    for i, batch in enumerate(batches):
+    for i, batch in enumerate(recorded.rehearsed(batches)):
         theta, velocity = step(i, batch, theta, velocity)
     return theta
 

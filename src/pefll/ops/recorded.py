@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 # Fewer repetitions than this are not worth a recording, for which three of them are made one by one.
 WORTH = 16
 
-_allowed = True
+REHEARSED = 4
+
+T = TypeVar("T")
+_rehearses = False
 _overwrites = False
 
 
@@ -37,14 +41,27 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None, poo
 
 
 @contextmanager
-def in_full() -> Iterator[None]:
-    """Launch everything in the block one by one, as a recording of the whole will do."""
-    global _allowed
-    before, _allowed = _allowed, False
+def rehearsal() -> Iterator[None]:
+    """Launch in the block what a recording will launch, one by one: loops over steps end after the first few.
+
+    Libraries choose their kernels and fill their caches, Triton compiles its own, and none of that may happen in a
+    recording. A client's later steps bring nothing new. What is computed is good for nothing.
+    """
+    global _rehearses
+    before, _rehearses = _rehearses, True
     try:
         yield
     finally:
-        _allowed = before
+        _rehearses = before
+
+
+def rehearsed(steps: Iterable[T]) -> Iterable[T]:
+    """Return the steps of a loop; in a rehearsal only the first few.
+
+    The first has no velocity, and the others have; 1 and multiples of 16, as 0 is, are special to Triton; and rows of
+    samples lie at multiples of 8 bytes, so that every other one is at a multiple of 16.
+    """
+    return itertools.islice(steps, REHEARSED) if _rehearses else steps
 
 
 @contextmanager
@@ -72,7 +89,7 @@ def worth_recording(value: Tensor, times: int) -> bool:
     Who records already gets every step as it comes. Who differentiates would not see steps that are replayed. And the
     default stream cannot be recorded; engines have streams of their own.
     """
-    if not (_allowed and times >= WORTH and value.is_cuda) or is_differentiated(value):
+    if _rehearses or times < WORTH or not value.is_cuda or is_differentiated(value):
         return False
     current = torch.cuda.current_stream(value.device)
     return current != torch.cuda.default_stream(value.device) and not torch.cuda.is_current_stream_capturing()
