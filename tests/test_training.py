@@ -61,6 +61,9 @@ class Counting:
     def snapshot(self, server: State) -> State:
         return server
 
+    def aside(self):
+        return nullcontext()
+
 
 def ready(value: object) -> Later:
     return Clock(torch.device("cpu")).later(torch.empty(0), lambda _: value)

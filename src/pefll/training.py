@@ -166,6 +166,7 @@ def train(
             by_the_clock = time.monotonic() - saved_at > CHECKPOINT_SECONDS
             saves = writer is not None and (by_the_clock or _saved_after(last, config))
             under_way.append(_launch(engine, progress, launched, last, exam if evaluates else None, saves))
+            at_once = under_way[-1].done()  # a CPU, or clients elsewhere: there is nothing to go on with meanwhile
             launched = last
             if saves:
                 saved_at = time.monotonic()
@@ -188,7 +189,7 @@ def train(
                 _save(writer, progress, fetched(progress.server, engine.device), engine.ledger, engine, facts)
             if progress.round == config.rounds:
                 yield  # others have theirs written at the same time
-            if writer is not None and not under_way:
+            if writer is not None and (at_once or stopping or progress.round == config.rounds):
                 writer.wait()
                 progress.wall_seconds = clock()
             if stopping and progress.round < config.rounds:
@@ -261,15 +262,10 @@ def _launch(
     progress.server, rounds = engine.launch(progress.server, first, last - first)
     # Kept, because later rounds change the server's when this one is being written, or turns out to be the best.
     state = engine.snapshot(progress.server) if exam or saves else None
-    return Stretch(
-        first,
-        last,
-        rounds,
-        state,
-        exam.begin(state) if exam else None,
-        copied(state, engine.device) if saves else None,
-        engine.ledger.copy(),
-    )
+    with engine.aside():
+        evaluation = exam.begin(state) if exam else None
+        copy = copied(state, engine.device) if saves else None
+    return Stretch(first, last, rounds, state, evaluation, copy, engine.ledger.copy())
 
 
 def _settle(

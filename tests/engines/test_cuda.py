@@ -174,10 +174,11 @@ def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
         exam = Exam(engine, method, VALIDATION)
         server = engine.start()
         pending = []
-        for t in range(4):  # nothing is waited for, and each round writes into the state that was evaluated
-            server, _ = engine.launch(server, t, 1)
+        for t in range(0, 20, 5):  # nothing is waited for, and later rounds go on beside each evaluation
+            server, _ = engine.launch(server, t, 5)
             state = engine.snapshot(server)
-            pending.append((exam.begin(server), state))
+            with engine.aside():
+                pending.append((exam.begin(state), state))
         for later, state in pending:
             wanted = evaluate(engine, method, state, VALIDATION)
             got = later.wait()

@@ -294,6 +294,10 @@ class Engine(Protocol):
         """Hold this while the engine is used beside others: on a GPU its work goes into a stream of its own."""
         ...
 
+    def aside(self) -> AbstractContextManager[Any]:
+        """Hold this for work that later rounds need not wait for: on a GPU it goes on beside them."""
+        ...
+
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, Any]]:
         """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
 

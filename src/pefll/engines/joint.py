@@ -164,7 +164,7 @@ class Joint:
         # Kept apart from the engines' own streams, on which their servers do their parts.
         self.stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
-            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def agree(self, engine: VectorEngine, server: Tree, first: int, last: int) -> Generator[None, None, int]:
         """Say which rounds come next; after a turn of everybody, return up to which they are to be done."""
@@ -375,8 +375,7 @@ class _JointGraph:
         try:
             with joint._threads() as threads:
                 with rehearsal():  # in the threads of the recording, since libraries keep what they need for each
-                    for _ in range(2):
-                        joint.round(self.servers, self.t, threads)
+                    joint.round(self.servers, self.t, threads)
                 joint.differs = self._differences(joint.round(self.servers, self.t, threads)[0])
                 if joint.differs and joint.exact:
                     raise PefllError(f"they would not be what they are alone ({joint.differs[0]})")

@@ -53,3 +53,7 @@ class PromptEngine(ABC):
     def turn(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()

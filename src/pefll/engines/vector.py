@@ -128,10 +128,10 @@ class VectorEngine:
         self.company: Company | None = None
         self.stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
-            # Graphs are captured in this stream too: libraries keep scratch memory for each stream, and two engines
-            # that work at the same time must not share it.
-            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            self.pool = torch.cuda.graph_pool_handle()
+            # Graphs are captured in these streams too: libraries keep scratch memory for each stream, and what is done
+            # at the same time must not share it. Rounds come first; what is beside them gets what they leave free.
+            self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+            self.beside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         EngineSettings.take(self, precision)
 
     def start(self) -> Tree:
@@ -180,6 +180,13 @@ class VectorEngine:
             return nullcontext()
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.stream)
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Make another stream of the engine the current one, on a GPU; what the current one was given comes first."""
+        if self.stream is None:
+            return nullcontext()
+        self.beside.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.beside)
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, VectorCohort]]:
         """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
@@ -259,7 +266,7 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph, side, engine.pool), overwriting():
+        with recording(self.graph, side), overwriting():
             after, healthy = engine._round(self.server, self.t)
             put_back(self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
@@ -282,8 +289,7 @@ class _RoundGraph:
 class _Recorded:
     """A function of a state as one CUDA graph, captured at the first call and replayed at every one.
 
-    It shares its memory for intermediate values with the engine's other graphs: none of them runs at the same time, and
-    all that lasts lies elsewhere or is copied before the next one runs.
+    It has memory of its own for intermediate values: rounds may go on at the same time.
     """
 
     def __init__(self, engine: VectorEngine, function: Callable[[Tree], Tensor]) -> None:
@@ -300,14 +306,13 @@ class _Recorded:
         return self.result
 
     def _capture(self) -> None:
-        side, current = self.engine.stream, torch.cuda.current_stream(self.engine.device)
-        assert side is not None
+        side, current = self.engine.beside, torch.cuda.current_stream(self.engine.device)
         side.wait_stream(current)
         with torch.cuda.stream(side), rehearsal():
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph, side, self.engine.pool):
+        with recording(self.graph, side):
             self.result = self.function(self.state)
 
 

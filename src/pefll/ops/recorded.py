@@ -6,7 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ _overwrites = False
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None, pool: Any = None) -> Iterator[None]:
+def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None) -> Iterator[None]:
     """Record what the block launches, in a stream, which need not be the current one.
 
     Python collects no garbage meanwhile: it may hold the graph of an engine that nobody uses any more, and freeing that
@@ -33,7 +33,7 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None, poo
     collected = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        with torch.cuda.graph(graph, stream=stream):
             yield
     finally:
         if collected:
