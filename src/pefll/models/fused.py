@@ -27,6 +27,16 @@ _RELU_METHODS = ("relu", "relu_")
 _POOLS = (F.max_pool2d, torch.max_pool2d)
 _SUMS = (operator.add, torch.add)
 _SUM_METHODS = ("add", "add_")
+# Other functions of single numbers that networks have between convolutions.
+_POINTWISE_LAYERS = (
+    *(nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.ReLU6),
+    *(nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity, nn.Dropout, nn.Dropout2d),
+)
+_POINTWISE = (
+    *(F.silu, F.gelu, F.leaky_relu, F.elu, F.selu, F.celu, F.mish, F.softplus, F.relu6, F.hardswish, F.hardtanh),
+    *(F.tanh, F.sigmoid, torch.tanh, torch.sigmoid, torch.mul, operator.mul, F.dropout, F.dropout2d),
+)
+_POINTWISE_METHODS = ("tanh", "sigmoid", "mul", "clamp")
 
 
 def fused(module: nn.Module) -> nn.Module:
@@ -79,13 +89,14 @@ def _chain_blocks(graph: fx.Graph, module: nn.Module) -> None:
         chain = [node]
         while (follower := _next_block(chain[-1])) is not None:
             chain.append(follower)
-        if len(chain) == 1:
-            continue
-        with graph.inserting_before(chain[-1]):
-            blocks = tuple(block.args[1:] for block in chain)
-            feeds_convolution = _feeds_convolution(chain[-1], module)
-            together = graph.call_function(conv_chain, (chain[0].args[0], blocks, feeds_convolution))
-        _replace(graph, chain, together)
+        if len(chain) > 1:
+            with graph.inserting_before(chain[-1]):
+                blocks = tuple(block.args[1:] for block in chain)
+                feeds_convolution = _feeds_convolution(chain[-1], module)
+                together = graph.call_function(conv_chain, (chain[0].args[0], blocks, feeds_convolution))
+            _replace(graph, chain, together)
+        elif node.target is conv_block:
+            node.args = (*node.args, _feeds_convolution(node, module))
 
 
 def _next_block(node: fx.Node) -> fx.Node | None:
@@ -98,14 +109,18 @@ def _next_block(node: fx.Node) -> fx.Node | None:
 
 
 def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
-    """Whether a convolution reads what this gives, with nothing but sums and ReLU between: a network with shortcuts."""
+    """Whether a convolution reads what this gives, with nothing between that would lay numbers out anew.
+
+    Sums, as those of shortcuts, and functions of single numbers leave them as they lie. A normalisation of groups does
+    not: torch has it for channels outermost, and is several times as slow with others.
+    """
     seen: set[fx.Node] = set()
     ahead = list(node.users)
     while ahead:
         user = ahead.pop()
         if user.target in (conv_block, conv_chain):
             return True
-        if user not in seen and (_is_relu(user, module) or _is_sum(user)):
+        if user not in seen and (_is_relu(user, module) or _is_sum(user) or _is_pointwise(user, module)):
             seen.add(user)
             ahead.extend(user.users)
     return False
@@ -162,6 +177,14 @@ def _is_relu(node: fx.Node, module: nn.Module) -> bool:
     if node.op == "call_method":
         return node.target in _RELU_METHODS
     return type(layer_of(node, module)) is nn.ReLU or (node.op == "call_function" and node.target in _RELUS)
+
+
+def _is_pointwise(node: fx.Node, module: nn.Module) -> bool:
+    if node.op == "call_method":
+        return node.target in _POINTWISE_METHODS
+    return type(layer_of(node, module)) in _POINTWISE_LAYERS or (
+        node.op == "call_function" and node.target in _POINTWISE
+    )
 
 
 def _is_sum(node: fx.Node) -> bool:

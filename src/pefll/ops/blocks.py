@@ -55,7 +55,7 @@ def conv_block(
         halves = feeds_convolution and following is not None and _passes_halves(x, weight, *numbers[:3], following)
         return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution, halves=halves)
     if _is_alone_on_cpu(x):
-        return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),))
+        return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),), feeds_convolution)
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     # The largest of some values, cut at 0, is the largest of the values cut at 0: pooling first leaves less to cut.
     if pool > 1:
@@ -75,7 +75,7 @@ def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: bool
         [b, co, h', w'].
     """
     if _is_alone_on_cpu(x):
-        return _chain_on_cpu(x, blocks)
+        return _chain_on_cpu(x, blocks, True)
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
         x = conv_block(x, *block, following is not None or feeds_convolution, following)
     return x
@@ -130,15 +130,16 @@ def _is_alone_on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4 and len(x) > 0 and alone()
 
 
-def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...]) -> Tensor:
+def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: bool) -> Tensor:
     """Return the same as `conv_chain`, in the layout of memory that is fastest on a CPU; for first derivatives only."""
     # With the channels innermost, or, where something is pooled, in oneDNN's own layout: its pooling keeps no table of
     # 64-bit indices. That pooling passes over NaN, which torch's would hand on; but samples are finite, and weights
-    # that are not are seen when a client replies with them.
+    # that are not are seen when a client replies with them. One convolution before something else stays as it lies.
     opaque = any(block[-1] > 1 for block in blocks) and _has_onednn()
-    x = x.to_mkldnn() if opaque else _channels_last(x)
+    innermost = feeds_convolution and not opaque
+    x = x.to_mkldnn() if opaque else _channels_last(x) if innermost else x
     for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
-        x = F.conv2d(x, weight if opaque else _channels_last(weight), bias, stride, padding, dilation, groups)
+        x = F.conv2d(x, _channels_last(weight) if innermost else weight, bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x
         x = F.relu(x) if relu else x
     return x.to_dense() if opaque else x
