@@ -49,13 +49,16 @@ def grad(engine, client: int, theta: torch.Tensor) -> torch.Tensor:
 def batches_asked_for(patch: pytest.MonkeyPatch) -> list[Batch]:
     """The batches for which a serial engine's clients ask for the gradient of the problem's loss, from now on."""
     asked: list[Batch] = []
-    gradient = Problem.gradient
 
-    def recording(self, theta, batch):
-        asked.append(batch)
-        return gradient(self, theta, batch)
+    def recording(ask):
+        def recorded(self, theta, batch):
+            asked.append(batch)
+            return ask(self, theta, batch)
 
-    patch.setattr(Problem, "gradient", recording)
+        return recorded
+
+    patch.setattr(Problem, "gradient", recording(Problem.gradient))  # for a client alone neither asks the other
+    patch.setattr(Problem, "gradients", recording(Problem.gradients))
     return asked
 
 

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pefll.data.client import Batch
+from pefll.methods.contract import Problem
 from pefll.methods.local_sgd import SGD, clipped, descend, follow
+from pefll.models import Network
 
 BATCHES = [torch.randn(5, generator=torch.Generator().manual_seed(seed)).double() for seed in range(6)]
+
+
+class Unused(nn.Module):
+    """Has a weight that nothing comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 def loss(theta: Tensor, batch: Tensor) -> Tensor:
@@ -80,3 +94,39 @@ def test_gradients_in_parts_are_followed_as_whole_ones(clip):
     torch.testing.assert_close(follow(in_parts, theta, BATCHES, sgd), wanted, rtol=1e-12, atol=1e-12)
     mapped = torch.vmap(lambda t: follow(in_parts, t, BATCHES, sgd))(theta[None])
     torch.testing.assert_close(mapped[0], wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_of_a_gradient_may_lie_in_memory_as_they_like(dtype):
+    def in_parts(at: Tensor, batch: Tensor) -> tuple[Tensor, ...]:
+        whole = (at * batch.to(dtype).mean()).cos()
+        pictures = whole[:24].view(2, 2, 2, 3).contiguous(memory_format=torch.channels_last)
+        return pictures, whole[24:30].view(3, 2).T.contiguous().T, whole[30:31].expand(4), whole[31:].repeat(2)[::8]
+
+    def as_whole(at: Tensor, batch: Tensor) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in in_parts(at, batch)])
+
+    theta, sgd = torch.linspace(-1, 1, 35).to(dtype), SGD(lr=0.05, decay=0.1, clip=2.0)
+    velocity, wanted = torch.zeros_like(theta), theta
+    for batch in BATCHES:
+        velocity = 0.9 * velocity + clipped(as_whole(wanted, batch), 2.0) + 0.1 * wanted
+        wanted = wanted - 0.05 * velocity
+    torch.testing.assert_close(follow(in_parts, theta, BATCHES, sgd), wanted)
+
+
+def test_what_is_not_a_number_stays_none():
+    for bad in (float("nan"), float("inf")):
+        end = follow(lambda at, batch, bad=bad: at * bad, torch.ones(3), BATCHES[:2], SGD(lr=0.1))
+        assert not torch.isfinite(end).any()
+
+
+def test_a_problems_gradient_in_parts_is_its_gradient():
+    layers = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3), Unused()
+    problem = Problem(Network(nn.Sequential(*layers)), (2, 8, 8), 3, 1)
+    theta = problem.model.init(0, "model")
+    batch = Batch(torch.randn(5, 2, 8, 8), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([1.0, 1, 1, 1, 0]))
+    parts = problem.gradients(theta, batch)
+    assert [part.shape for part in parts] == [tuple(shape) for shape in problem.model.shapes]
+    whole = torch.func.grad(problem.loss)(theta, batch)
+    torch.testing.assert_close(torch.cat([part.reshape(-1) for part in parts]), whole, rtol=1e-4, atol=1e-6)
+    assert torch.count_nonzero(parts[-1]) == 0

@@ -215,7 +215,8 @@ def test_between_blocks_with_shortcuts_channels_are_innermost(products, monkeypa
     monkeypatch.setattr(client_axis, "_convolve", convolve)
     got, wanted = both(torch.vmap(network), theta, x)
     close(got, wanted, 1e-5 if products == "float32" or DEVICE == "cpu" else 1e-1)
-    assert read == written == [1] * 7  # of them one shortcut, which is a convolution
+    assert read == [1] * 7  # of them one shortcut, which is a convolution
+    assert written == [1] * 6 + [4]  # the last one feeds `flatten`, and is 2 x 2
 
 
 def test_what_a_convolution_gives_can_be_viewed(products):

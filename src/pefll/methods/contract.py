@@ -14,7 +14,7 @@ from pefll.data.federation import VALIDATION
 from pefll.errors import PefllError
 from pefll.models.network import Network, Parameters
 from pefll.ops import client_axis, vectors
-from pefll.ops.alone import gradient, is_constant
+from pefll.ops.alone import gradient, gradients, is_constant
 from pefll.ops.blocks import cross_entropy
 
 State = TypeVar("State", bound=tuple[Any, ...])
@@ -126,10 +126,12 @@ class Problem:
             batch: of one client.
 
         Returns:
-            Parts, shaped as the model's parameters and in their order, where the step's kernel takes them; else [D].
+            Parts, shaped as the model's parameters and in their order, where the step takes them; else [D].
         """
         model = self.model
-        if is_constant(theta) or not vectors.splits(theta, len(model.names)):
+        if is_constant(theta):
+            return gradients(self.loss, model.in_parts(theta), batch)
+        if not vectors.splits(theta, len(model.names)):
             return self.gradient(theta, batch)
         (of_parts,) = self._pulled_back(model.in_parts(theta), batch)
         return tuple(of_parts[name] for name in model.names)

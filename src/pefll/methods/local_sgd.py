@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.sgd import sgd as torch_sgd
 
 from pefll.data.client import Batches
 from pefll.ops import client_axis, recorded, vectors
@@ -142,7 +143,34 @@ def _follow_alone(
     """Do the same for one client that is not mapped over: in place, on a copy of its own."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
     for batch in itertools.islice(batches, steps):
-        of_theta = clipped(_joined(direction(theta, batch)), sgd.clip)
-        velocity.mul_(sgd.momentum).add_(of_theta).add_(theta, alpha=sgd.decay)
-        theta.sub_(velocity, alpha=sgd.lr)
+        of_theta = direction(theta, batch)
+        parts = _clipped_alone(of_theta if isinstance(of_theta, tuple) else (of_theta,), sgd.clip)
+        parts = [part.contiguous() for part in parts]  # the fused step takes memory as it lies, whatever strides say
+        speeds: list[Tensor | None] = [*_split_as(parts, velocity)]
+        torch_sgd(
+            _split_as(parts, theta),
+            parts,
+            speeds,
+            fused=theta.device.type == "cpu",  # once through memory, where single operations would go four times
+            lr=sgd.lr,
+            momentum=sgd.momentum,
+            weight_decay=sgd.decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
     return theta
+
+
+def _clipped_alone(gradient: Sequence[Tensor], limit: float | None) -> list[Tensor]:
+    """Do as `clipped` with a gradient in parts, which are only read where there is nothing to cut, as in most steps."""
+    if limit is None:
+        return list(gradient)
+    factor = limit / (float(nn.utils.get_total_norm(gradient)) + 1e-6)
+    return list(gradient) if factor >= 1 else [part * factor for part in gradient]  # also by NaN
+
+
+def _split_as(parts: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
+    """Return views of a vector [D], shaped as its consecutive parts."""
+    views = torch.split(vector, [part.numel() for part in parts])
+    return [view.view(part.shape) for view, part in zip(views, parts, strict=True)]

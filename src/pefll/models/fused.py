@@ -27,16 +27,21 @@ _RELU_METHODS = ("relu", "relu_")
 _POOLS = (F.max_pool2d, torch.max_pool2d)
 _SUMS = (operator.add, torch.add)
 _SUM_METHODS = ("add", "add_")
-# Other functions of single numbers that networks have between convolutions.
-_POINTWISE_LAYERS = (
+# What else networks have between convolutions that leaves channels innermost where they are: functions of single
+# numbers, and pooling that no block has taken.
+_TRANSPARENT_LAYERS = (
     *(nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.ReLU6),
     *(nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity, nn.Dropout, nn.Dropout2d),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
 )
-_POINTWISE = (
+_TRANSPARENT = (
     *(F.silu, F.gelu, F.leaky_relu, F.elu, F.selu, F.celu, F.mish, F.softplus, F.relu6, F.hardswish, F.hardtanh),
     *(F.tanh, F.sigmoid, torch.tanh, torch.sigmoid, torch.mul, operator.mul, F.dropout, F.dropout2d),
+    *(F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
 )
-_POINTWISE_METHODS = ("tanh", "sigmoid", "mul", "clamp")
+_NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d, nn.LocalResponseNorm)
+_NORMALISES = (F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F.instance_norm, F.local_response_norm)
+_TRANSPARENT_METHODS = ("tanh", "sigmoid", "mul", "clamp")
 
 
 def fused(module: nn.Module) -> nn.Module:
@@ -53,7 +58,8 @@ def fused(module: nn.Module) -> nn.Module:
         changed |= _fuse_convolution(graph, node, module) or _fuse_linear(graph, node, module)
     if not changed:
         return module
-    _chain_blocks(graph, module)
+    innermost = not any(_normalises(node, module) for node in graph.nodes)
+    _chain_blocks(graph, module, innermost)
     _reshape_instead(graph)
     # The module itself with another `forward`: a GraphModule would lose parameters that are not used, and their order.
     result = copy.copy(module)
@@ -83,8 +89,14 @@ def _fuse_convolution(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool
     return True
 
 
-def _chain_blocks(graph: fx.Graph, module: nn.Module) -> None:
-    """Make one `conv_chain` of blocks that feed nothing but each other."""
+def _chain_blocks(graph: fx.Graph, module: nn.Module, innermost: bool) -> None:
+    """Make one `conv_chain` of blocks that feed nothing but each other, and tell them whether others read the last.
+
+    Args:
+        graph: of the network.
+        module: the network.
+        innermost: whether channels may lie innermost between blocks.
+    """
     for node in list(graph.nodes):
         chain = [node]
         while (follower := _next_block(chain[-1])) is not None:
@@ -92,11 +104,11 @@ def _chain_blocks(graph: fx.Graph, module: nn.Module) -> None:
         if len(chain) > 1:
             with graph.inserting_before(chain[-1]):
                 blocks = tuple(block.args[1:] for block in chain)
-                feeds_convolution = _feeds_convolution(chain[-1], module)
+                feeds_convolution = innermost and _feeds_convolution(chain[-1], module)
                 together = graph.call_function(conv_chain, (chain[0].args[0], blocks, feeds_convolution))
             _replace(graph, chain, together)
         elif node.target is conv_block:
-            node.args = (*node.args, _feeds_convolution(node, module))
+            node.args = (*node.args, innermost and _feeds_convolution(node, module))
 
 
 def _next_block(node: fx.Node) -> fx.Node | None:
@@ -111,8 +123,7 @@ def _next_block(node: fx.Node) -> fx.Node | None:
 def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
     """Whether a convolution reads what this gives, with nothing between that would lay numbers out anew.
 
-    Sums, as those of shortcuts, and functions of single numbers leave them as they lie. A normalisation of groups does
-    not: torch has it for channels outermost, and is several times as slow with others.
+    Sums, as those of shortcuts, pooling and functions of single numbers leave them as they lie.
     """
     seen: set[fx.Node] = set()
     ahead = list(node.users)
@@ -120,7 +131,7 @@ def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
         user = ahead.pop()
         if user.target in (conv_block, conv_chain):
             return True
-        if user not in seen and (_is_relu(user, module) or _is_sum(user) or _is_pointwise(user, module)):
+        if user not in seen and (_is_relu(user, module) or _is_sum(user) or _is_transparent(user, module)):
             seen.add(user)
             ahead.extend(user.users)
     return False
@@ -179,11 +190,18 @@ def _is_relu(node: fx.Node, module: nn.Module) -> bool:
     return type(layer_of(node, module)) is nn.ReLU or (node.op == "call_function" and node.target in _RELUS)
 
 
-def _is_pointwise(node: fx.Node, module: nn.Module) -> bool:
+def _is_transparent(node: fx.Node, module: nn.Module) -> bool:
     if node.op == "call_method":
-        return node.target in _POINTWISE_METHODS
-    return type(layer_of(node, module)) in _POINTWISE_LAYERS or (
-        node.op == "call_function" and node.target in _POINTWISE
+        return node.target in _TRANSPARENT_METHODS
+    return type(layer_of(node, module)) in _TRANSPARENT_LAYERS or (
+        node.op == "call_function" and node.target in _TRANSPARENT
+    )
+
+
+def _normalises(node: fx.Node, module: nn.Module) -> bool:
+    """Whether a node is a normalisation that torch has for channels outermost: others take it several times as long."""
+    return isinstance(layer_of(node, module), _NORMALISATIONS) or (
+        node.op == "call_function" and node.target in _NORMALISES
     )
 
 

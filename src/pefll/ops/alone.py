@@ -32,6 +32,19 @@ def gradient(loss: Callable[..., Tensor], theta: Tensor, *arguments: Any) -> Ten
         return _of(loss(leaf, *arguments), leaf)
 
 
+def gradients(loss: Callable[..., Tensor], parts: dict[str, Tensor], *arguments: Any) -> tuple[Tensor, ...]:
+    """Return the gradient of `loss(parts, *arguments)` with respect to each part, shaped as it.
+
+    For one client alone: nobody differentiates from outside.
+    """
+    with torch.enable_grad():
+        leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
+        value = loss(leaves, *arguments)
+        if not value.requires_grad:
+            return tuple(torch.zeros_like(part) for part in parts.values())
+        return torch.autograd.grad(value, tuple(leaves.values()), materialize_grads=True)
+
+
 def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tensor) -> Tensor:
     """Return the cotangent of the output of `function`, pulled back to its input `at`, shaped as `at`."""
     if not (is_constant(at) and is_constant(cotangent)):

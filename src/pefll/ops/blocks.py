@@ -109,6 +109,8 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """
     if client_axis.available(scores):
         return client_axis.cross_entropy(scores, y, weight)
+    if alone():  # half the work of what follows, which transforms of `torch.func` take
+        return torch.matmul(weight, F.cross_entropy(scores, y, reduction="none")) / weight.sum()
     of_label = scores.gather(1, y[:, None]).squeeze(1)
     return torch.matmul(weight, scores.logsumexp(dim=1) - of_label) / weight.sum()
 
