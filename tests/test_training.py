@@ -256,7 +256,8 @@ def test_a_checkpoint_holds_its_round_and_every_evaluation_until_then(monkeypatc
     # While the first is written the engine has more to do, in the same memory.
     assert [entry[:4] for entry in saved] == [(20, 20.0, 20.0, 20), (40, 40.0, 20.0, 20)]
     assert saved[0][4] > 20
-    assert [entry[5] for entry in saved] == [[10, 20], [10, 20, 30, 40]]
+    assert saved[0][5][:2] == [10, 20]  # or more by now: the loop goes on
+    assert saved[1][5] == [10, 20, 30, 40]
 
 
 def test_a_busy_engine_goes_on_while_a_checkpoint_is_written_and_one_that_is_not_waits(monkeypatch, tmp_path):

@@ -21,6 +21,7 @@ from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method
+from pefll.models.probe import check_same_model
 from pefll.preparing import Order, describe_problem, headline, opened
 from pefll.progress import Display, display, say
 from pefll.record import LOCK, RunFolder, seed_folder
@@ -251,6 +252,7 @@ def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any]) -> Run 
         return None
     template = method_template(learner, order.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
+    check_same_model(saved.facts["problem"].get("probe"), facts["probe"], str(folder.path))
     return Run(order.config, learner, best, final, facts, folder.summary() or {}, order.federation)
 
 

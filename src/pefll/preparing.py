@@ -19,6 +19,7 @@ from pefll.errors import PefllError
 from pefll.hardware import device_name, make_engine, pick_device, pick_precision
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model, check_model, resolve_model
+from pefll.models.probe import probe
 from pefll.progress import say
 from pefll.wording import argument, counted
 
@@ -67,6 +68,7 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         "feature_names": list(federation.feature_names),
         "num_clients": federation.num_clients,
         "dataset": federation.name,
+        "probe": probe(network, federation.input_shape, federation.tokens),
     }
     return problem, facts
 

@@ -26,6 +26,7 @@ from pefll.methods import build_method
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model
 from pefll.models.neighbours import NeighbourModel
+from pefll.models.probe import check_same_model, probe
 from pefll.personal import PersonalModel, check_input
 from pefll.preparing import federation_of, opened
 from pefll.progress import monitor, say
@@ -207,7 +208,7 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
         path: the folder.
         console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
         model: the architecture, for a run that was trained on an `nn.Module` given in Python, with the same buffers and
-            frozen parameters: these are not in the run.
+            frozen parameters: these are not in the run. One that computes something else is refused.
     """
     folder = RunFolder(Path(path))
     folder.check_is_run()
@@ -226,14 +227,10 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     )
     method = build_method(config.method, problem, config.settings)
     template = method_template(method, config)
-    return Run(
-        config=config,
-        method=method,
-        server=restore(template, saved.tensors, "best"),
-        final=restore(template, saved.tensors, "server"),
-        facts=facts,
-        summary=folder.summary() or {},
-    )
+    best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
+    # Only now: a model of another size has a sentence of its own.
+    check_same_model(facts.get("probe"), probe(problem.model, problem.input_shape, problem.tokens), str(path))
+    return Run(config, method, best, final, facts, folder.summary() or {})
 
 
 def method_template(method: Method[Any], config: Config) -> Tree:

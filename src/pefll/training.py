@@ -22,6 +22,7 @@ from pefll.evaluation import Evaluation, Exam
 from pefll.events import Events
 from pefll.lockstep import Stopped, Turns
 from pefll.methods.contract import Method
+from pefll.models.probe import check_same_model
 from pefll.progress import Monitor
 from pefll.record import RunFolder
 from pefll.tree import Tree, from_named, map_tree, named_leaves
@@ -132,7 +133,7 @@ def train(
     Raises:
         Stopped: when asked to stop, with a checkpoint written.
     """
-    progress = _resume(engine, folder, monitor) or _begin(engine)
+    progress = _resume(engine, folder, monitor, facts) or _begin(engine)
     between = progress.round < config.rounds and not _scheduled(progress.round, config)
     if between and progress.scheduled is not None:  # the run ended here, and is being extended
         progress.best, progress.best_round, progress.best_value = progress.scheduled
@@ -339,7 +340,7 @@ def _save(
     writer.begin(progress.round, tensors, facts)
 
 
-def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progress | None:
+def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor, facts: dict[str, Any]) -> Progress | None:
     if folder is None or not any(folder.checkpoints.glob("round-*")):
         return None
     saved = checkpoint.latest(folder.checkpoints, monitor.say)
@@ -348,13 +349,15 @@ def _resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progr
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
     scheduled = saved.facts.get("scheduled")
-    return Progress(
+    progress = Progress(
         round=saved.round,
         server=restore(template, saved.tensors, "server"),
         best=restore(template, saved.tensors, "best"),
         scheduled=Best(restore(template, saved.tensors, "scheduled"), **scheduled) if scheduled else None,
         **numbers,
     )
+    check_same_model(saved.facts["problem"].get("probe"), facts.get("probe", []), str(folder.path))
+    return progress
 
 
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:

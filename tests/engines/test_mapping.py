@@ -53,3 +53,23 @@ def test_a_model_that_cannot_be_mapped_is_said_to_be_one(what, sentence):
 def test_mapping_is_not_blamed_for_what_fails_anyway(engine):
     with pytest.raises(ValueError, match="too many"):
         fit(ragged(clients=4, sizes=(9, 12)), "fedavg", model=Asking(""), engine=engine, processes=1, rounds=1)
+
+
+class Strided(nn.Module):
+    """Reads what a convolution gives as it lies in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.second(y.as_strided((len(y), 16), (y[0].numel(), 1)))
+
+
+def test_a_model_that_would_be_mapped_wrongly_is_refused():
+    federation = ragged(shape=(1, 8, 8))
+    settings = {"rounds": 1, "local_steps": 1, "clients_per_round": 2, "processes": 1}
+    with pytest.raises(PefllError, match=r"cannot map the model Strided .* reads memory as it lies.*engine='serial'"):
+        fit(federation, "fedavg", model=Strided(), engine="vector", **settings)
+    assert fit(federation, "fedavg", model=Strided(), engine="serial", **settings).summary["rounds"] == 1

@@ -1,4 +1,4 @@
-"""Why a model cannot be mapped over clients, in a sentence."""
+"""Whether a model can be mapped over clients, and why not, in a sentence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pefll.errors import PefllError, first_line
 from pefll.methods.contract import Problem
+from pefll.models.probe import alike, some_sample, some_weights
 from pefll.named import fault
 from pefll.ops.alone import gradient
 from pefll.wording import argument
@@ -30,6 +31,26 @@ def saying_what_cannot_be_mapped(problem: Problem) -> Iterator[None]:
             f"the vector engine cannot map the model {type(problem.model.module).__name__} over clients, because "
             f"{_in_short(reason)} ({place}); use {argument('engine', 'serial')}"
         ) from error
+
+
+@torch.no_grad()
+def check_mapped(problem: Problem) -> None:
+    """Raise PefllError where the model, mapped over clients, gives other scores than it gives each of them alone.
+
+    So it is where its code reads memory as it lies, which is up to who maps: no operation complains of that.
+    """
+    model = problem.model
+    weights = [some_weights(model, which) for which in range(2)]
+    samples = [some_sample(problem.input_shape, problem.tokens, which) for which in range(4)]
+    batches = [torch.cat(samples[:2]), torch.cat(samples[2:])]
+    with saying_what_cannot_be_mapped(problem):
+        mapped = torch.vmap(model)(torch.stack(weights), torch.stack(batches))
+    alone = torch.stack([model(theta, x) for theta, x in zip(weights, batches, strict=True)])
+    if not alike(mapped, alone):
+        raise PefllError(
+            f"the vector engine cannot map the model {type(model.module).__name__} over clients: it gives other scores "
+            f"there, as code does that reads memory as it lies (torch.as_strided); use {argument('engine', 'serial')}"
+        )
 
 
 def _in_short(error: Exception) -> str:

@@ -24,7 +24,7 @@ from pefll.engines.cohort import (
     seen_and_new,
 )
 from pefll.engines.later import Clock, Later
-from pefll.engines.mapping import saying_what_cannot_be_mapped
+from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
 from pefll.methods.contract import Each, Everyone, Method, Problem
 from pefll.ops.recorded import overwriting, recording, rehearsal
 from pefll.tree import Tree, leaves, map_tree
@@ -136,6 +136,7 @@ class VectorEngine:
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
+        check_mapped(self.method.problem)
         cohort = self._cohort(self._sample(torch.zeros((), dtype=torch.int64, device=self.device))[:1], 0, self.ledger)
         server = self.method.init(self.seed, cohort)
         return map_tree(cohort._cast, server)

@@ -1,0 +1,63 @@
+"""By what a run knows its model again: the scores that it gives for made-up weights and a made-up sample.
+
+Weights are in the run, and what is computed with them is not: a module given in Python may have another nonlinearity,
+other buffers or other frozen weights than the one that was trained, and everything would fit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pefll.errors import PefllError
+from pefll.models.network import Network
+
+TOLERANCE = 1e-3  # of the largest score: other processors and versions of torch round differently
+
+
+def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[float]:
+    """Return the scores of one sample, the same for the same network wherever and whenever it is asked.
+
+    Args:
+        network: what clients run.
+        input_shape: of a sample.
+        tokens: whether samples are tokens.
+    """
+    with torch.no_grad():
+        scores = network(some_weights(network), some_sample(input_shape, tokens))[0]
+    return [float(f"{score:.6g}") for score in scores.tolist()]
+
+
+def some_weights(network: Network, which: int = 0) -> Tensor:
+    """Return made-up weights [D], others for another number."""
+    return 0.2 * torch.arange(1.0, network.size + 1).double().add(which).sin().float()
+
+
+def some_sample(input_shape: tuple[int, ...], tokens: bool, which: int = 0) -> Tensor:
+    """Return one made-up sample [1, ...], another for another number."""
+    if tokens:
+        return torch.zeros(1, *input_shape, dtype=torch.int64)
+    # Between 0 and 1: whatever a network does with samples, as pixels, features or numbers of words, it can.
+    numbers = torch.arange(torch.Size(input_shape).numel()).double()
+    return 0.99 * numbers.mul(0.7).add(which).sin().abs().float().view(1, *input_shape)
+
+
+def alike(found: Tensor, wanted: Tensor) -> bool:
+    """Whether scores of any shape are the same but for rounding."""
+    near = max(1e-6, TOLERANCE * float(wanted.abs().max()))
+    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=near, equal_nan=True)
+
+
+def check_same_model(recorded: list[float] | None, found: list[float], where: str) -> None:
+    """Raise PefllError where a model is not the one that a run was trained with.
+
+    Args:
+        recorded: the trained one's scores; None for a run of a version that recorded none.
+        found: this one's.
+        where: the run.
+    """
+    if recorded is not None and not alike(torch.tensor(found), torch.tensor(recorded)):
+        raise PefllError(
+            f"{where} was trained with another model: with the same weights this one gives other scores. Its layers, "
+            "buffers and frozen parameters must be those of the training; what is random in them needs a fixed seed"
+        )

@@ -1,0 +1,75 @@
+"""A run knows its model again, and refuses one that computes something else with the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import pefll
+from pefll.errors import PefllError
+from pefll.models import Network, build_model
+from pefll.models.probe import check_same_model, probe
+from tests.federations import ragged
+
+QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2, "processes": 1, "engine": "serial"}
+
+
+def made(nonlinearity: nn.Module, seed: int = 0, frozen: bool = False) -> nn.Module:
+    """A network; with `frozen` its first layer is drawn once and not trained."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(6, 5), nonlinearity, nn.Linear(5, 3))
+    if frozen:
+        module[0].requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "tokens"),
+    [("lenet", (3, 32, 32), False), ("resnet20", (3, 32, 32), False), ("mlp", (6,), False), ("lstm", (80,), True)],
+)
+def test_the_same_network_gives_the_same_scores_whatever_weights_it_has(name, shape, tokens):
+    scores = [probe(Network(build_model(name, shape, 7)), shape, tokens) for _ in range(2)]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 7
+    assert len(set(scores[0])) > 1
+    assert torch.isfinite(torch.tensor(scores[0])).all()
+
+
+def test_rounding_is_no_other_model():
+    check_same_model([100.0, 0.0, -50.0], [100.05, 0.04, -50.05], "it")
+    check_same_model(None, [1.0], "it")
+    check_same_model([float("inf"), float("nan")], [float("inf"), float("nan")], "it")
+    for other in ([100.0, 0.2, -50.0], [100.0, 0.0]):
+        with pytest.raises(PefllError, match="it was trained with another model"):
+            check_same_model([100.0, 0.0, -50.0], other, "it")
+
+
+@pytest.mark.parametrize(
+    ("trained", "other"),
+    [
+        (made(nn.Tanh()), made(nn.ReLU())),
+        (made(nn.ReLU(), frozen=True), made(nn.ReLU(), seed=1, frozen=True)),
+    ],
+)
+def test_another_model_of_the_same_size_is_refused(tmp_path, trained, other):
+    federation = ragged(clients=5, sizes=(9,))
+    pefll.fit(federation, "fedavg", model=trained, out=tmp_path / "run", **QUICK)
+    pefll.load(tmp_path / "run", model=trained)
+    with pytest.raises(PefllError, match=r"run was trained with another model: with the same weights"):
+        pefll.load(tmp_path / "run", model=other)
+    with pytest.raises(PefllError, match="was trained with another model"):  # it is finished
+        pefll.fit(federation, "fedavg", model=other, out=tmp_path / "run", **QUICK)
+    with pytest.raises(PefllError, match="was trained with another model"):
+        pefll.fit(federation, "fedavg", model=other, out=tmp_path / "run", **QUICK | {"rounds": 4})
+    assert pefll.fit(federation, "fedavg", model=trained, out=tmp_path / "run", **QUICK | {"rounds": 4}).server
+
+
+def test_a_run_without_a_probe_is_read_as_before(tmp_path, monkeypatch):
+    federation = ragged(clients=5, sizes=(9,))
+    with monkeypatch.context() as patch:
+        patch.setattr("pefll.preparing.probe", lambda *_: None)
+        pefll.fit(federation, "fedavg", model=made(nn.Tanh()), out=tmp_path / "run", **QUICK)
+    pefll.load(tmp_path / "run", model=made(nn.ReLU()))
+    pefll.fit(federation, "fedavg", model=made(nn.Tanh()), out=tmp_path / "run", **QUICK | {"rounds": 4})
