@@ -4,8 +4,8 @@ Made-up pictures of CIFAR-10's size are dealt to clients as in the paper. First,
 several runs at once take turns among 100 clients, so that what else the machine does meets all: several runs on streams
 of their own, and as one whose clients share every launch, with the servers' parts at the same time and one after
 another. Every seed is timed alone too. Then rounds and evaluations of all clients take turns, among 100 clients and
-among 1,000: as the training loop does them (recorded once, replayed) and call by call. Medians are given, and ratios
-of medians; nothing that is done only once is timed.
+among 1,000: recorded once and replayed, as in training, where they go on beside rounds, and call by call. Medians are
+given, and ratios of medians; nothing that is done only once is timed.
 
     python benchmarks/lockstep.py --out build/lockstep                     # on a GPU
     python benchmarks/lockstep.py --out build/lockstep --device cpu --small  # tries the script anywhere
@@ -70,7 +70,7 @@ class Contestant:
         return under_way.wait
 
     def examine(self) -> None:
-        """Evaluate all clients as the training loop does, and wait for the result."""
+        """Evaluate all clients with what the training loop records, but alone on the card, and wait for the result."""
         with self.engine.turn():
             self.exam.begin(self.server).wait()
 

@@ -114,7 +114,7 @@ def whole(samples: Samples, clients: int, seeds: int, precision: str, options: a
         "clients": clients,
         "seeds": seeds,
         "precision": runs[0].summary["precision"],
-        # From the first run's first round to the last one's last checkpoint, and with data, engines and tests.
+        # From a run's first turn to its last checkpoint, of the longest; and with data, engines and tests.
         "seconds": round(max(run.summary["wall_seconds"] for run in runs), 3),
         "seconds_with_tests": round(seconds, 3),
         "seen": [round(run.summary["accuracy"]["best"]["seen"]["per_sample"], 4) for run in runs],

@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from pefll import checkpoint, cli, training
+from pefll import checkpoint, cli, saving
 from pefll.errors import PefllError
 from pefll.fitting import fit, fit_seeds
 from pefll.record import RunFolder
@@ -192,7 +192,7 @@ def test_finished_seeds_among_others(tmp_path, capsys):
 def test_a_run_that_ended_before_its_first_checkpoint_starts_with_a_clean_history(tmp_path, monkeypatch):
     federation = ragged()
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_save", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        patch.setattr(saving.Saver, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
         with pytest.raises(RuntimeError, match="power cut"):
             fit(federation, "fedavg", rounds=6, out=tmp_path / "a", **QUICK)
     assert len(RunFolder(tmp_path / "a").history()) == 3
@@ -219,7 +219,7 @@ def test_a_module_of_another_size_is_told_so(tmp_path):
     federation = ragged()
     fit(federation, "fedavg", model=module(5), rounds=2, out=tmp_path, **QUICK)
     for rounds in (2, 4):  # finished, and to be extended
-        with pytest.raises(PefllError, match=r"theta has shape \[53\], not \[73\]: .* another model or clients"):
+        with pytest.raises(PefllError, match="another model: it has 53 weights, and this one 73"):
             fit(federation, "fedavg", model=module(7), rounds=rounds, out=tmp_path, **QUICK)
 
 

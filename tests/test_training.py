@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pefll import checkpoint, training
+from pefll import checkpoint, saving, training
 from pefll.config import Config
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
@@ -39,6 +39,7 @@ class Counting:
     """An engine whose state is the number of rounds done."""
 
     device = torch.device("cpu")
+    queues = False
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -87,7 +88,7 @@ def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list
     return looked
 
 
-def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> training.Progress:
+def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> saving.Progress:
     with stop_signals() as asked_to_stop:
         turns = training.train(engine or Counting(), METHOD, config, folder, Silent(), {}, asked_to_stop)
         (outcome,) = take_turns([Job(turns, nullcontext)])
@@ -152,9 +153,26 @@ def test_chunks_end_where_something_is_due(monkeypatch, tmp_path):
 
 def test_a_checkpoint_is_also_made_by_the_clock(monkeypatch, tmp_path):
     scripted(monkeypatch, dict.fromkeys(range(101), (0.5, 0.5)))
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(saving, "CHECKPOINT_SECONDS", -1.0)
     run_loop(Config(rounds=20, eval_every=5), RunFolder(tmp_path))
     assert len(list((tmp_path / "checkpoints").iterdir())) == checkpoint.KEEP
+
+
+@pytest.mark.parametrize(("each", "wanted"), [(400, [1, 2, 3, 4, 5, 6]), (200, [2, 4, 6]), (100, [4, 6])])
+def test_no_more_than_five_minutes_and_a_round_are_lost(monkeypatch, tmp_path, each, wanted):
+    scripted(monkeypatch, dict.fromkeys(range(7), (0.5, 0.5)))
+    now, saved, save = [0.0], [], checkpoint.save
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training, "STRETCH_SECONDS", 0.0)  # a round at a time
+    monkeypatch.setattr(checkpoint, "save", lambda folder, t, *rest: saved.append(t) or save(folder, t, *rest))
+
+    class Slow(Counting):
+        def launch(self, server, first, rounds):
+            now[0] += each * rounds
+            return super().launch(server, first, rounds)
+
+    run_loop(Config(rounds=6, eval_every=100), RunFolder(tmp_path), Slow())
+    assert saved == wanted
 
 
 def test_the_ledger_and_the_best_are_resumed(monkeypatch, tmp_path):
@@ -187,6 +205,8 @@ class Waited:
 
 class Busy(Counting):
     """An engine that works on while others do something else; its states all lie in the same memory."""
+
+    queues = True
 
     def __init__(self, bad: int | None = None) -> None:
         super().__init__()

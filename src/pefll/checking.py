@@ -32,7 +32,7 @@ from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
 from pefll.named import fault
-from pefll.training import restore
+from pefll.saving import restore
 from pefll.tree import Tree, leaves, map_tree, named_leaves
 
 ROUNDS = 3

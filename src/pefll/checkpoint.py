@@ -36,7 +36,12 @@ TYPES = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.bool: "BOOL",
 }
 
@@ -93,18 +98,21 @@ class Writer:
 
     def wait(self) -> None:
         """Return when nothing is being written any more; PefllError where it could not be written."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread, self._held = None, {}
-        error, self._error = self._error, None
+        error = self._finished()
         if error is not None:
             raise error
 
     def close(self) -> None:
         """Let what is being written be finished, and raise nothing: the run ends for reasons of its own."""
+        self._finished()
+
+    def _finished(self) -> BaseException | None:
+        """Wait, and return what went wrong."""
         if self._thread is not None:
             self._thread.join()
+        error = self._error
         self._thread, self._held, self._error = None, {}, None
+        return error
 
 
 def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
@@ -204,6 +212,18 @@ def load(path: Path) -> Checkpoint:
         return Checkpoint(round_, safetensors.torch.load(content), facts)
     except safetensors.SafetensorError as error:
         raise PefllError(f"the checkpoint {path} is damaged: {error}") from error
+
+
+def newest_facts(folder: Path) -> dict[str, Any]:
+    """Return what the newest manifest that can be read says, without a look at the tensors; {} where there is none."""
+    for path in _newest_first(folder):
+        try:
+            facts = json.loads((path / MANIFEST).read_text())["facts"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(facts, dict):
+            return facts
+    return {}
 
 
 def latest(folder: Path, report: Callable[[str], None]) -> Checkpoint:

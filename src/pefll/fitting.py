@@ -26,8 +26,9 @@ from pefll.preparing import Order, describe_problem, headline, opened
 from pefll.progress import Display, display, say
 from pefll.record import LOCK, RunFolder, seed_folder
 from pefll.run import Run, method_template
+from pefll.saving import restore
 from pefll.summary import summary_of, write_descriptors
-from pefll.training import restore, train
+from pefll.training import train
 from pefll.wording import argument
 
 
@@ -182,11 +183,11 @@ def outcomes_of(
             prepared.append((order, engine, learner, facts))
         join([engine for _, engine, *_ in prepared])
         # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
-        for order, *_ in prepared:
-            _check_claim(order.out, order.config)
+        for order, _, _, facts in prepared:
+            _check_claim(order.out, order.config, facts)
         folders = [stack.enter_context(_held(order.out)) for order, *_ in prepared]
-        for (order, *_), folder in zip(prepared, folders, strict=True):
-            _claim(folder, order.config)
+        for (order, _, _, facts), folder in zip(prepared, folders, strict=True):
+            _claim(folder, order.config, facts)
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds))
         for (order, engine, learner, facts), folder in zip(prepared, folders, strict=True):
@@ -215,9 +216,9 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
     if not engine.method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
     order = Order(config, federation, out)
-    _check_claim(out, config)
+    _check_claim(out, config, facts)
     with _held(out) as folder:
-        _claim(folder, config)
+        _claim(folder, config, facts)
         if console:
             say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
         with display(console) as screen, stop_signals() as asked_to_stop:
@@ -245,14 +246,13 @@ def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any]) -> Run 
     """Return the run that an order's folder holds, where it is finished; PefllError where it is another one."""
     if order.out is None or order.tunes:  # a search keeps scores and no weights
         return None
-    _check_claim(order.out, order.config)
+    _check_claim(order.out, order.config, facts)
     folder = RunFolder(Path(order.out))
     saved = finished_state(folder, order.config.rounds)
     if saved is None:
         return None
     template = method_template(learner, order.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
-    check_same_model(saved.facts["problem"].get("probe"), facts["probe"], str(folder.path))
     return Run(order.config, learner, best, final, facts, folder.summary() or {}, order.federation)
 
 
@@ -333,8 +333,8 @@ def _config(
     )
 
 
-def _check_claim(out: str | Path | None, config: Config) -> None:
-    """Raise PefllError where the folder that is there is not the same run's."""
+def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) -> None:
+    """Raise PefllError where the folder that is there is not the same run's, with the same settings and model."""
     if out is None:
         return
     folder = RunFolder(Path(out))
@@ -344,6 +344,7 @@ def _check_claim(out: str | Path | None, config: Config) -> None:
             started.check_same(config)
         except PefllError as error:  # where several runs have folders of their own, the user named none of them
             raise PefllError(f"{folder.path}: {error}") from error
+        check_same_model(checkpoint.newest_facts(folder.checkpoints).get("problem", {}), facts, str(folder.path))
     elif folder.path.exists() and (not folder.path.is_dir() or {each.name for each in folder.path.iterdir()} - {LOCK}):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another {argument('out')}")
 
@@ -359,8 +360,8 @@ def _held(out: str | Path | None) -> Iterator[RunFolder | None]:
         yield folder
 
 
-def _claim(folder: RunFolder | None, config: Config) -> None:
+def _claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
     """Write what was asked for now into a folder that is held; somebody may have been there since it was looked at."""
     if folder:
-        _check_claim(folder.path, config)
+        _check_claim(folder.path, config, facts)
         config.save(folder.config_file)

@@ -68,6 +68,7 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         "feature_names": list(federation.feature_names),
         "num_clients": federation.num_clients,
         "dataset": federation.name,
+        "weights": network.size,
         "probe": probe(network, federation.input_shape, federation.tokens),
     }
     return problem, facts

@@ -31,8 +31,8 @@ from pefll.personal import PersonalModel, check_input
 from pefll.preparing import federation_of, opened
 from pefll.progress import monitor, say
 from pefll.record import RunFolder
+from pefll.saving import restore
 from pefll.summary import counting
-from pefll.training import restore
 from pefll.tree import Tree, map_tree
 from pefll.wording import either
 
@@ -208,7 +208,7 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
         path: the folder.
         console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
         model: the architecture, for a run that was trained on an `nn.Module` given in Python, with the same buffers and
-            frozen parameters: these are not in the run. One that computes something else is refused.
+            frozen parameters: these are not in the run. One that gives a made-up sample other scores is refused.
     """
     folder = RunFolder(Path(path))
     folder.check_is_run()
@@ -229,7 +229,8 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     template = method_template(method, config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # Only now: a model of another size has a sentence of its own.
-    check_same_model(facts.get("probe"), probe(problem.model, problem.input_shape, problem.tokens), str(path))
+    found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
+    check_same_model(facts, found, str(path))
     return Run(config, method, best, final, facts, folder.summary() or {})
 
 

@@ -29,7 +29,8 @@ from pefll.models import resolve_model
 from pefll.preparing import Order, clients_per_round
 from pefll.progress import Display, Monitor
 from pefll.record import ALONE, TOOK_TURNS, RunFolder
-from pefll.training import Progress, local_steps
+from pefll.saving import Progress
+from pefll.training import local_steps
 from pefll.tree import Tree
 from pefll.version import __version__
 from pefll.wording import counted

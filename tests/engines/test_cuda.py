@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.lockstep import pictures as noise
+from pefll import checkpoint
 from pefll.config import Config
 from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
@@ -23,8 +24,9 @@ from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
 from pefll.ops import recorded
 from pefll.preparing import Order
+from pefll.record import RunFolder
 from pefll.run import load
-from pefll.tree import leaves, map_tree
+from pefll.tree import leaves, map_tree, named_leaves
 from tests.engines.test_engines import SETTINGS
 from tests.engines.test_joint import launched
 from tests.federations import dealt, flat, problem_of, ragged
@@ -223,6 +225,20 @@ def test_a_snapshot_is_not_written_to():
 
 def pictures(seed=0):
     return ragged(shape=(1, 16, 16), pixels=True, seed=seed)
+
+
+@pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
+def test_what_is_written_while_rounds_go_on_is_the_state_of_its_round(tmp_path, seeds):
+    settings = GPU | {"eval_every": 3, "checkpoint_every": 5, "precision": "tf32"}
+    fit_seeds(pictures, seeds=seeds, out=tmp_path, rounds=14, **settings)
+    for seed in seeds:
+        folder = tmp_path / f"seed-{seed}" / "checkpoints"
+        middle = checkpoint.load(folder / "round-00000010")
+        short = fit(pictures(seed), seed=seed, rounds=10, **settings)
+        for name, leaf in named_leaves(short.final):
+            assert torch.equal(middle.tensors[f"server.{name}"], leaf.cpu()), (seed, name)
+        history = [row["round"] for row in RunFolder(folder.parent).history()]
+        assert history == [3, 6, 9, 12, 14]
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "bf16"])  # the last three run our kernels

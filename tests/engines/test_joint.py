@@ -236,6 +236,9 @@ class Stream:
     def wait_stream(self, other):
         self.waits.append((self.name, other.name))
 
+    def synchronize(self):
+        pass
+
 
 @pytest.fixture
 def with_streams(monkeypatch):
@@ -251,7 +254,7 @@ def with_streams(monkeypatch):
         states = [engine.start() for engine in engines]
         together.stream = Stream("all", waits)
         for name, engine in zip("abc", engines, strict=True):
-            engine.stream, engine.pool = Stream(name, waits), None
+            engine.stream = Stream(name, waits)
             monkeypatch.setattr(engine, "turn", contextlib.nullcontext)
         return engines, together, states, waits
 

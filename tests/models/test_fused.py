@@ -193,6 +193,8 @@ def test_blocks_that_feed_only_each_other_are_one_chain():
         ([nn.SiLU(), nn.Conv2d(3, 3, 1)], True),
         ([Do(lambda x: torch.tanh(x) * x.sigmoid()), nn.GELU(), nn.Conv2d(3, 3, 1)], True),
         ([nn.GroupNorm(1, 3), nn.SiLU(), nn.Conv2d(3, 3, 1)], False),
+        ([nn.SiLU(), nn.Conv2d(3, 3, 1), nn.GroupNorm(1, 3)], False),  # anywhere in the network
+        ([nn.AvgPool2d(2), nn.Conv2d(3, 3, 1)], True),
         ([Do(lambda x: x.flatten(1).reshape(x.shape)), nn.Conv2d(3, 3, 1)], False),
     ],
 )

@@ -37,13 +37,31 @@ def test_the_same_network_gives_the_same_scores_whatever_weights_it_has(name, sh
     assert torch.isfinite(torch.tensor(scores[0])).all()
 
 
+def facts(*scores: float, weights: int = 9) -> dict:
+    return {"probe": list(scores), "weights": weights}
+
+
 def test_rounding_is_no_other_model():
-    check_same_model([100.0, 0.0, -50.0], [100.05, 0.04, -50.05], "it")
-    check_same_model(None, [1.0], "it")
-    check_same_model([float("inf"), float("nan")], [float("inf"), float("nan")], "it")
+    check_same_model(facts(100.0, 0.0, -50.0), facts(100.05, 0.04, -50.05), "it")
+    check_same_model({}, facts(1.0), "it")  # of an earlier version
+    check_same_model(facts(float("inf"), float("nan"), 2.0), facts(float("inf"), float("nan"), 2.0), "it")
     for other in ([100.0, 0.2, -50.0], [100.0, 0.0]):
-        with pytest.raises(PefllError, match="it was trained with another model"):
-            check_same_model([100.0, 0.0, -50.0], other, "it")
+        with pytest.raises(PefllError, match="it was trained with another model: with the same weights"):
+            check_same_model(facts(100.0, 0.0, -50.0), facts(*other), "it")
+    with pytest.raises(PefllError, match="it was trained with another model"):
+        check_same_model(facts(float("inf"), 2.0, 3.0), facts(float("inf"), 2.0, 500.0), "it")
+    with pytest.raises(PefllError, match="it has 9 weights, and this one 1,000"):
+        check_same_model(facts(1.0), facts(1.0, weights=1000), "it")
+
+
+def test_frozen_words_are_looked_at_too():
+    def reader(seed: int) -> Network:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            words = nn.Embedding(5, 4, padding_idx=0).requires_grad_(False)
+        return Network(nn.Sequential(words, nn.Flatten(), nn.Linear(12, 2)))
+
+    assert probe(reader(0), (3,), True) == probe(reader(0), (3,), True) != probe(reader(1), (3,), True)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +81,14 @@ def test_another_model_of_the_same_size_is_refused(tmp_path, trained, other):
         pefll.fit(federation, "fedavg", model=other, out=tmp_path / "run", **QUICK)
     with pytest.raises(PefllError, match="was trained with another model"):
         pefll.fit(federation, "fedavg", model=other, out=tmp_path / "run", **QUICK | {"rounds": 4})
+    assert pefll.load(tmp_path / "run", model=trained).config.rounds == 2  # nothing was changed
     assert pefll.fit(federation, "fedavg", model=trained, out=tmp_path / "run", **QUICK | {"rounds": 4}).server
 
 
 def test_a_run_without_a_probe_is_read_as_before(tmp_path, monkeypatch):
     federation = ragged(clients=5, sizes=(9,))
     with monkeypatch.context() as patch:
-        patch.setattr("pefll.preparing.probe", lambda *_: None)
+        patch.setattr("pefll.preparing.probe", lambda *_: None)  # as earlier versions
         pefll.fit(federation, "fedavg", model=made(nn.Tanh()), out=tmp_path / "run", **QUICK)
     pefll.load(tmp_path / "run", model=made(nn.ReLU()))
     pefll.fit(federation, "fedavg", model=made(nn.Tanh()), out=tmp_path / "run", **QUICK | {"rounds": 4})

@@ -249,6 +249,7 @@ class Engine(Protocol):
     dtype: torch.dtype
     clients_per_round: int
     name: str
+    queues: bool  # whether it goes on with rounds that were launched while whoever launched them does something else
     breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
 
     def start(self) -> Tree:
@@ -286,7 +287,7 @@ class Engine(Protocol):
     def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
         """Return `function` of a state, to be called with many states; a GPU records its work at the first call.
 
-        The returned tensor is good until the next call of anything on this engine.
+        The returned tensor is good until the next call.
         """
         ...
 

@@ -376,6 +376,7 @@ class _JointGraph:
             with joint._threads() as threads:
                 with rehearsal():  # in the threads of the recording, since libraries keep what they need for each
                     joint.round(self.servers, self.t, threads)
+                # Whole rounds: long loops of steps are recorded and repeated in both, with the kernels of what follows.
                 joint.differs = self._differences(joint.round(self.servers, self.t, threads)[0])
                 if joint.differs and joint.exact:
                     raise PefllError(f"they would not be what they are alone ({joint.differs[0]})")

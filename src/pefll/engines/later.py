@@ -72,7 +72,7 @@ class Clock:
         return Later(self, answer, read)
 
 
-def copied(state: Tree, device: torch.device) -> Later[Tree]:
+def copy_under_way(state: Tree, device: torch.device) -> Later[Tree]:
     """Send a state to the host, after the work that the device has been given so far in the current stream.
 
     Args:
@@ -83,13 +83,26 @@ def copied(state: Tree, device: torch.device) -> Later[Tree]:
 
 
 def fetched(state: Tree, device: torch.device) -> Tree:
-    """Return a state that is finished in the host's memory, without waiting for what else the device has to do."""
+    """Return a state in the host's memory, without waiting for what else the device has to do.
+
+    Args:
+        state: that the device is done with: somebody has waited for something that came after it.
+        device: where it lies.
+    """
     if device.type != "cuda":
         return state
-    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-        return copied(state, device).wait()
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(_streams[device]):
+        return copy_under_way(state, device).wait()
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def _sent_to_host(tensor: Tensor) -> Tensor:
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    try:
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    except RuntimeError:  # so much memory cannot be pinned here; then the copy is waited for
+        return tensor.cpu()
     return there.copy_(tensor, non_blocking=True)

@@ -21,6 +21,7 @@ class PromptEngine(ABC):
     """
 
     device: torch.device
+    queues = False
 
     @abstractmethod
     def _round(self, server: Tree, t: int) -> Tree:

@@ -127,7 +127,9 @@ class VectorEngine:
         self._graph: _RoundGraph | None = None
         self.company: Company | None = None
         self.stream: torch.cuda.Stream | None = None
-        if self.device.type == "cuda":
+        self.beside: torch.cuda.Stream | None = None
+        self.queues = self.device.type == "cuda"
+        if self.queues:
             # Graphs are captured in these streams too: libraries keep scratch memory for each stream, and what is done
             # at the same time must not share it. Rounds come first; what is beside them gets what they leave free.
             self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
@@ -184,7 +186,7 @@ class VectorEngine:
 
     def aside(self) -> AbstractContextManager[Any]:
         """Make another stream of the engine the current one, on a GPU; what the current one was given comes first."""
-        if self.stream is None:
+        if self.beside is None:
             return nullcontext()
         self.beside.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.beside)
@@ -209,6 +211,9 @@ class VectorEngine:
 
     def close(self) -> None:
         """Free the graphs and give torch its settings back."""
+        for stream in (self.stream, self.beside):
+            if stream is not None:
+                stream.synchronize()  # after an error there may be work left, whose memory others must not get
         self._graph = None
         if self.company is not None:
             self.company.close()
@@ -308,6 +313,7 @@ class _Recorded:
 
     def _capture(self) -> None:
         side, current = self.engine.beside, torch.cuda.current_stream(self.engine.device)
+        assert side is not None
         side.wait_stream(current)
         with torch.cuda.stream(side), rehearsal():
             self.function(self.state)

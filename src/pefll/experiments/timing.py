@@ -99,7 +99,9 @@ def _speed(one: Result) -> Speed | None:
     if str(one.get("device", "cpu")).startswith("cpu") or "lockstep" not in one:
         return None
     steps = _steps_of(one)
-    seconds = (one["train_seconds"] + one["eval_seconds"]) / one["lockstep"] + one.get("test_seconds", 0)
+    # Earlier results have no time by the clock; rounds and evaluations went on one after another then.
+    spent = one.get("wall_seconds") or one["train_seconds"] + one["eval_seconds"]
+    seconds = spent / one["lockstep"] + one.get("test_seconds", 0)
     if not steps or not seconds:
         return None
     recorded = one["rounds"] > 0

@@ -40,8 +40,8 @@ _HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
 _HOLDING_OUT = "-holding-out-"  # between a file's usual name and the share, for trials of their own
 # What of a finished run's summary its trial keeps.
 _KEPT = (
-    *("best_round", "train_seconds", "eval_seconds", "test_seconds", "lockstep", "timing", "device", "precision"),
-    *("local_steps", "commit", "version", "torch", "data_sha256", "finished"),
+    *("best_round", "train_seconds", "eval_seconds", "wall_seconds", "test_seconds", "lockstep", "timing", "device"),
+    *("precision", "local_steps", "commit", "version", "torch", "data_sha256", "finished"),
 )
 
 

@@ -29,19 +29,20 @@ _SUMS = (operator.add, torch.add)
 _SUM_METHODS = ("add", "add_")
 # What else networks have between convolutions that leaves channels innermost where they are: functions of single
 # numbers, and pooling that no block has taken.
-_TRANSPARENT_LAYERS = (
-    *(nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.ReLU6),
-    *(nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity, nn.Dropout, nn.Dropout2d),
-    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
-)
-_TRANSPARENT = (
-    *(F.silu, F.gelu, F.leaky_relu, F.elu, F.selu, F.celu, F.mish, F.softplus, F.relu6, F.hardswish, F.hardtanh),
-    *(F.tanh, F.sigmoid, torch.tanh, torch.sigmoid, torch.mul, operator.mul, F.dropout, F.dropout2d),
-    *(F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
-)
+_TRANSPARENT_LAYERS = {
+    *{nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.ReLU6},
+    *{nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity, nn.Dropout, nn.Dropout2d},
+    *{nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d},
+}
+_TRANSPARENT_FUNCTIONS = {
+    *{F.silu, F.gelu, F.leaky_relu, F.elu, F.selu, F.celu, F.mish, F.softplus, F.relu6, F.hardswish, F.hardtanh},
+    *{F.tanh, F.sigmoid, torch.tanh, torch.sigmoid, torch.mul, operator.mul, F.dropout, F.dropout2d},
+    *{F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d},
+}
+_TRANSPARENT_METHODS = {"tanh", "sigmoid", "mul", "clamp"}
+# Normalisations that torch has for channels outermost, and that are several times as slow with others.
 _NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d, nn.LocalResponseNorm)
-_NORMALISES = (F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F.instance_norm, F.local_response_norm)
-_TRANSPARENT_METHODS = ("tanh", "sigmoid", "mul", "clamp")
+_NORMALISES = {F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F.instance_norm, F.local_response_norm}
 
 
 def fused(module: nn.Module) -> nn.Module:
@@ -194,12 +195,11 @@ def _is_transparent(node: fx.Node, module: nn.Module) -> bool:
     if node.op == "call_method":
         return node.target in _TRANSPARENT_METHODS
     return type(layer_of(node, module)) in _TRANSPARENT_LAYERS or (
-        node.op == "call_function" and node.target in _TRANSPARENT
+        node.op == "call_function" and node.target in _TRANSPARENT_FUNCTIONS
     )
 
 
 def _normalises(node: fx.Node, module: nn.Module) -> bool:
-    """Whether a node is a normalisation that torch has for channels outermost: others take it several times as long."""
     return isinstance(layer_of(node, module), _NORMALISATIONS) or (
         node.op == "call_function" and node.target in _NORMALISES
     )

@@ -16,6 +16,7 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 # Fewer repetitions than this are not worth a recording, for which three of them are made one by one.
 WORTH = 16
 
+# So many steps launch every kernel that more of them would; see `rehearsed`.
 REHEARSED = 4
 
 T = TypeVar("T")

@@ -1,0 +1,170 @@
+"""How far a run is, written to checkpoints and read from them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll import checkpoint
+from pefll.checkpoint import Writer
+from pefll.config import Config
+from pefll.engines.cohort import Engine, Ledger
+from pefll.engines.later import copy_under_way, fetched
+from pefll.errors import PefllError
+from pefll.progress import Monitor
+from pefll.record import RunFolder
+from pefll.tree import Tree, from_named, map_tree, named_leaves
+
+CHECKPOINT_SECONDS = 300.0
+
+
+class Best(NamedTuple):
+    """A best round: see `Progress`."""
+
+    state: Tree
+    round: int
+    value: float
+
+
+@dataclass
+class Progress:
+    """Where a run is: with the federation and the config, all that the rest of the run depends on.
+
+    Attributes:
+        round: rounds done.
+        server: the method's state.
+        best: the state at the best round.
+        best_round: the round with the best seen-client validation accuracy so far.
+        best_value: that accuracy; -1 before the first evaluation.
+        train_seconds: spent in rounds; on a GPU with the time that other runs, and this one's evaluations, took away.
+        eval_seconds: spent in evaluations; on a GPU beside rounds, so that it is no share of anything.
+        wall_seconds: by the clock, with everything: compiling, recording, waiting for other runs.
+        lockstep: the most runs that were trained together with this one, itself included.
+        scheduled: the best that `eval_every` asked for, where an evaluation that only the end of the run asked for was
+            better: a longer run, which this may become, has no such evaluation.
+    """
+
+    round: int
+    server: Tree
+    best: Tree
+    best_round: int = 0
+    best_value: float = -1.0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    lockstep: int = 1
+    scheduled: Best | None = None
+
+
+class Saver:
+    """Says when a checkpoint is due, and has it written; for a run without a folder, never.
+
+    Args:
+        engine: of the run.
+        config: how often.
+        folder: of the run; None for nowhere.
+        facts: about the problem, for whoever reads a checkpoint without the data.
+        round_: that the run begins with.
+    """
+
+    def __init__(
+        self, engine: Engine, config: Config, folder: RunFolder | None, facts: dict[str, Any], round_: int
+    ) -> None:
+        self._engine, self._config, self._facts = engine, config, facts
+        self._writer = Writer(folder.checkpoints) if folder else None
+        self._at, self._round = time.monotonic(), round_
+
+    def due(self, round_: int) -> bool:
+        """Return whether the state after a round, which is about to be launched, is to be saved."""
+        by_number = round_ % self._config.checkpoint_every == 0 or round_ == self._config.rounds
+        if self._writer is None or not (by_number or self.overdue()):
+            return False
+        self._at = time.monotonic()  # it is not due again while it is under way
+        return True
+
+    def overdue(self) -> bool:
+        """Return whether the last one was begun too long ago."""
+        return self._writer is not None and time.monotonic() - self._at > CHECKPOINT_SECONDS
+
+    def save(self, progress: Progress, server: Tree, ledger: Ledger) -> None:
+        """Begin to write how far a run is.
+
+        Args:
+            progress: with everything recorded until its round.
+            server: the state after that round, in the host's memory.
+            ledger: what had crossed the door after it.
+        """
+        if self._writer is None:
+            return
+        device = self._engine.device
+        # Often the best state is this very one, which is here already.
+        best = server if progress.best_round == progress.round else fetched(progress.best, device)
+        parts = {"server": server, "best": best}
+        facts: dict[str, Any] = {"problem": self._facts}
+        if progress.scheduled is not None:
+            state, round_, value = progress.scheduled
+            parts["scheduled"] = fetched(state, device)
+            facts["scheduled"] = {"round": round_, "value": value}
+        facts["progress"] = {
+            "best_round": progress.best_round,
+            "best_value": progress.best_value,
+            "train_seconds": progress.train_seconds,
+            "eval_seconds": progress.eval_seconds,
+            "wall_seconds": progress.wall_seconds,
+            "lockstep": progress.lockstep,
+            "ledger": vars(ledger).copy(),
+        }
+        tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
+        self._writer.begin(progress.round, tensors, facts)
+        self._at, self._round = time.monotonic(), progress.round
+
+    def save_now(self, progress: Progress) -> None:
+        """Begin to write how far a run is that has nothing under way, unless that is saved already."""
+        if self._round != progress.round or progress.round == 0:
+            # In the current stream: after all that the states come from.
+            self.save(progress, copy_under_way(progress.server, self._engine.device).wait(), self._engine.ledger)
+
+    def wait(self) -> None:
+        """Return when everything is on the disk; PefllError where it cannot be written."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def close(self) -> None:
+        """Let what is being written be finished."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progress | None:
+    """Return how far the run in a folder is; None for one that has not begun."""
+    if folder is None or not any(folder.checkpoints.glob("round-*")):
+        return None
+    saved = checkpoint.latest(folder.checkpoints, monitor.say)
+    checkpoint.drop_newer(folder.checkpoints, saved.round)  # damaged ones; they must not push out good ones
+    numbers = dict(saved.facts["progress"])
+    template = engine.start()
+    vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
+    scheduled = saved.facts.get("scheduled")
+    numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # of an earlier version
+    return Progress(
+        round=saved.round,
+        server=restore(template, saved.tensors, "server"),
+        best=restore(template, saved.tensors, "best"),
+        scheduled=Best(restore(template, saved.tensors, "scheduled"), **scheduled) if scheduled else None,
+        **numbers,
+    )
+
+
+def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
+    """Return a state shaped as `template` from the tensors of a checkpoint; PefllError where it is of another model."""
+    chosen = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
+    for name, old in named_leaves(template):
+        if name in chosen and chosen[name].shape != old.shape:
+            shapes = f"shape {list(chosen[name].shape)}, not {list(old.shape)}"
+            raise PefllError(f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients")
+    # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
+    return map_tree(lambda old, new: torch.empty_like(old).copy_(new), template, from_named(template, chosen))
