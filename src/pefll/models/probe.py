@@ -59,7 +59,7 @@ def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str)
         found: facts of this model: its number of weights and its probe.
         where: the run.
     """
-    if trained.get("probe") is None:
+    if trained.get("probe") is None or "weights" not in trained:
         return
     if trained["weights"] != found["weights"]:
         raise PefllError(
