@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -14,6 +15,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("stopped before anything was begun\n")
         sys.exit(130)
+    finally:
+        # All is said and done: libraries take a second to leave, and an impatient Ctrl-C would only show a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

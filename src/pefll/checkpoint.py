@@ -93,7 +93,8 @@ class Writer:
             except BaseException as error:  # noqa: BLE001 (raised again by who waits)
                 self._error = error
 
-        self._thread = Thread(target=work, daemon=True, name="checkpoint")
+        # Not a daemon: when Python ends, it waits for what is half written.
+        self._thread = Thread(target=work, name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:

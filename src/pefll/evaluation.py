@@ -243,6 +243,8 @@ def summarise(sums: Floats) -> Accuracy | None:
 def split_number(name: str) -> int:
     """Return the number of a split named train, validation (or val), or test."""
     names = {**{split: number for number, split in enumerate(SPLITS)}, "val": 1}
+    if not isinstance(name, str):
+        raise PefllError(f"a split has a name, such as 'test', and is not a {type(name).__name__}")
     if name not in names:
         raise unknown("split", name, names)
     return names[name]

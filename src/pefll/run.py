@@ -210,6 +210,8 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
         model: the architecture, for a run that was trained on an `nn.Module` given in Python, with the same buffers and
             frozen parameters: these are not in the run. One that gives a made-up sample other scores is refused.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise PefllError(f"the model must be a torch.nn.Module that is made, not {model!r}")
     folder = RunFolder(Path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file)

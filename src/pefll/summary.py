@@ -160,7 +160,7 @@ def _timing(lockstep: int, device: torch.device) -> str:
     if lockstep == 1:
         return ALONE
     if takes_turns:
-        return f"{TOOK_TURNS} with {others}; seconds are of this run's own turns"
+        return f"{TOOK_TURNS} with {others}; seconds are of this run's own turns, but wall_seconds"
     return (
         f"shared the device with {others}: seconds are of this run while they slowed it down, steps "
         "per second are its share of the device's, and peak memory is that of all together"

@@ -15,24 +15,28 @@ from pefll.errors import PefllError
 from pefll.models.network import Network
 
 TOLERANCE = 1e-3  # of the largest score: other processors and versions of torch round differently
+SCALES = (0.2, 20.0)  # of the weights: what is cut off at 6, say, shows with large ones only
 
 
-def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[float]:
-    """Return the scores of one sample, the same for the same network wherever and whenever it is asked.
+def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[list[float]]:
+    """Return the scores of one sample with small and with large weights.
+
+    They are the same for the same network wherever and whenever it is asked.
 
     Args:
         network: what clients run.
         input_shape: of a sample.
         tokens: whether samples are tokens.
     """
+    sample = some_sample(input_shape, tokens)
     with torch.no_grad():
-        scores = network(some_weights(network), some_sample(input_shape, tokens))[0]
-    return [float(f"{score:.6g}") for score in scores.tolist()]
+        rows = [network(some_weights(network, scale=scale), sample)[0].tolist() for scale in SCALES]
+    return [[float(f"{score:.6g}") for score in row] for row in rows]
 
 
-def some_weights(network: Network, which: int = 0) -> Tensor:
+def some_weights(network: Network, which: int = 0, scale: float = SCALES[0]) -> Tensor:
     """Return made-up weights [D], others for another number."""
-    return 0.2 * torch.arange(1.0, network.size + 1).double().add(which).sin().float()
+    return scale * torch.arange(1.0, network.size + 1).double().add(which).sin().float()
 
 
 def some_sample(input_shape: tuple[int, ...], tokens: bool, which: int = 0) -> Tensor:
@@ -59,14 +63,15 @@ def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str)
         found: facts of this model: its number of weights and its probe.
         where: the run.
     """
-    if trained.get("probe") is None or "weights" not in trained:
+    if not trained.get("probe") or "weights" not in trained:
         return
     if trained["weights"] != found["weights"]:
         raise PefllError(
             f"{where} was trained with another model: it has {trained['weights']:,} weights, and this one "
             f"{found['weights']:,}"
         )
-    if not alike(torch.tensor(found["probe"]), torch.tensor(trained["probe"])):
+    rows = zip(found["probe"], trained["probe"], strict=True)
+    if not all(alike(torch.tensor(row), torch.tensor(wanted)) for row, wanted in rows):
         raise PefllError(
             f"{where} was trained with another model: with the same weights this one gives other scores. Its layers, "
             "buffers and frozen parameters must be those of the training; what is random in them needs a fixed seed"
