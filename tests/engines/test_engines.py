@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from pefll.data.federation import TEST, Samples, assemble
-from pefll.engines.cohort import Ledger, keep_freed_memory
+from pefll.engines.cohort import Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.evaluation import client_scores
 from pefll.fitting import fit
-from pefll.methods import FedAvg, Problem, build_method
+from pefll.methods import Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
 from pefll.ops import recorded
-from pefll.ops.precision import PRODUCTS, products
 from tests.federations import flat, problem_of, ragged
 
 SETTINGS = {
@@ -242,87 +235,6 @@ def test_too_many_or_no_clients_per_round():
             make(federation, learner, seed=0, clients_per_round=-1)
 
 
-def test_engines_give_torch_its_settings_back():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    federation = small(FEATURES)
-    learner = build_method("fedavg", problem_of(federation), {})
-    for precision, tensor_cores in (("tf32", True), ("bf16", True), ("float32", False)):
-        engine = VectorEngine(federation, learner, seed=0, clients_per_round=2, precision=precision)
-        assert torch.backends.cuda.matmul.allow_tf32 == tensor_cores
-        assert torch.backends.cudnn.allow_tf32 == tensor_cores
-        assert products() == PRODUCTS[precision]
-        engine.close()
-        assert products() == PRODUCTS["float32"]
-        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
-
-
-def test_the_last_engine_to_close_gives_the_settings_back():
-    torch.set_num_threads(2)
-    federation = small(FEATURES)
-    learner = build_method("fedavg", problem_of(federation), {})
-    first, second = (VectorEngine(federation, learner, seed=0, clients_per_round=2, precision="tf32") for _ in "ab")
-    with pytest.raises(PefllError, match="an engine with precision tf32 is open"):
-        VectorEngine(federation, learner, seed=0, clients_per_round=2)
-    first.close()
-    first.close()  # closing twice is closing once
-    assert torch.get_num_threads() == 1
-    assert products() == PRODUCTS["tf32"]
-    second.close()
-    assert torch.get_num_threads() == 2
-    assert products() == PRODUCTS["float32"]
-    forgotten = VectorEngine(federation, learner, seed=0, clients_per_round=2, precision="tf32")
-    del forgotten
-    VectorEngine(federation, learner, seed=0, clients_per_round=2).close()
-
-
-def test_engines_give_torch_its_threads_back():
-    torch.set_num_threads(2)
-    federation = small(FEATURES)
-    learner = build_method("fedavg", problem_of(federation), {})
-    for make in (SerialEngine, VectorEngine):
-        engine = make(federation, learner, seed=0, clients_per_round=2)
-        assert torch.get_num_threads() == 1
-        engine.close()
-        assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize("flushed", [False, True])
-def test_tiny_numbers_are_zero_while_an_engine_is_open(flushed):
-    def tiny() -> float:
-        return float(torch.full((), 1e-38) * 0.1)
-
-    if not torch.set_flush_denormal(flushed):
-        pytest.skip("this processor cannot flush denormal numbers")
-    try:
-        engine = troubled("", 1)
-        assert tiny() == 0
-        engine.close()
-        assert (tiny() == 0) == flushed
-    finally:
-        torch.set_flush_denormal(False)
-
-
-def test_memory_is_not_torn_between_engines():
-    """Settings of the C library are changed and changed back with live tensors of all sizes around."""
-    kept = [torch.arange(size) for size in (1, 1 << 14, 1 << 18, 1 << 22)]
-    for keep in (True, False, True, False):
-        keep_freed_memory(keep)
-        kept += [tensor.clone() for tensor in kept[:4]]
-        del kept[4:6]
-    assert all(torch.equal(tensor, torch.arange(len(tensor))) for tensor in kept)
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_more_clients_than_processes_are_dealt_out_and_come_back_in_order(processes):
-    engine = troubled("", processes)
-    ((ids, cohort),) = engine.cohorts(np.array([0, 3, 1, 2, 0, 2, 1]))
-    theta = torch.randn(7, engine.method.problem.model.size)
-    here = engine.run_here(engine.method.predict, ids, 0, [each(theta)], {"split": 0})
-    for ours, theirs in zip(cohort.run(engine.method.predict, each(theta), split=0), here, strict=True):
-        assert torch.equal(ours, theirs)
-    engine.close()
-
-
 @pytest.mark.parametrize("name", ["fedavg", "pefll"])
 @pytest.mark.parametrize("client_lr", [1e3, 1e30])
 def test_convolutions_that_diverge_are_noticed(name, client_lr):
@@ -334,131 +246,6 @@ def test_convolutions_that_diverge_are_noticed(name, client_lr):
     with pytest.raises(PefllError, match="replied with NaN or infinity"):
         engine.advance(server, 0, 3)
     engine.close()
-
-
-# Worker processes.
-
-
-@dataclass(frozen=True)
-class Troubled(FedAvg):
-    """FedAvg whose clients get into trouble."""
-
-    trouble: str = ""
-
-    def train(self, client, theta):
-        if self.trouble == "killed" and int(client.id) == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.trouble == "exception" and int(client.id) == 1:
-            raise ZeroDivisionError("client 1 divided by nothing")
-        if self.trouble == "sentence" and int(client.id) == 1:
-            raise PefllError("client 1 has something to say")
-        return super().train(client, theta)
-
-
-def troubled(trouble: str, processes: int) -> SerialEngine:
-    federation = small(FEATURES)
-    method = Troubled(problem_of(federation), local_steps=1, trouble=trouble)
-    return SerialEngine(federation, method, seed=0, clients_per_round=4, processes=processes)
-
-
-def forget_coverage(processes) -> None:
-    """Remove what killed processes had half written for coverage, which would complain about it."""
-    for process in processes:
-        for path in Path.cwd().glob(f".coverage.*pid{process.pid}.*"):
-            path.unlink()
-
-
-def gone(engine_processes) -> bool:
-    return all(not process.is_alive() for process in engine_processes)
-
-
-def test_replies_to_a_call_that_failed_are_not_taken_for_those_to_the_next():
-    engine = troubled("sentence", 2)
-    server = engine.start()
-    with pytest.raises(PefllError, match="something to say"):
-        engine.advance(server, 0, 1)
-    asked = 0
-    for ids, cohort in engine.cohorts(np.array([0, 2, 3, 4])):  # seen clients, then new ones
-        reply = cohort.run(engine.method.predict, each(server.theta.expand(len(ids), -1)), split=0)
-        assert reply.samples.tolist() == engine.federation.count[0, ids].tolist()
-        asked += len(ids)
-    assert asked == 4
-    engine.close()
-
-
-def test_a_worker_that_dies_at_work_gives_a_sentence_and_no_hang():
-    engine = troubled("killed", 2)
-    processes = engine.workers._processes
-    started = time.monotonic()
-    with pytest.raises(PefllError, match="a worker process ended unexpectedly"):
-        engine.advance(engine.start(), 0, 1)
-    engine.close()
-    assert time.monotonic() - started < 20
-    assert gone(processes)
-    forget_coverage(processes)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_worker_that_died_while_idle_gives_a_sentence(which):
-    engine = troubled("", 2)
-    processes = engine.workers._processes
-    server = engine.advance(engine.start(), 0, 1)
-    os.kill(processes[which].pid, signal.SIGKILL)
-    processes[which].join(10)
-    with pytest.raises(PefllError, match="a worker process ended unexpectedly"):
-        engine.advance(server, 1, 1)
-    engine.close()
-    assert gone(processes)
-    forget_coverage(processes)
-
-
-@pytest.mark.parametrize(
-    ("processes", "trouble", "kind", "text"),
-    [
-        (1, "exception", ZeroDivisionError, "client 1 divided by nothing"),
-        (2, "exception", RuntimeError, "ZeroDivisionError: client 1 divided by nothing"),
-        (1, "sentence", PefllError, "client 1 has something to say"),
-        (2, "sentence", PefllError, "client 1 has something to say"),
-    ],
-)
-def test_what_goes_wrong_on_a_client_is_told(processes, trouble, kind, text):
-    engine = troubled(trouble, processes)
-    with pytest.raises(kind, match=text):
-        engine.advance(engine.start(), 0, 1)
-    engine.close()
-
-
-def test_workers_outlive_signals_to_the_whole_group_and_end_with_the_server():
-    """Ctrl-C and SIGTERM of a batch system reach every process; the server alone decides when to stop."""
-    engine = troubled("", 2)
-    processes = engine.workers._processes
-    server = engine.advance(engine.start(), 0, 1)  # so that they have set up their handlers
-    for process in processes:
-        os.kill(process.pid, signal.SIGINT)
-        os.kill(process.pid, signal.SIGTERM)
-    after = engine.advance(server, 1, 1)
-    assert not torch.equal(after.theta, server.theta)
-    engine.close()
-    assert gone(processes)
-
-
-def test_functions_that_are_not_the_methods_own_run_in_this_process():
-    engine = troubled("", 2)
-    ((_, cohort),) = engine.cohorts(np.arange(4))
-    here = os.getpid()
-    replies = cohort.run(lambda client, value: torch.tensor(os.getpid()) + 0 * value, everyone(torch.tensor(0)))
-    assert replies.tolist() == [here] * 4
-    engine.close()
-
-
-def test_an_empty_cohort_is_refused():
-    engine = troubled("", 1)
-    with pytest.raises(PefllError, match="without clients"):
-        engine.run_here(engine.method.train, np.zeros(0, dtype=np.int64), 0, [], {})
-    engine.close()
-
-
-# The wire.
 
 
 def test_ledgers_add_up():

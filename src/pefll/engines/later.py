@@ -12,6 +12,7 @@ from torch import Tensor
 from pefll.tree import Tree, map_tree
 
 T = TypeVar("T")
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # one for each device, for copies that wait for nothing else
 
 
 class Later(Generic[T]):
@@ -95,9 +96,6 @@ def fetched(state: Tree, device: torch.device) -> Tree:
         _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(_streams[device]):
         return copy_under_way(state, device).wait()
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def _sent_to_host(tensor: Tensor) -> Tensor:

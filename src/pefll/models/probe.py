@@ -6,6 +6,7 @@ other buffers or other frozen weights than the one that was trained, and everyth
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from pefll.errors import PefllError
 from pefll.models.network import Network
 
 TOLERANCE = 1e-3  # of the largest score: other processors and versions of torch round differently
-SCALES = (0.2, 20.0)  # of the weights: what is cut off at 6, say, shows with large ones only
+# Of the weights: what is cut off at 6, say, shows with large ones only. With these a network may be so sensitive that
+# it takes double precision for the same scores on another processor.
+SCALES = {0.2: torch.float32, 20.0: torch.float64}
 
 
-def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[list[float]]:
-    """Return the scores of one sample with small and with large weights.
+def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[list[float | None]]:
+    """Return the scores of one sample with small and with large weights; None for those that are not finite.
 
     They are the same for the same network wherever and whenever it is asked.
 
@@ -28,15 +31,25 @@ def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[
         input_shape: of a sample.
         tokens: whether samples are tokens.
     """
-    sample = some_sample(input_shape, tokens)
-    with torch.no_grad():
-        rows = [network(some_weights(network, scale=scale), sample)[0].tolist() for scale in SCALES]
-    return [[float(f"{score:.6g}") for score in row] for row in rows]
+    sample, rows = some_sample(input_shape, tokens), []
+    for scale, dtype in SCALES.items():
+        weights = (scale * some_weights(network)).to(dtype)
+        rows.append(_scores(network, weights, sample if tokens else sample.to(dtype)))
+    return rows
 
 
-def some_weights(network: Network, which: int = 0, scale: float = SCALES[0]) -> Tensor:
-    """Return made-up weights [D], others for another number."""
-    return scale * torch.arange(1.0, network.size + 1).double().add(which).sin().float()
+def _scores(network: Network, weights: Tensor, sample: Tensor) -> list[float | None]:
+    try:
+        with torch.no_grad():
+            scores = network(weights, sample)[0].tolist()
+    except Exception:  # noqa: BLE001 - a user's code may refuse such numbers, and then they tell nothing
+        return []
+    return [float(f"{score:.6g}") if math.isfinite(score) else None for score in scores]
+
+
+def some_weights(network: Network, which: int = 0) -> Tensor:
+    """Return made-up weights [D] between -1 and 1, others for another number."""
+    return torch.arange(1.0, network.size + 1).double().add(which).sin().float()
 
 
 def some_sample(input_shape: tuple[int, ...], tokens: bool, which: int = 0) -> Tensor:
@@ -70,9 +83,12 @@ def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str)
             f"{where} was trained with another model: it has {trained['weights']:,} weights, and this one "
             f"{found['weights']:,}"
         )
-    rows = zip(found["probe"], trained["probe"], strict=True)
-    if not all(alike(torch.tensor(row), torch.tensor(wanted)) for row, wanted in rows):
+    if not all(alike(_read(row), _read(wanted)) for row, wanted in zip(found["probe"], trained["probe"], strict=True)):
         raise PefllError(
             f"{where} was trained with another model: with the same weights this one gives other scores. Its layers, "
             "buffers and frozen parameters must be those of the training; what is random in them needs a fixed seed"
         )
+
+
+def _read(row: list[float | None]) -> Tensor:
+    return torch.tensor([math.nan if score is None else score for score in row])
