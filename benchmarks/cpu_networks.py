@@ -1,0 +1,179 @@
+"""Is one core faster with us than with a plain loop, whatever network a user brings?
+
+FedAvg's clients on the serial engine, one process and one thread, and a plain PyTorch loop on the same pictures take
+turns in one process; the ratio is the median over the turns. Noise of CIFAR-10's shape, batches of 32, ten steps a
+round.
+
+    python benchmarks/cpu_networks.py                        # some minutes
+    python benchmarks/cpu_networks.py --only mlp "one convolution" --seconds 0.1
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks.lockstep import pictures
+from benchmarks.speed.own_cnn import build as own_cnn
+from pefll.data import Federation, make_federation
+from pefll.engines.serial import SerialEngine
+from pefll.methods import build_method
+from pefll.models import build_model
+from pefll.preparing import describe_problem
+
+STEPS, BATCH = 10, 32
+
+
+class Shortcut(nn.Module):
+    """Two convolutions with normalisation of groups, around which the input goes."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in "ab")
+        self.one, self.other = (nn.GroupNorm(4, channels) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [b, channels, h, w]."""
+        return F.relu(x + self.other(self.second(F.relu(self.one(self.first(x))))))
+
+
+class Attention(nn.Module):
+    """Patches of a picture, one layer of attention, and their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.scores = nn.Conv2d(3, 64, 4, 4), nn.Linear(64, 10)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [b, 10]."""
+        return self.scores(self.layer(self.patches(x).flatten(2).transpose(1, 2)).mean(1))  # type: ignore[no-any-return]
+
+
+def depthwise(into: int, out: int, stride: int, *norms: nn.Module) -> list[nn.Module]:
+    """Return a convolution of each channel by itself and one across channels, each with a norm where there are two."""
+    first, second = norms or (nn.Identity(), nn.Identity())
+    each = nn.Conv2d(into, into, 3, stride, 1, groups=into)
+    return [each, first, nn.ReLU(), nn.Conv2d(into, out, 1), second, nn.ReLU()]
+
+
+def pooled(pool: Callable[[], nn.Module], bend: Callable[[], nn.Module], *, padding: int = 0) -> list[nn.Module]:
+    """Return two convolutions with a nonlinearity and pooling each."""
+    first, second = nn.Conv2d(3, 16, 5, padding=padding), nn.Conv2d(16, 32, 5, padding=padding)
+    return [first, bend(), pool(), second, bend(), pool(), nn.Flatten(), nn.LazyLinear(10)]
+
+
+def grouped(into: int, out: int) -> list[nn.Module]:
+    """Return a convolution with normalisation of groups, ReLU and pooling."""
+    return [nn.Conv2d(into, out, 3, padding=1), nn.GroupNorm(4, out), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def mean_and_scores(channels: int) -> list[nn.Module]:
+    """Return the mean over a picture, and the scores of the classes."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
+
+
+def networks() -> dict[str, nn.Module]:
+    """Return networks as users write them, for pictures 3 x 32 x 32."""
+    start = nn.Conv2d(3, 16, 3, 2, 1)
+    norms = [nn.GroupNorm(4, channels) for channels in (16, 32, 32, 64)]
+    layers: dict[str, list[nn.Module]] = {
+        "pooling": pooled(lambda: nn.MaxPool2d(2), nn.ReLU),
+        "pooling that overlaps": pooled(lambda: nn.MaxPool2d(3, 2), nn.ReLU, padding=2),
+        "average pooling": pooled(lambda: nn.AvgPool2d(2), nn.ReLU),
+        "average pooling, tanh": pooled(lambda: nn.AvgPool2d(2), nn.Tanh),
+        "normalisation of groups, pooling": [*grouped(3, 16), *grouped(16, 32), nn.Flatten(), nn.Linear(2048, 10)],
+        "normalisation of groups, shortcuts": [start, Shortcut(16), Shortcut(16), *mean_and_scores(16)],
+        "depthwise": [start, nn.ReLU(), *depthwise(16, 32, 1), *depthwise(32, 64, 2), *mean_and_scores(64)],
+        "depthwise, normalisation of groups": [
+            *(start, nn.ReLU(), *depthwise(16, 32, 1, *norms[:2])),
+            *(*depthwise(32, 64, 2, *norms[2:]), *mean_and_scores(64)),
+        ],
+        "one convolution": [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 1024, 10)],
+        "mlp": [nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10)],
+        "linear": [nn.Flatten(), nn.Linear(3072, 10)],
+    }
+    found = {name: nn.Sequential(*parts) for name, parts in layers.items()}
+    for network in found.values():
+        network(torch.zeros(1, 3, 32, 32))  # so that lazy layers know their shapes
+    return {
+        "lenet": build_model("lenet", (3, 32, 32), 10),
+        "normalisation of groups, SiLU, strides": own_cnn((3, 32, 32), 10),
+        **found,
+        "patches, attention": Attention(),
+    }
+
+
+def ours(federation: Federation, network: nn.Module) -> tuple[Callable[[], int], SerialEngine]:
+    """Return what does a round and tells how many steps that were, and the engine to be closed."""
+    problem, _ = describe_problem(federation, network)
+    engine = SerialEngine(federation, build_method("fedavg", problem, {"local_steps": STEPS}), 0, 2)
+    state, done = engine.start(), 0
+
+    def round_() -> int:
+        nonlocal state, done
+        state = engine.advance(state, done, 1)
+        done += 1
+        return 2 * STEPS
+
+    return round_, engine
+
+
+def plain(federation: Federation, network: nn.Module) -> Callable[[], int]:
+    """Return what does as many steps as a textbook has them."""
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-5)
+
+    def steps() -> int:
+        for _ in range(2 * STEPS):
+            rows = torch.randint(0, len(federation.x), (BATCH,))
+            x = (federation.x[rows].float() / 255 - 0.5) / 0.25
+            optimiser.zero_grad()
+            F.cross_entropy(network(x), federation.y[rows]).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(network.parameters(), 50.0)
+            optimiser.step()
+        return 2 * STEPS
+
+    return steps
+
+
+def rate(work: Callable[[], int], seconds: float) -> float:
+    """Return steps per second."""
+    began, steps = time.perf_counter(), 0
+    while (spent := time.perf_counter() - began) < seconds:
+        steps += work()
+    return steps / spent
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(networks()), metavar="NETWORK", help="all by default")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.4, help="a turn")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    federation = make_federation(pictures(6_000), partition="by-class 2", clients=20, seed=0)
+    table = Table("network", "ours, steps/s", "plain, steps/s", "times")
+    for name in options.only or networks():
+        torch.manual_seed(0)
+        mine, engine = ours(federation, networks()[name])
+        theirs = plain(federation, networks()[name])
+        mine()
+        theirs()
+        turns = [(rate(mine, options.seconds), rate(theirs, options.seconds)) for _ in range(options.turns)]
+        engine.close()
+        medians = [f"{statistics.median(column):.0f}" for column in zip(*turns, strict=True)]
+        table.add_row(name, *medians, f"{statistics.median(a / b for a, b in turns):.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
