@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from threading import Event
 
 import pytest
 import safetensors.torch
@@ -82,6 +84,41 @@ def test_a_writer_writes_one_after_another_and_raises_what_went_wrong_when_it_is
         writer.close()
     writer.wait()
     assert entries(tmp_path) == ["round-00000002", "round-00000003"]
+
+
+def test_what_must_be_on_the_disk_before_a_checkpoint_comes_first_and_its_errors_are_raised(tmp_path):
+    seen = []
+
+    def before() -> None:
+        seen.append(entries(tmp_path))
+        if len(seen) == 3:
+            raise PefllError("the disk is gone")
+
+    writer = checkpoint.Writer(tmp_path, before)
+    for round_ in (1, 2, 3):
+        writer.begin(round_, tensors(float(round_)), FACTS)
+    with pytest.raises(PefllError, match="the disk is gone"):
+        writer.wait()
+    assert seen == [[], ["round-00000001"], ["round-00000001", "round-00000002"]]
+    assert entries(tmp_path) == seen[-1]
+
+
+def test_a_writer_lets_go_of_what_is_written_and_of_nothing_else(tmp_path, monkeypatch):
+    may_write, real = Event(), checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *arguments: (may_write.wait(60), real(*arguments)))
+    writer, content = checkpoint.Writer(tmp_path), tensors(1.0)
+    held = weakref.ref(content["server.theta"])
+    writer.begin(1, content, FACTS)
+    del content
+    writer.let_go()
+    assert held() is not None
+    may_write.set()
+    writer._thread.join()
+    assert held() is not None  # not freed by the other thread
+    writer.let_go()
+    assert held() is None
+    writer.wait()
+    assert entries(tmp_path) == ["round-00000001"]
 
 
 def test_the_last_two_are_kept(tmp_path):

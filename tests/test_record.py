@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
 import pytest
 
 import pefll
+from pefll import checkpoint
 from pefll.errors import PefllError
 from pefll.record import RunFolder, run_folders, seed_folder
 from tests.federations import ragged
@@ -42,6 +44,29 @@ def test_a_line_cut_off_by_a_crash_is_left_out_and_does_not_spoil_the_next(tmp_p
     assert folder.history() == [{"round": 2}, {"round": 4}]
 
 
+def test_history_is_on_the_disk_before_a_checkpoint_says_so(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(RunFolder, "sync_history", lambda self: events.append([row["round"] for row in self.history()]))
+    saved = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *arguments: (events.append(arguments[1]), saved(*arguments)))
+    pefll.fit(ragged(), "fedavg", model="tiny", rounds=4, eval_every=2, checkpoint_every=2, out=tmp_path / "run")
+    assert events == [[2], 2, [2, 4], 4]
+
+
+def test_syncing_history_waits_for_the_disk_and_tells_of_its_errors(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.sync_history()
+    assert not folder.history_file.exists()
+    folder.append_history({"round": 2})
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    folder.sync_history()
+    assert len(synced) == 1
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(PefllError, match=r"history\.jsonl: No space left"):
+        folder.sync_history()
+
+
 def test_summary(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.summary() is None
@@ -72,13 +97,16 @@ def test_what_is_a_run(tmp_path):
 def test_a_full_disk_while_history_is_written_is_a_sentence(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.append_history({"round": 2})
+    full_disk = RunFolder(tmp_path / "full")
+    full_disk.path.mkdir()
+    full_disk.history_file.symlink_to("/dev/full")
+    with pytest.raises(PefllError, match="No space left"):
+        full_disk.append_history({"round": 4})
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(PefllError, match="No space left"):
-        folder.append_history({"round": 4})
     with pytest.raises(PefllError, match="No space left"):
         folder.keep_history_until(0)
     assert folder.history()[0] == {"round": 2}

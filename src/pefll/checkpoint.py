@@ -65,10 +65,11 @@ class Writer:
 
     Args:
         folder: of all checkpoints of the run.
+        before: called before a checkpoint is written, in the background too; for what must be on the disk before it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, before: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._before = folder, before
         self._thread: Thread | None = None
         self._held: dict[str, Tensor] = {}
         self._error: BaseException | None = None
@@ -82,13 +83,14 @@ class Writer:
             facts: anything JSON can hold.
         """
         self.wait()
-        # Held here until somebody waits: memory that a GPU copied into is not to be freed by another thread, which
-        # would ask the GPU about it in the middle of a recording.
+        # Held here until somebody waits or lets go: memory that a GPU copied into is not to be freed by another thread,
+        # which would ask the GPU about it in the middle of a recording.
         self._held = tensors
         context = copy_context()  # sentences about a full disk are made there
 
         def work() -> None:
             try:
+                context.run(self._before)
                 context.run(save, self._folder, round_, tensors, facts)
             except BaseException as error:  # noqa: BLE001 (raised again by who waits)
                 self._error = error
@@ -102,6 +104,11 @@ class Writer:
         error = self._finished()
         if error is not None:
             raise error
+
+    def let_go(self) -> None:
+        """Free the memory of what is written already, so that the next copies can have it; wait for nothing."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._held = {}
 
     def close(self) -> None:
         """Let what is being written be finished, and raise nothing: the run ends for reasons of its own."""

@@ -115,10 +115,15 @@ class RunFolder:
         return rows
 
     def append_history(self, row: dict[str, Any]) -> None:
-        """Add one evaluation."""
+        """Add one evaluation; others can read it at once, but it lasts only after `sync_history`."""
         with sentences_for_disk_errors(str(self.history_file)), self.history_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
+
+    def sync_history(self) -> None:
+        """Wait until the evaluations so far are on the disk; where it is busy with a checkpoint, that takes long."""
+        if not self.history_file.is_file():
+            return
+        with sentences_for_disk_errors(str(self.history_file)), self.history_file.open("a") as file:
             os.fsync(file.fileno())
 
     def keep_history_until(self, round_: int) -> None:

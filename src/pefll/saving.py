@@ -75,7 +75,7 @@ class Saver:
         self, engine: Engine, config: Config, folder: RunFolder | None, facts: dict[str, Any], round_: int
     ) -> None:
         self._engine, self._config, self._facts = engine, config, facts
-        self._writer = Writer(folder.checkpoints) if folder else None
+        self._writer = Writer(folder.checkpoints, before=folder.sync_history) if folder else None
         self._at, self._round = time.monotonic(), round_
 
     def due(self, round_: int) -> bool:
@@ -84,6 +84,7 @@ class Saver:
         if self._writer is None or not (by_number or self.overdue()):
             return False
         self._at = time.monotonic()  # it is not due again while it is under way
+        self._writer.let_go()  # a GPU's copies are made in memory that takes long to get
         return True
 
     def overdue(self) -> bool:

@@ -22,8 +22,9 @@ from pefll.saving import Best, Progress, Saver, resume
 from pefll.tree import Tree
 
 STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
-# So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records.
-AHEAD = 1
+# So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records. Several
+# runs at once keep the host for longer than one stretch takes when they come to a checkpoint.
+AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def train(
 ) -> Turns[Progress]:
     """Train for `config.rounds` rounds, from the newest checkpoint in `folder` where there is one.
 
-    Work is launched one stretch of rounds ahead of what is recorded, so that a GPU does not wait for the host. What a
-    checkpoint holds is copied as it is after its last round, and is written when everything until then is recorded, so
-    that it never misses an evaluation; a GPU goes on meanwhile.
+    Work is launched some stretches of rounds ahead of what is recorded, so that a GPU does not wait for the host. What
+    a checkpoint holds is copied as it is after its last round, and is written when everything until then is recorded,
+    so that it never misses an evaluation; a GPU goes on meanwhile.
 
     Args:
         engine: reaches the clients.
