@@ -13,7 +13,7 @@ With runs, the test accuracy of their unseen clients is split in two, those with
 The same from the files that `pefll results add` makes, which have how many answers of each client are right. Beside
 it stands how seen clients of the other seeds fare that have one of the new combinations: those may just be hard.
 
-    python benchmarks/new_combinations.py --results results/cifar10-pefll-n100-*-server_lr_0.0005-seed*.json
+    python benchmarks/new_combinations.py --results results/cifar10-pefll-n100-*-client_lr_0.0005-bf16-seed*.json
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def show_runs(runs: list[dict[str, Any]], console: Console) -> None:
     for title, family in families.items():
         table = Table("seed", "unseen", "new: clients", "accuracy", "known: clients", "accuracy", title=title)
         everybody = [client for run in family for client in run["clients"]]
-        for seed, clients in [*((str(run["seed"]), run["clients"]) for run in family), ("all", everybody)]:
+        runs = sorted(family, key=lambda run: int(run["seed"]))
+        for seed, clients in [*((str(run["seed"]), run["clients"]) for run in runs), ("all", everybody)]:
             groups = [[client for client in clients if client["new"] is new] for new in (True, False)]
             table.add_row(
                 seed, accuracy(clients), *(cell for group in groups for cell in (str(len(group)), accuracy(group)))
