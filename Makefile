@@ -38,7 +38,7 @@ bench: $(READY) ## Race our engines against a plain loop and other simulators (A
 	@$(BIN)/python -m benchmarks.speed $(ARGS)
 
 bench-million: $(READY) ## Time rounds among a million clients and among a thousand
-	@$(BIN)/python benchmarks/million_clients.py
+	@$(BIN)/python -m benchmarks.million_clients
 
 bench-flower: $(READY) $(FLOWER) ## Time an exchange in process, in Flower's simulation (with Ray) and in a deployment
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.flower_exchanges $(ARGS)

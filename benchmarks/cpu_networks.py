@@ -1,11 +1,12 @@
 """Is one core faster with us than with a plain loop, whatever network a user brings?
 
 FedAvg's clients on the serial engine, one process and one thread, and a plain PyTorch loop on the same pictures take
-turns in one process; the ratio is the median over the turns. Noise of CIFAR-10's shape, batches of 32, ten steps a
-round.
+turns in one process, who is first in turn, too; the ratio is the median over the turns. The loop has what an engine
+asks of torch and of the C library (no denormal numbers, memory that is kept), which a loop by itself has not. Noise of
+CIFAR-10's shape, batches of 32, ten steps a round.
 
-    python benchmarks/cpu_networks.py                        # some minutes
-    python benchmarks/cpu_networks.py --only mlp "one convolution" --seconds 0.1
+    python -m benchmarks.cpu_networks --out build/networks        # a minute or two
+    python -m benchmarks.cpu_networks --only mlp "one convolution" --seconds 0.1
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.lockstep import pictures
 from benchmarks.speed.own_cnn import build as own_cnn
+from benchmarks.speed.record import machine
+from pefll import __version__
 from pefll.data import Federation, make_federation
 from pefll.engines.serial import SerialEngine
+from pefll.files import make_folder, write_json
 from pefll.methods import build_method
 from pefll.models import build_model
 from pefll.preparing import describe_problem
+from pefll.summary import commit
 
 STEPS, BATCH = 10, 32
 
@@ -81,9 +90,13 @@ def mean_and_scores(channels: int) -> list[nn.Module]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
 
 
+def start() -> nn.Module:
+    """Return the convolution with which several of them begin."""
+    return nn.Conv2d(3, 16, 3, 2, 1)
+
+
 def networks() -> dict[str, nn.Module]:
     """Return networks as users write them, for pictures 3 x 32 x 32."""
-    start = nn.Conv2d(3, 16, 3, 2, 1)
     norms = [nn.GroupNorm(4, channels) for channels in (16, 32, 32, 64)]
     layers: dict[str, list[nn.Module]] = {
         "pooling": pooled(lambda: nn.MaxPool2d(2), nn.ReLU),
@@ -91,10 +104,10 @@ def networks() -> dict[str, nn.Module]:
         "average pooling": pooled(lambda: nn.AvgPool2d(2), nn.ReLU),
         "average pooling, tanh": pooled(lambda: nn.AvgPool2d(2), nn.Tanh),
         "normalisation of groups, pooling": [*grouped(3, 16), *grouped(16, 32), nn.Flatten(), nn.Linear(2048, 10)],
-        "normalisation of groups, shortcuts": [start, Shortcut(16), Shortcut(16), *mean_and_scores(16)],
-        "depthwise": [start, nn.ReLU(), *depthwise(16, 32, 1), *depthwise(32, 64, 2), *mean_and_scores(64)],
+        "normalisation of groups, shortcuts": [start(), Shortcut(16), Shortcut(16), *mean_and_scores(16)],
+        "depthwise": [start(), nn.ReLU(), *depthwise(16, 32, 1), *depthwise(32, 64, 2), *mean_and_scores(64)],
         "depthwise, normalisation of groups": [
-            *(start, nn.ReLU(), *depthwise(16, 32, 1, *norms[:2])),
+            *(start(), nn.ReLU(), *depthwise(16, 32, 1, *norms[:2])),
             *(*depthwise(32, 64, 2, *norms[2:]), *mean_and_scores(64)),
         ],
         "one convolution": [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 1024, 10)],
@@ -153,26 +166,44 @@ def rate(work: Callable[[], int], seconds: float) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and write after each network."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="a folder for cpu_networks.json")
     parser.add_argument("--only", nargs="+", choices=list(networks()), metavar="NETWORK", help="all by default")
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=0.4, help="a turn")
     options = parser.parse_args()
     torch.set_num_threads(1)
     federation = make_federation(pictures(6_000), partition="by-class 2", clients=20, seed=0)
     table = Table("network", "ours, steps/s", "plain, steps/s", "times")
-    for name in options.only or networks():
-        torch.manual_seed(0)
-        mine, engine = ours(federation, networks()[name])
-        theirs = plain(federation, networks()[name])
-        mine()
-        theirs()
-        turns = [(rate(mine, options.seconds), rate(theirs, options.seconds)) for _ in range(options.turns)]
-        engine.close()
-        medians = [f"{statistics.median(column):.0f}" for column in zip(*turns, strict=True)]
-        table.add_row(name, *medians, f"{statistics.median(a / b for a, b in turns):.2f}")
+    results: dict[str, Any] = machine() | {"version": __version__, "commit": commit(), "networks": {}}
+    for name in track(options.only or list(networks()), "networks", transient=True):
+        turns = race(federation, name, options.turns, options.seconds)
+        medians = [round(statistics.median(column), 1) for column in zip(*turns, strict=True)]
+        times = round(statistics.median(a / b for a, b in turns), 3)
+        table.add_row(name, *(f"{median:.0f}" for median in medians), f"{times:.2f}")
+        results["networks"][name] = {"ours": medians[0], "plain": medians[1], "times": times}
+        if options.out:
+            results["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+            make_folder(options.out)
+            write_json(options.out / "cpu_networks.json", results)
     Console().print(table)
+
+
+def race(federation: Federation, name: str, turns: int, seconds: float) -> list[tuple[float, float]]:
+    """Return the steps per second of both, ours first, turn by turn."""
+    torch.manual_seed(0)
+    mine, engine = ours(federation, networks()[name])
+    theirs = plain(federation, networks()[name])
+    mine()
+    theirs()
+    found = []
+    for turn in range(turns):
+        works = (mine, theirs) if turn % 2 == 0 else (theirs, mine)
+        rates = {work: rate(work, seconds) for work in works}
+        found.append((rates[mine], rates[theirs]))
+    engine.close()
+    return found
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The grid behind the demo's learning rates: validation accuracy on seen clients, mean over three seeds.
 
-python benchmarks/demo_grid.py
+python -m benchmarks.demo_grid        # some minutes
 """
 
 from __future__ import annotations
 
+import argparse
 from itertools import product
 
 from pefll.experiments.demo import SETTINGS, train_demo
@@ -18,6 +19,7 @@ GRID: dict[str, dict[str, tuple[float, ...]]] = {
 
 def main() -> None:
     """Print a line per method and setting, and which one the demo uses."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     for method, axes in GRID.items():
         for values in product(*axes.values()):
             tried = dict(zip(axes, values, strict=True))

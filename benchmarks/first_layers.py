@@ -4,7 +4,7 @@ Forwards, and the gradients of filters and bias from the gradient of the outputs
 graph that is replayed; the two ways take turns, and medians are given. With 15 clients sums are split as for three runs
 of 5 at once. It needs a GPU.
 
-    python benchmarks/first_layers.py --out build/first_layers
+    python -m benchmarks.first_layers --out build/first_layers
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each operation, forwards and backwards, is recorded some times into one CUDA gra
 turns, and medians and their ratios are given. Ours is also done three times at once, on three streams, as three seeds
 do. It needs a GPU.
 
-    python benchmarks/kernels.py --out build/kernels
+    python -m benchmarks.kernels --out build/kernels
 """
 
 from __future__ import annotations

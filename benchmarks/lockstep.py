@@ -7,8 +7,8 @@ another. Every seed is timed alone too. Then rounds and evaluations of all clien
 among 1,000: recorded once and replayed, as in training, where they go on beside rounds, and call by call. Medians are
 given, and ratios of medians; nothing that is done only once is timed.
 
-    python benchmarks/lockstep.py --out build/lockstep                     # on a GPU
-    python benchmarks/lockstep.py --out build/lockstep --device cpu --small  # tries the script anywhere
+    python -m benchmarks.lockstep --out build/lockstep                     # on a GPU
+    python -m benchmarks.lockstep --out build/lockstep --device cpu --small  # tries the script anywhere
 """
 
 from __future__ import annotations

@@ -3,17 +3,17 @@
 That is where a method that learns from clients must extrapolate. Who has which classes depends only on the seed, so
 that counting needs no data. For CIFAR-10 at n=100, as in the paper:
 
-    python benchmarks/new_combinations.py --clients 100 --classes 10 --each 2 --seeds 200
+    python -m benchmarks.new_combinations --clients 100 --classes 10 --each 2 --seeds 200
 
 With runs, the test accuracy of their unseen clients is split in two, those with a new combination and the others:
 
-    python benchmarks/new_combinations.py --runs runs/c10/seed-* --out results/new_combinations.json
-    python benchmarks/new_combinations.py --show results/new_combinations.json
+    python -m benchmarks.new_combinations --runs runs/c10/seed-* --out results/new_combinations.json
+    python -m benchmarks.new_combinations --show results/new_combinations.json
 
 The same from the files that `pefll results add` makes, which have how many answers of each client are right. Beside
 it stands how seen clients of the other seeds fare that have one of the new combinations: those may just be hard.
 
-    python benchmarks/new_combinations.py --results results/cifar10-pefll-n100-*-client_lr_0.0005-bf16-seed*.json
+    python -m benchmarks.new_combinations --results results/cifar10-pefll-n100-*-client_lr_0.0005-bf16-seed*.json
 """
 
 from __future__ import annotations

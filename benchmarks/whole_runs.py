@@ -5,8 +5,8 @@ that comes before the first round; only compiling is left out, by short runs bef
 `train_seconds` leaves out evaluations and what the device waits for; here everything counts. CIFAR-10 is taken from
 `--data-dir`, or noise of its size where it is not there.
 
-    python benchmarks/whole_runs.py --out build/whole --data-dir data              # on a GPU, some minutes
-    python benchmarks/whole_runs.py --out build/whole --device cpu --small         # tries the script anywhere
+    python -m benchmarks.whole_runs --out build/whole --data-dir data              # on a GPU, some minutes
+    python -m benchmarks.whole_runs --out build/whole --device cpu --small         # tries the script anywhere
 """
 
 from __future__ import annotations

@@ -59,9 +59,10 @@ def test_syncing_history_waits_for_the_disk_and_tells_of_its_errors(tmp_path, mo
     assert not folder.history_file.exists()
     folder.append_history({"round": 2})
     synced = []
-    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
     folder.sync_history()
-    assert len(synced) == 1
+    # The lines, and the name under which they are found.
+    assert synced == [folder.history_file.stat().st_ino, folder.path.stat().st_ino]
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(PefllError, match=r"history\.jsonl: No space left"):
         folder.sync_history()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors
+from pefll.files import sentences_for_disk_errors, sync_folder
 
 KEEP = 2
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
@@ -146,9 +146,10 @@ def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str,
             manifest = {"round": round_, "files": {TENSORS: written}, "facts": facts}
             manifest["sha256"] = _digest(manifest)
             _write(building / MANIFEST, [memoryview((json.dumps(manifest, indent=2) + "\n").encode())])
+            sync_folder(building)
             shutil.rmtree(final, ignore_errors=True)
             building.rename(final)
-            _sync_folder(folder)
+            sync_folder(folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
     for old in _newest_first(folder)[KEEP:]:
@@ -269,11 +270,3 @@ def drop_newer(folder: Path, round_: int) -> None:
 
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*"), reverse=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

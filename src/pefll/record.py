@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.errors import PefllError
-from pefll.files import read_json, sentences_for_disk_errors, write_json, write_whole
+from pefll.files import read_json, sentences_for_disk_errors, sync_folder, write_json, write_whole
 from pefll.wording import either
 
 LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
@@ -125,6 +125,7 @@ class RunFolder:
             return
         with sentences_for_disk_errors(str(self.history_file)), self.history_file.open("a") as file:
             os.fsync(file.fileno())
+            sync_folder(self.path)
 
     def keep_history_until(self, round_: int) -> None:
         """Drop evaluations after a round: a resumed run makes them again."""

@@ -299,6 +299,22 @@ def test_pixels_are_taken_as_without_kernels():
         close(narrow, torch.vmap(lambda rows: federation.take(rows, torch.float64))(wanted))
 
 
+@EXAMPLES
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 33), st.integers(1, 33)),
+    st.integers(1, 4),
+    st.integers(1, 33),
+    st.data(),
+)
+def test_pixels_of_any_shape(shape, clients, samples, data):
+    federation = ragged(shape=shape, pixels=True).to(DEVICE)
+    place = st.integers(0, len(federation.x) - 1)
+    chosen = data.draw(st.lists(place, min_size=clients * samples, max_size=clients * samples))
+    rows = torch.tensor(chosen, device=DEVICE).reshape(clients, samples)
+    narrow = torch.vmap(lambda rows: federation.take(rows, torch.float32))(rows)
+    close(narrow, torch.vmap(lambda rows: federation.take(rows, torch.float64))(rows))
+
+
 def test_pixels_that_lie_otherwise_are_taken_plainly():
     federation = ragged(shape=(3, 9, 8), pixels=True)
     turned = replace(federation, x=federation.x.to(memory_format=torch.channels_last)).to(DEVICE)
@@ -321,6 +337,22 @@ def test_keys(monkeypatch):
     monkeypatch.setattr(client_axis, "available", lambda *_: False)
     for got, wanted in zip(kernels, all_of_them(), strict=True):
         assert torch.equal(got, wanted)
+
+
+@EXAMPLES
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=5), st.integers(1, 70), st.integers(0, 2**31))
+def test_any_random_choices_are_the_same_bits(totals, count, number):
+    state = randomness.key(3, "test", torch.full((), number, device=DEVICE))
+    draws, total = randomness.spread(state, len(totals)), torch.tensor(totals, device=DEVICE)
+
+    def choose(one, total):
+        return randomness.choose(randomness.spread(one, 2), total, count)
+
+    kernels = torch.vmap(choose)(draws, total)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_axis, "available", lambda *_: False)
+        assert torch.equal(kernels, torch.vmap(choose)(draws, total))
+    assert ((kernels >= 0) & (kernels < total.reshape(-1, *[1] * (kernels.dim() - 1)))).all()
 
 
 @pytest.mark.parametrize("count", [1, 9, 300])

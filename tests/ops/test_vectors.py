@@ -6,6 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pefll.data.client import Batch
 from pefll.engines.vector import VectorEngine
@@ -19,7 +21,7 @@ from pefll.ops import recorded, vectors
 from pefll.ops.alone import gradient
 from pefll.ops.recorded import overwriting
 from tests.federations import flat, problem_of, ragged
-from tests.ops.test_kernels import DEVICE, Made, both, close, interpreter, products, random  # noqa: F401 (fixtures)
+from tests.ops.test_kernels import DEVICE, EXAMPLES, Made, both, close, interpreter, products, random  # noqa: F401 (fixtures)
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # see test_kernels.py
@@ -92,6 +94,50 @@ def test_sgd(clip, masked, moving, split, monkeypatch):
         close(got, wanted)
     if masked:
         assert torch.equal(narrow[0][1], theta[1])
+
+
+# Sizes of parts around those of a kernel's blocks, and as they come.
+PARTS = st.lists(
+    st.one_of(st.integers(0, 40), st.sampled_from([511, 512, 513, 1024, 1500, 2049])), min_size=1, max_size=6
+)
+
+
+@EXAMPLES
+@given(
+    PARTS, st.integers(1, 4), st.booleans(), st.sampled_from([None, 0.5, 1e9]), st.floats(0, 0.99), st.integers(0, 15)
+)
+def test_sgd_of_any_parts(sizes, clients, moving, clip, momentum, mask):
+    theta, velocity, along = (random(clients, sum(sizes), seed=seed) for seed in range(3))
+    active = torch.tensor([bool(mask >> client & 1) for client in range(clients)], device=DEVICE)
+
+    def run(theta, velocity, along):
+        def one(theta, velocity, along, active):
+            parts = tuple(torch.split(along, sizes))
+            return sgd_step(theta, velocity if moving else None, parts, SGD(0.1, momentum, 0.01, clip), active)
+
+        return torch.vmap(one)(theta, velocity, along, active)
+
+    narrow, wide = both(run, theta, velocity, along)
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
+    assert torch.equal(narrow[0][~active], theta[~active])
+
+
+@EXAMPLES
+@given(PARTS, st.booleans(), st.floats(0, 0.5), st.integers(1, 1000))
+def test_adam_and_the_norm_of_any_parts(sizes, scaled, decay, steps):
+    parameters, along, first, second = (random(sum(sizes), seed=seed) for seed in range(4))
+    step, scale = (torch.full((), number, device=DEVICE) for number in (steps, 0.6))
+
+    def run(parameters, along, first, second, scale):
+        named = {str(place): part for place, part in enumerate(torch.split(along, sizes))}
+        rule, given_scale = Adam(1e-2, decay), scale if scaled else None
+        after, moments = adam(parameters, named, Moments(first, second), step, rule, given_scale)
+        return after, *moments, norm(named, parameters)
+
+    narrow, wide = both(run, parameters, along, first, second.square(), scale)
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
 
 
 @pytest.mark.parametrize("masked", [False, True])

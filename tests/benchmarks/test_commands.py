@@ -1,0 +1,41 @@
+"""The commands that the documents name for the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = [ROOT / "README.md", ROOT / "Makefile", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.py")]
+TEXT = "\n".join(path.read_text() for path in WRITTEN)
+NAMED = sorted(set(re.findall(r"python -m benchmarks\.([a-z_]+)", TEXT)))
+
+
+def test_the_documents_name_benchmarks_in_the_way_in_which_they_can_be_started():
+    assert len(NAMED) > 8
+    assert not re.findall(r"python3? benchmarks/\S+", TEXT)  # they import each other
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_it_starts(name):
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_users_networks_on_a_cpu(tmp_path):
+    options = ["--only", "linear", "mlp", "--turns", "2", "--seconds", "0.01", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.cpu_networks", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "cpu_networks.json").read_text())
+    assert list(found["networks"]) == ["linear", "mlp"]
+    for one in found["networks"].values():
+        assert one["ours"] > 0
+        assert one["plain"] > 0
