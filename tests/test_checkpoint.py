@@ -103,6 +103,17 @@ def test_what_must_be_on_the_disk_before_a_checkpoint_comes_first_and_its_errors
     assert entries(tmp_path) == seen[-1]
 
 
+def test_who_cannot_write_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch):
+    for number, advice in ((errno.ENOSPC, "free some space, then go on"), (errno.EIO, "when that is mended, go on")):
+        error = OSError(number, os.strerror(number))
+        writer = checkpoint.Writer(tmp_path, then="go on")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _, error=error: (_ for _ in ()).throw(error))
+            writer.begin(4, tensors(4.0), FACTS)
+            with pytest.raises(PefllError, match=rf"round-00000004: {os.strerror(number)}; {advice}$"):
+                writer.wait()
+
+
 def test_a_writer_lets_go_of_what_is_written_and_of_nothing_else(tmp_path, monkeypatch):
     may_write, real = Event(), checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *arguments: (may_write.wait(60), real(*arguments)))

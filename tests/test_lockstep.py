@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.fitting import fit, fit_seeds
-from pefll.lockstep import TIME_IS_UP, Job, Stopped, stop_signals, take_turns
+from pefll.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, stop_signals, take_turns
 from pefll.preparing import federations_of
 from pefll.record import RunFolder, own_seconds, run_folders
 from tests.federations import ragged
@@ -307,6 +308,26 @@ def test_time_that_is_up_is_no_first_ctrl_c():
         pass
     time.sleep(0.1)
     assert received == []  # nobody waits for it any more
+
+
+def test_the_first_signal_is_told_and_who_does_not_heed_the_terminals_end_goes_on():
+    heard = Queue()
+    before = signal.getsignal(signal.SIGHUP)
+    with stop_signals(tell=heard.put) as received:
+        signal.raise_signal(signal.SIGHUP)
+        assert received == [signal.SIGHUP]
+        assert heard.get(timeout=10) == STOPPING
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert heard.empty()
+    assert signal.getsignal(signal.SIGHUP) is before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with `nohup`
+    try:
+        with stop_signals() as received:
+            signal.raise_signal(signal.SIGHUP)
+            assert received == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_somebody_is_told_of_each_run_as_it_ends(tmp_path):

@@ -17,6 +17,7 @@ from rich.console import Console
 from pefll import checkpoint, cli, saving
 from pefll.errors import PefllError
 from pefll.fitting import fit, fit_seeds
+from pefll.lockstep import STOPPING
 from pefll.record import RunFolder
 from tests.federations import flat, ragged
 
@@ -105,7 +106,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path, monkeypatch, u
     same_in_the_end(folder, uninterrupted)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, capsys, uninterrupted, number, code):
     folder = tmp_path / "stopped"
     process = start(folder, processes=2)
@@ -114,6 +115,7 @@ def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, c
     _, said = process.communicate(timeout=60)
     assert process.returncode == code, said
     assert f"Go on with: pefll train --resume {folder}" in said
+    assert said.count(STOPPING) == 1
     assert "Traceback" not in said
     stopped_at = fingerprint(folder)[0]
     assert 20 <= stopped_at < ROUNDS

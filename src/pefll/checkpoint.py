@@ -66,10 +66,11 @@ class Writer:
     Args:
         folder: of all checkpoints of the run.
         before: called before a checkpoint is written, in the background too; for what must be on the disk before it.
+        then: what to do where it cannot be written, when that is mended.
     """
 
-    def __init__(self, folder: Path, before: Callable[[], None] = lambda: None) -> None:
-        self._folder, self._before = folder, before
+    def __init__(self, folder: Path, before: Callable[[], None] = lambda: None, then: str = "") -> None:
+        self._folder, self._before, self._then = folder, before, then
         self._thread: Thread | None = None
         self._held: dict[str, Tensor] = {}
         self._error: BaseException | None = None
@@ -91,7 +92,7 @@ class Writer:
         def work() -> None:
             try:
                 context.run(self._before)
-                context.run(save, self._folder, round_, tensors, facts)
+                context.run(save, self._folder, round_, tensors, facts, self._then)
             except BaseException as error:  # noqa: BLE001 (raised again by who waits)
                 self._error = error
 
@@ -123,7 +124,7 @@ class Writer:
         return error
 
 
-def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any], then: str = "") -> Path:
     """Write a checkpoint; it appears whole or not at all, and older ones go only afterwards.
 
     Args:
@@ -131,13 +132,14 @@ def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str,
         round_: rounds done.
         tensors: by name, in the host's memory.
         facts: anything JSON can hold.
+        then: what to do where it cannot be written, when that is mended.
 
     Returns:
         The folder of this checkpoint.
     """
     final = folder / f"round-{round_:08d}"
     building = folder / f".building-{os.getpid()}"
-    with sentences_for_disk_errors(f"the checkpoint {final}"):
+    with sentences_for_disk_errors(f"the checkpoint {final}", then):
         try:
             for left_over in folder.glob(".building-*"):  # by a process that was killed
                 shutil.rmtree(left_over, ignore_errors=True)

@@ -57,10 +57,15 @@ class Events:
 
     path: Path
 
-    def __init__(self, folder: Path) -> None:
-        """Make the folder where it is missing, and a new event file in it."""
-        now = time.time()
-        with sentences_for_disk_errors(f"TensorBoard's events to {folder}"):
+    def __init__(self, folder: Path, then: str = "") -> None:
+        """Make the folder where it is missing, and a new event file in it.
+
+        Args:
+            folder: of the run.
+            then: what to do where it cannot be written, when that is mended.
+        """
+        now, self._then = time.time(), then
+        with sentences_for_disk_errors(f"TensorBoard's events to {folder}", then):
             folder.mkdir(parents=True, exist_ok=True)
             self.path, self._file = _new_file(folder, int(now))
         self._write(_double(1, now) + _bytes(3, b"brain.Event:2"))
@@ -81,7 +86,7 @@ class Events:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        with sentences_for_disk_errors(str(self.path)):
+        with sentences_for_disk_errors(str(self.path), self._then):
             self._file.close()
 
     def __enter__(self) -> Events:
@@ -95,7 +100,7 @@ class Events:
     def _write(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
         record = length + struct.pack("<I", masked_crc32c(length)) + event + struct.pack("<I", masked_crc32c(event))
-        with sentences_for_disk_errors(str(self.path)):
+        with sentences_for_disk_errors(str(self.path), self._then):
             self._file.write(record)
             self._file.flush()
 

@@ -17,16 +17,25 @@ from pefll.errors import PefllError
 
 
 @contextmanager
-def sentences_for_disk_errors(what: str) -> Iterator[None]:
-    """Turn an OSError inside the block into a PefllError that names the file and the reason."""
+def sentences_for_disk_errors(what: str, then: str = "") -> Iterator[None]:
+    """Turn an OSError inside the block into a PefllError that names the file and the reason.
+
+    Args:
+        what: is written.
+        then: what to do when the file can be written again; empty where another place will do as well.
+    """
     try:
         yield
     except OSError as error:
-        advice = "choose another place"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "free some space or choose another place"
-        elif error.errno == errno.EFBIG:
-            advice = "raise the limit that `ulimit -f` shows, or choose another place"
+        causes = {
+            errno.ENOSPC: "free some space",
+            errno.EDQUOT: "free some space",
+            errno.EFBIG: "raise the limit that `ulimit -f` shows",
+        }
+        cause = causes.get(error.errno or 0, "")
+        advice = f"{cause} or choose another place" if cause else "choose another place"
+        if then:
+            advice = f"{cause}, then {then}" if cause else f"when that is mended, {then}"
         raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def outcomes_of(
         for (order, _, _, facts), folder in zip(prepared, folders, strict=True):
             _claim(folder, order.config, facts)
         screen = stack.enter_context(display(console))
-        asked_to_stop = stack.enter_context(stop_signals(seconds))
+        asked_to_stop = stack.enter_context(stop_signals(seconds, partial(say, console) if console else None))
         for (order, engine, learner, facts), folder in zip(prepared, folders, strict=True):
             if console:
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
@@ -221,7 +222,7 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
         _claim(folder, config, facts)
         if console:
             say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
-        with display(console) as screen, stop_signals() as asked_to_stop:
+        with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:
             turns = _fitting(order, engine, engine.method, facts, folder, screen, asked_to_stop, 1)
             (outcome,) = take_turns([Job(turns, engine.turn)])
     if isinstance(outcome, BaseException):

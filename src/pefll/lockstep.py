@@ -21,7 +21,10 @@ from pefll.errors import PefllError
 from pefll.wording import either
 
 T = TypeVar("T")
+STOPPING = "stopping after the rounds that are under way; Ctrl-C again ends at once"
 TIME_IS_UP = 14  # what stands for a signal where a run was given only so many seconds: the number of SIGALRM
+HANGUP = signal.SIGHUP
+STOPS = [signal.SIGINT, signal.SIGTERM, HANGUP]
 Turns: TypeAlias = Generator[None, None, T]
 
 
@@ -40,10 +43,15 @@ class Stopped(KeyboardInterrupt):
 
 
 class Signals(list[int]):
-    """The signals that came, to be looked at by whoever can stop."""
+    """The signals that came, to be looked at by whoever can stop.
 
-    def __init__(self) -> None:
+    Args:
+        tell: is told, in a sentence, when the first one comes; None for silence.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         super().__init__()
+        self._tell = tell
         self._error: Callable[[int], BaseException] | None = None
 
     @contextmanager
@@ -70,6 +78,9 @@ class Signals(list[int]):
             raise KeyboardInterrupt
         if self._error is not None:
             raise self._error(number)
+        if self._tell is not None:
+            # By a thread: this one may be in the middle of writing to the very place that is written to.
+            threading.Thread(target=self._tell, args=(STOPPING,), daemon=True).start()
 
 
 class Job(NamedTuple):
@@ -115,15 +126,18 @@ def take_turns(jobs: Sequence[Job]) -> list[Any]:
 
 
 @contextmanager
-def stop_signals(seconds: float | None = None) -> Iterator[Signals]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C ends everything at once.
+def stop_signals(seconds: float | None = None, tell: Callable[[str], None] | None = None) -> Iterator[Signals]:
+    """Collect Ctrl-C, SIGTERM and the end of the terminal instead of dying of them; a second one ends everything.
 
     Args:
         seconds: after which TIME_IS_UP is among the signals; None for never.
+        tell: is told, in a sentence, when the first signal comes; None for silence.
     """
-    received = Signals()
-    # Only the main thread may ask for signals.
-    caught = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    received = Signals(tell)
+    # Only the main thread may ask for signals; and who started this with `nohup` wants to hear nothing of the terminal.
+    caught = STOPS if threading.current_thread() is threading.main_thread() else []
+    if signal.getsignal(HANGUP) is signal.SIG_IGN:
+        caught = [number for number in caught if number != HANGUP]
     timer = None if seconds is None else threading.Timer(max(0.0, seconds), received.append, (TIME_IS_UP,))
     before = {number: signal.signal(number, received.note) for number in caught}
     try:

@@ -115,14 +115,23 @@ def federations_of(configs: Sequence[Config], console: Console | None) -> list[F
     return federations
 
 
+def data_of_python(config: Config) -> bool:
+    """Return whether the data of a run has only a name, and no place: it was given in Python."""
+    return _is_gone(config) and not Path(config.data).suffix and len(Path(config.data).parts) == 1
+
+
+def _is_gone(config: Config) -> bool:
+    return config.data not in DATASETS and config.data_sha256 != "" and not Path(config.data).exists()
+
+
 def _samples_of(config: Config, console: Console | None) -> Samples:
-    if config.data not in DATASETS and config.data_sha256 and not Path(config.data).exists():
-        if Path(config.data).suffix or len(Path(config.data).parts) > 1:
-            raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
+    if data_of_python(config):
         raise PefllError(
             f"the run was trained on data given in Python ({config.data}); evaluate it there, with "
             "pefll.load(path).evaluate(federation=...)"
         )
+    if _is_gone(config):
+        raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
     samples = load_samples(
         config.data,
         config.data_dir,

@@ -64,6 +64,11 @@ class RunFolder:
         """What to do to go on with the run, for sentences."""
         return either(f"`pefll train --resume {self.path}`", f"pefll.fit(federation, ..., out={str(self.path)!r})")
 
+    @property
+    def go_on(self) -> str:
+        """What to do once the run's folder can be written again, for sentences."""
+        return f"go on from the last checkpoint with {self.going_on}"
+
     def check_is_run(self) -> None:
         """Raise PefllError where the folder is not a run's."""
         if self.config_file.is_file():
@@ -116,14 +121,14 @@ class RunFolder:
 
     def append_history(self, row: dict[str, Any]) -> None:
         """Add one evaluation; others can read it at once, but it lasts only after `sync_history`."""
-        with sentences_for_disk_errors(str(self.history_file)), self.history_file.open("a") as file:
+        with sentences_for_disk_errors(str(self.history_file), self.go_on), self.history_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def sync_history(self) -> None:
         """Wait until the evaluations so far are on the disk; where it is busy with a checkpoint, that takes long."""
         if not self.history_file.is_file():
             return
-        with sentences_for_disk_errors(str(self.history_file)), self.history_file.open("a") as file:
+        with sentences_for_disk_errors(str(self.history_file), self.go_on), self.history_file.open("a") as file:
             os.fsync(file.fileno())
             sync_folder(self.path)
 

@@ -75,7 +75,7 @@ class Saver:
         self, engine: Engine, config: Config, folder: RunFolder | None, facts: dict[str, Any], round_: int
     ) -> None:
         self._engine, self._config, self._facts = engine, config, facts
-        self._writer = Writer(folder.checkpoints, before=folder.sync_history) if folder else None
+        self._writer = Writer(folder.checkpoints, folder.sync_history, folder.go_on) if folder else None
         self._at, self._round = time.monotonic(), round_
 
     def due(self, round_: int) -> bool:

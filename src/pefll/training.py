@@ -92,7 +92,7 @@ def train(
     progress = _taken_up(engine, config, folder, monitor)
     progress.lockstep = max(progress.lockstep, lockstep)
     began = time.monotonic() - progress.wall_seconds
-    events = Events(folder.path) if folder else None
+    events = Events(folder.path, folder.go_on) if folder else None
     monitor.begin(progress.round)
     exam = Exam(engine, method, VALIDATION, evaluated_share(engine, method, config))
     saver = Saver(engine, config, folder, facts, progress.round)

@@ -6,9 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from torch import nn
 
+from pefll.fitting import fit
 from pefll.record import RunFolder
 from tests.cli.conftest import DIGITS, SMALL, features
+from tests.federations import ragged
 
 
 def test_train_says_what_came_out(pefll, tmp_path, monkeypatch):
@@ -59,6 +62,15 @@ def test_partitions_are_kept_in_the_config_and_resumed(pefll, tmp_path, partitio
     assert RunFolder(tmp_path / "r").summary()["partition"] == partition
     assert pefll("train", "--resume", tmp_path / "r", "--rounds", 6).code == 0
     assert RunFolder(tmp_path / "r").summary()["rounds"] == 6
+
+
+def test_a_run_on_what_was_given_in_python_goes_on_there(pefll, refused, tmp_path):
+    run = tmp_path / "run"
+    fit(ragged(), "fedavg", model=nn.Sequential(nn.Linear(6, 3)), rounds=2, out=run)
+    said = refused("train", "--resume", run, "--rounds", 4)
+    assert said.startswith(f"{run} was trained on data and a model given in Python; go on there")
+    assert f"pefll.fit(federation, ..., out={str(run)!r})" in said
+    assert "was finished already" in pefll("train", "--resume", run).err
 
 
 def test_ones_own_data_is_trained_resumed_evaluated_and_used(pefll, tmp_path):

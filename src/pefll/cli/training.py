@@ -12,6 +12,7 @@ import typer
 
 from pefll import data as sources
 from pefll import fitting, preparing
+from pefll.checkpoint import newest_facts
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
@@ -164,6 +165,8 @@ def train(
             _print_results(folders, [each.summary() or {} for each in folders])
             say(out, f"Next: pefll show {target}")
             return
+        for each, config in zip(folders, configs, strict=True):
+            _check_is_found_here(each, config)
     else:
         if "data" not in given:
             raise PefllError("say what to train on: --data digits needs no file, `pefll data list` shows the others")
@@ -224,6 +227,20 @@ def _saved(stopped: Stopped, runs: int) -> str:
 def _started(folder: RunFolder) -> Config:
     folder.check_is_run()
     return Config.load(folder.config_file)
+
+
+def _check_is_found_here(folder: RunFolder, config: Config) -> None:
+    """Raise PefllError where what a run was trained on was given in Python, and so is not found from here."""
+    problem = newest_facts(folder.checkpoints).get("problem", {})
+    given = [
+        *(["data"] if preparing.data_of_python(config) else []),
+        *(["a model"] if problem.get("model") == "" else []),
+    ]
+    if given:
+        raise PefllError(
+            f"{folder.path} was trained on {' and '.join(given)} given in Python; go on there, with "
+            f"pefll.fit(federation, ..., out={str(folder.path)!r})"
+        )
 
 
 def _resumed(started: Config, given: dict[str, Any]) -> Config:

@@ -172,10 +172,10 @@ def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, met
     # Copies of other workers' pipes came along with the fork; open, they would hide the server's end from them.
     for other in inherited:
         other.close()
-    # Ctrl-C, and SIGTERM of a batch system, reach the whole group; the server decides when to stop, and when it is
-    # gone, however it went, the pipe ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, SIGTERM of a batch system and the end of a terminal reach the whole group; the server decides when to
+    # stop, and when it is gone, however it went, the pipe ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     TorchSettings.of_engines("float32").set()
     keep_freed_memory(True)
     kinds: dict[str, Callable[[Tree], Everyone | Each]] = {"each": Each, "everyone": Everyone}
