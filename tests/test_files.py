@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
+from contextlib import nullcontext
 
 import pytest
 
@@ -51,6 +53,21 @@ def test_a_reader_never_sees_a_part(tmp_path, monkeypatch):
     monkeypatch.setattr(type(path), "replace", lambda self, to: seen.append(to.read_bytes()) or replace(self, to))
     write_whole(path, b"new" * 1000)
     assert seen == [b"old"]
+
+
+@pytest.mark.parametrize(("number", "matters"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_a_file_system_that_cannot_sync_folders_is_no_reason_to_fail(tmp_path, monkeypatch, number, matters):
+    sync = os.fsync
+
+    def fails_for_folders(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fails_for_folders)
+    with pytest.raises(PefllError, match=os.strerror(number)) if matters else nullcontext():
+        write_whole(tmp_path / "file", b"content")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_writing_into_no_folder_is_a_sentence(tmp_path):

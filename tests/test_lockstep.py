@@ -315,12 +315,17 @@ def test_the_first_signal_is_told_and_who_does_not_heed_the_terminals_end_goes_o
     before = signal.getsignal(signal.SIGHUP)
     with stop_signals(tell=heard.put) as received:
         signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)  # a terminal's end comes by way of the shell, too
         assert received == [signal.SIGHUP]
         assert heard.get(timeout=10) == STOPPING
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert heard.empty()
     assert signal.getsignal(signal.SIGHUP) is before
+    with stop_signals() as received:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)  # of whoever has asked to stop, and closes the terminal
+        assert received == [signal.SIGINT]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with `nohup`
     try:
         with stop_signals() as received:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 
 import pytest
@@ -75,6 +76,25 @@ def test_a_bar_in_a_terminal():
     assert "10/10" in text
     assert "seen 12.5%" in text
     assert "hello" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_that_was_closed_stops_nobody(terminal):
+    class Closed(io.StringIO):
+        closed_by_user = False
+
+        def write(self, text):
+            if self.closed_by_user:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    file = Closed()
+    with monitor(Console(file=file, force_terminal=terminal), "pefll seed 0", 10) as watch:
+        watch.at(1, "news")
+        file.closed_by_user = True
+        watch.at(10, "more news")
+        watch.say("a sentence")
+    assert "a sentence" not in file.getvalue()
 
 
 def test_several_jobs_are_lines_of_one_display(monkeypatch):

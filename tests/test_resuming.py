@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -58,15 +61,17 @@ def uninterrupted(tmp_path_factory):
     return folder
 
 
-def start(folder: Path, processes: int) -> subprocess.Popen[str]:
+def start(folder: Path, processes: int, terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
     # One process alone is the one that is killed, and would leave half a file of coverage behind.
     measured = {name: value for name, value in os.environ.items() if processes > 1 or not name.startswith("COVERAGE")}
     return subprocess.Popen(
         [sys.executable, "-m", "pefll", "train", *TRAIN, "--processes", str(processes), "--out", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdin=None if terminal == subprocess.PIPE else terminal,
+        stdout=terminal,
+        stderr=terminal,
         text=True,
         start_new_session=True,
+        preexec_fn=None if terminal == subprocess.PIPE else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         env=measured,
     )
 
@@ -123,6 +128,19 @@ def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, c
     assert "going on" not in said
     assert main(monkeypatch, "train", "--resume", folder) == 0
     assert capsys.readouterr().err.splitlines()[1] == f"pefll seed 3: going on after round {stopped_at}"
+    same_in_the_end(folder, uninterrupted)
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_goes_on(tmp_path, monkeypatch, uninterrupted):
+    folder, (ours, its) = tmp_path / "closed", pty.openpty()
+    process = start(folder, processes=2, terminal=its)
+    os.close(its)
+    wait_for_round(process, folder, 20)
+    os.close(ours)  # the system tells the run of it, and whatever the run says from now on is an error
+    os.killpg(process.pid, signal.SIGHUP)  # as the shell does besides
+    assert process.wait(timeout=60) == 129
+    assert 20 <= fingerprint(folder)[0] < ROUNDS
+    assert main(monkeypatch, "train", "--resume", folder, "--processes", 1) == 0
     same_in_the_end(folder, uninterrupted)
 
 

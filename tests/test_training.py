@@ -39,7 +39,7 @@ class Counting:
     """An engine whose state is the number of rounds done."""
 
     device = torch.device("cpu")
-    queues = False
+    queues = promised = False
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -319,6 +319,26 @@ def test_a_disk_that_is_full_ends_the_run_with_its_sentence(monkeypatch, tmp_pat
         run_loop(Config(rounds=400, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)
     # When the next one is to be written at the latest; other rounds are under way then.
     assert engine.calls[-1][0] <= 50
+
+
+def test_a_disk_that_is_full_is_noticed_before_the_next_checkpoint(monkeypatch, tmp_path):
+    failed = threading.Event()
+
+    class Launches(Busy):
+        def launch(self, server, first, rounds):
+            assert first < 250 or failed.wait(timeout=60)
+            return super().launch(server, first, rounds)
+
+    def full(*_):
+        failed.set()
+        raise PefllError("cannot write: No space left on device")
+
+    engine = Launches()
+    busy_exams(monkeypatch, engine, {})
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(PefllError, match="No space left"):
+        run_loop(Config(rounds=2000, eval_every=10, checkpoint_every=200), RunFolder(tmp_path), engine)
+    assert engine.calls[-1][0] < 370
 
 
 def test_divergence_that_is_noticed_late_leaves_no_evaluation_of_it(monkeypatch, tmp_path):

@@ -84,7 +84,7 @@ class Writer:
             facts: anything JSON can hold.
         """
         self.wait()
-        # Held here until somebody waits or lets go: memory that a GPU copied into is not to be freed by another thread,
+        # Held here until somebody waits or looks: memory that a GPU copied into is not to be freed by another thread,
         # which would ask the GPU about it in the middle of a recording.
         self._held = tensors
         context = copy_context()  # sentences about a full disk are made there
@@ -106,10 +106,10 @@ class Writer:
         if error is not None:
             raise error
 
-    def let_go(self) -> None:
-        """Free the memory of what is written already, so that the next copies can have it; wait for nothing."""
+    def look(self) -> None:
+        """Do as `wait` where that takes no time: memory is free for the next copies, and an error is not told late."""
         if self._thread is not None and not self._thread.is_alive():
-            self._held = {}
+            self.wait()
 
     def close(self) -> None:
         """Let what is being written be finished, and raise nothing: the run ends for reasons of its own."""

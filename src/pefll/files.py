@@ -60,12 +60,16 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: a new file lasts only when its name does."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Wait until the names in a folder are on the disk, if its file system can: a file lasts only if its name does."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:  # mounts of other machines' folders, and folders that may be written and not be read
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM):
+            raise
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -23,8 +23,7 @@ from pefll.wording import either
 T = TypeVar("T")
 STOPPING = "stopping after the rounds that are under way; Ctrl-C again ends at once"
 TIME_IS_UP = 14  # what stands for a signal where a run was given only so many seconds: the number of SIGALRM
-HANGUP = signal.SIGHUP
-STOPS = [signal.SIGINT, signal.SIGTERM, HANGUP]
+STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 Turns: TypeAlias = Generator[None, None, T]
 
 
@@ -72,6 +71,8 @@ class Signals(list[int]):
     def note(self, number: int, frame: FrameType | None) -> None:
         """Take in a signal, as its handler; the second one ends everything."""
         del frame
+        if number == signal.SIGHUP and self:
+            return  # a terminal that is closed sends it twice, by way of the shell and itself
         again = any(earlier != TIME_IS_UP for earlier in self)
         self.append(number)
         if again:
@@ -127,7 +128,9 @@ def take_turns(jobs: Sequence[Job]) -> list[Any]:
 
 @contextmanager
 def stop_signals(seconds: float | None = None, tell: Callable[[str], None] | None = None) -> Iterator[Signals]:
-    """Collect Ctrl-C, SIGTERM and the end of the terminal instead of dying of them; a second one ends everything.
+    """Collect Ctrl-C, SIGTERM and the end of the terminal instead of dying of them; one more ends everything.
+
+    But not the end of the terminal: whoever has asked to stop may then close it.
 
     Args:
         seconds: after which TIME_IS_UP is among the signals; None for never.
@@ -136,8 +139,8 @@ def stop_signals(seconds: float | None = None, tell: Callable[[str], None] | Non
     received = Signals(tell)
     # Only the main thread may ask for signals; and who started this with `nohup` wants to hear nothing of the terminal.
     caught = STOPS if threading.current_thread() is threading.main_thread() else []
-    if signal.getsignal(HANGUP) is signal.SIG_IGN:
-        caught = [number for number in caught if number != HANGUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        caught = [number for number in caught if number != signal.SIGHUP]
     timer = None if seconds is None else threading.Timer(max(0.0, seconds), received.append, (TIME_IS_UP,))
     before = {number: signal.signal(number, received.note) for number in caught}
     try:

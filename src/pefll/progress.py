@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Protocol
 
@@ -17,7 +17,8 @@ LINE_SECONDS, QUIET_SECONDS = 10.0, 2.0
 
 def say(console: Console, sentence: str) -> None:
     """Print a sentence as it is: in one line, so that it can be copied, and with the brackets that a path may have."""
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    with suppress(OSError):  # the terminal may be closed: no reason to lose a run
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 class Monitor(Protocol):
@@ -102,7 +103,8 @@ class Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        with suppress(OSError):  # see `say`
+            self._progress.stop()
 
     def line(self, title: str, total: int) -> Bar:
         """Add a bar."""
@@ -120,7 +122,8 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.refresh()  # so that the end is seen
+        with suppress(OSError):
+            self._progress.refresh()  # so that the end is seen
         self._progress.remove_task(self._task)
 
     def begin(self, done: int) -> None:

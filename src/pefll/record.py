@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -166,14 +166,7 @@ def own_seconds(summary: Mapping[str, Any]) -> bool:
 def _lock(handle: int, path: Path) -> None:
     """Lock an open file, until it is closed or the process ends, however it ends."""
     try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             warnings.warn(

@@ -79,13 +79,19 @@ class Saver:
         self._at, self._round = time.monotonic(), round_
 
     def due(self, round_: int) -> bool:
-        """Return whether the state after a round, which is about to be launched, is to be saved."""
-        by_number = round_ % self._config.checkpoint_every == 0 or round_ == self._config.rounds
-        if self._writer is None or not (by_number or self.overdue()):
+        """Return whether the state after a round, which is about to be launched, is to be saved.
+
+        Raises:
+            PefllError: where it has turned out meanwhile that the last one cannot be written.
+        """
+        if self._writer is None:
             return False
-        self._at = time.monotonic()  # it is not due again while it is under way
-        self._writer.let_go()  # a GPU's copies are made in memory that takes long to get
-        return True
+        self._writer.look()  # before the next copy, too: a GPU's are made in memory that takes long to get
+        by_number = round_ % self._config.checkpoint_every == 0 or round_ == self._config.rounds
+        if by_number or self.overdue():
+            self._at = time.monotonic()  # it is not due again while it is under way
+            return True
+        return False
 
     def overdue(self) -> bool:
         """Return whether the last one was begun too long ago."""

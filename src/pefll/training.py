@@ -101,11 +101,13 @@ def train(
     try:
         while progress.round < config.rounds:
             last = yield from engine.agree(progress.server, launched, _until(launched, size, config))
-            evaluates = _scheduled(last, config) or last == config.rounds
-            stretch = _launch(engine, progress, launched, last, exam if evaluates else None, saver.due(last))
-            under_way.append(stretch)
-            launched = last
-            yield
+            # Of several runs that are asked to stop none launches what the others do not: they would never meet again.
+            if engine.promised or not asked_to_stop:
+                evaluates = _scheduled(last, config) or last == config.rounds
+                stretch = _launch(engine, progress, launched, last, exam if evaluates else None, saver.due(last))
+                under_way.append(stretch)
+                launched = last
+                yield
             stopping = bool(asked_to_stop)
             while under_way and (
                 stopping or launched == config.rounds or len(under_way) > AHEAD or under_way[0].done()

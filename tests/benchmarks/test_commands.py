@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ def test_the_documents_name_benchmarks_in_the_way_in_which_they_can_be_started()
 
 @pytest.mark.parametrize("name", NAMED)
 def test_it_starts(name):
+    if name == "first_layers" and find_spec("triton") is None:
+        pytest.skip("it compares kernels with Triton's, which is not here")
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -252,6 +252,11 @@ class Engine(Protocol):
     queues: bool  # whether it goes on with rounds that were launched while whoever launched them does something else
     breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
 
+    @property
+    def promised(self) -> bool:
+        """Whether other runs count on the rounds that `agree` has just told: they are to be launched."""
+        ...
+
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         ...

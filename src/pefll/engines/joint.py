@@ -177,6 +177,10 @@ class Joint:
             self._agreed = dict.fromkeys(self.engines, (first, until))
         return self._agreed[engine][1] if engine in self._agreed else last
 
+    def counts_on(self, engine: VectorEngine) -> bool:
+        """Whether all have agreed on rounds that an engine has not launched yet, or not taken over."""
+        return engine in self._agreed
+
     def _all_wish_for(self, first: int) -> bool:
         wishes = self._wishes.values()
         return not self.refused and len(wishes) == len(self.engines) and all(wish.first == first for wish in wishes)

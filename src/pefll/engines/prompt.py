@@ -22,6 +22,7 @@ class PromptEngine(ABC):
 
     device: torch.device
     queues = False
+    promised = False
 
     @abstractmethod
     def _round(self, server: Tree, t: int) -> Tree:

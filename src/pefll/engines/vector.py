@@ -81,6 +81,10 @@ class Company(Protocol):
         """Do as `Engine.agree` for one of the engines."""
         ...
 
+    def counts_on(self, engine: VectorEngine) -> bool:
+        """Do as `Engine.promised` for one of the engines."""
+        ...
+
     def launch(self, engine: VectorEngine, first: int, rounds: int) -> tuple[Tree, Later[None]] | None:
         """Do as `Engine.launch` for one of the engines, if all have agreed on these rounds; else return None."""
         ...
@@ -147,14 +151,19 @@ class VectorEngine:
         """Hear which rounds the engines come to that this one has for company; without any, return `last`."""
         return last if self.company is None else (yield from self.company.agree(self, server, first, last))
 
+    @property
+    def promised(self) -> bool:
+        """Whether the engines that this one has for company count on the rounds that it has just agreed on."""
+        return self.company is not None and self.company.counts_on(self)
+
     def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
         """Start rounds first..first+rounds-1: on a GPU they are queued, on a CPU they are done."""
         if self.company is not None and (under_way := self.company.launch(self, first, rounds)) is not None:
             return under_way
-        clock = Clock(self.device)
-        if self.device.type == "cuda":
-            if self._graph is None:
-                self._graph = _RoundGraph(self, server)
+        if self.queues and self._graph is None:
+            self._graph = _RoundGraph(self, server)
+        clock = Clock(self.device)  # compiling and recording are no part of a round
+        if self._graph is not None:
             server, bad = self._graph.replay(server, first, rounds)
         else:
             bad = torch.full((), -1)
