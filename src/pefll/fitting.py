@@ -99,7 +99,7 @@ def fit_seeds(
 
     Raises:
         RunsFailed: when a run diverged, after the others have finished; it has their runs.
-        Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
+        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must be different from each other, and there must be at least one")

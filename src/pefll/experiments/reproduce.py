@@ -281,7 +281,7 @@ def run_missing(
         A sentence for each run that diverged.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
+        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
     """
     ends = math.inf if budget is None else time.monotonic() + budget
     failures: list[str] = []

@@ -234,7 +234,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
         console: shows progress.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM, with a checkpoint of each run written.
+        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
     """
     check_at_once(at_once)
     check_folder(target)
