@@ -16,7 +16,7 @@ demo: $(READY) ## Compare Local, FedAvg and PeFLL on embedded data, in about a m
 	@$(BIN)/pefll demo
 
 test: $(READY) $(KERNELS) $(FLOWER) ## Run all tests with coverage
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
 
 test-gpu: $(READY) ## Run the tests of what differs on a GPU, where there is one: kernels, recorded rounds, seeds as one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 tests/ops tests/engines/test_cuda.py tests/engines/test_joint.py
