@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.sgd import sgd as torch_sgd
 
 from pefll.data.client import Batches
@@ -142,13 +142,16 @@ def _follow_alone(
 ) -> Tensor:
     """Do the same for one client that is not mapped over: in place, on a copy of its own."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
+    places: list[Tensor] = []  # of the gradient's parts in theta, the same in every step
+    speeds: list[Tensor | None] = []
     for batch in itertools.islice(batches, steps):
         of_theta = direction(theta, batch)
         parts = _clipped_alone(of_theta if isinstance(of_theta, tuple) else (of_theta,), sgd.clip)
         parts = [part.contiguous() for part in parts]  # the fused step takes memory as it lies, whatever strides say
-        speeds: list[Tensor | None] = [*_split_as(parts, velocity)]
+        if not places:
+            places, speeds = _split_as(parts, theta), [*_split_as(parts, velocity)]
         torch_sgd(
-            _split_as(parts, theta),
+            places,
             parts,
             speeds,
             fused=theta.device.type == "cpu",  # once through memory, where single operations would go four times
@@ -166,7 +169,8 @@ def _clipped_alone(gradient: Sequence[Tensor], limit: float | None) -> list[Tens
     """Do as `clipped` with a gradient in parts, which are only read where there is nothing to cut, as in most steps."""
     if limit is None:
         return list(gradient)
-    factor = limit / (float(nn.utils.get_total_norm(gradient)) + 1e-6)
+    norms = [torch.linalg.vector_norm(part) for part in gradient]
+    factor = limit / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6)
     return list(gradient) if factor >= 1 else [part * factor for part in gradient]  # also by NaN
 
 
