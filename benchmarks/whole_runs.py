@@ -1,9 +1,10 @@
 """What does a whole run take by the clock: one seed alone, several at once, and one among 1,000 clients?
 
-PeFLL is trained as `pefll train` does it, with an evaluation every 30 rounds, a checkpoint every 1,000 and everything
-that comes before the first round; only compiling is left out, by short runs before. What a run's summary calls
-`train_seconds` leaves out evaluations and what the device waits for; here everything counts. CIFAR-10 is taken from
-`--data-dir`, or noise of its size where it is not there.
+PeFLL is trained as `pefll train` does it, with an evaluation every 30 rounds and a checkpoint every 1,000. `seconds` go
+from a run's first turn, with the recording of a round, to its last checkpoint on the disk; `seconds_with_tests` have
+engines, data and tests besides. Only compiling is left out, by short runs before. What a run's summary calls
+`train_seconds` leaves out evaluations and what the device waits for. One run and several take turns, `--turns` times,
+and `over_one` is of the same turn. CIFAR-10 is taken from `--data-dir`, or noise of its size where it is not there.
 
     python -m benchmarks.whole_runs --out build/whole --data-dir data              # on a GPU, some minutes
     python -m benchmarks.whole_runs --out build/whole --device cpu --small         # tries the script anywhere
@@ -35,13 +36,14 @@ KEPT = ("train_seconds", "eval_seconds", "wall_seconds", "test_seconds", "best_r
 
 
 def main() -> None:
-    """Measure, print and write after each precision."""
+    """Measure; print and write after each run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder for whole-runs.json")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="CIFAR-10, if it is there [data]")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", nargs="+", default=["bf16", "tf32"], help="as in `pefll train`")
     parser.add_argument("--seeds", type=int, default=3, help="runs at once")
+    parser.add_argument("--turns", type=int, default=1, help="how often everything is measured")
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument(
         "--thousand", nargs="*", default=["bf16"], help="precisions for 1,000 clients; none to leave it"
@@ -52,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     options.device = pick_device(options.device)
     clients, many = (20, 40) if options.small else (100, 1000)
-    options.rounds = 4 if options.small else options.rounds
+    options.rounds = 1 if options.small else options.rounds
     samples = data(options)
     results: dict[str, Any] = {
         "device": device_name(options.device),
@@ -73,13 +75,14 @@ def main() -> None:
         write_json(options.out / "whole-runs.json", results)
         print({name: value for name, value in entry.items() if name != "each"}, flush=True)
 
-    for precision in options.precision:
-        one = whole(samples, clients, 1, precision, options)
-        note(one)
-        several = whole(samples, clients, options.seeds, precision, options)
-        note(several | {"over_one": round(several["seconds"] / one["seconds"], 3)})
-    for precision in options.thousand:
-        note(whole(samples, many, 1, precision, options))
+    for turn in range(options.turns):
+        for precision in options.precision:
+            one = whole(samples, clients, 1, precision, options)
+            note({"turn": turn} | one)
+            several = whole(samples, clients, options.seeds, precision, options)
+            note({"turn": turn} | several | {"over_one": round(several["seconds"] / one["seconds"], 3)})
+        for precision in options.thousand:
+            note({"turn": turn} | whole(samples, many, 1, precision, options))
 
 
 def data(options: argparse.Namespace) -> Samples:

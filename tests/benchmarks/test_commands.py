@@ -32,13 +32,26 @@ def test_it_starts(name):
     assert "usage:" in done.stdout
 
 
-def test_users_networks_on_a_cpu(tmp_path):
-    options = ["--only", "linear", "mlp", "--turns", "2", "--seconds", "0.01", "--out", str(tmp_path)]
-    command = [sys.executable, "-m", "benchmarks.cpu_networks", *options]
+def measured(name, *options):
+    """Run a benchmark."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_users_networks_on_a_cpu(tmp_path):
+    measured("cpu_networks", "--only", "linear", "mlp", "--turns", "2", "--seconds", "0.01", "--out", str(tmp_path))
     found = json.loads((tmp_path / "cpu_networks.json").read_text())
     assert list(found["networks"]) == ["linear", "mlp"]
     for one in found["networks"].values():
         assert one["ours"] > 0
         assert one["plain"] > 0
+
+
+def test_whole_runs_of_one_seed_and_of_several(tmp_path):
+    options = ["--small", "--device", "cpu", "--precision", "float32", "--seeds", "2", "--thousand"]
+    measured("whole_runs", *options, "--out", str(tmp_path))
+    one, two = json.loads((tmp_path / "whole-runs.json").read_text())["runs"]
+    assert [(run["turn"], run["seeds"]) for run in (one, two)] == [(0, 1), (0, 2)]
+    assert two["over_one"] == pytest.approx(two["seconds"] / one["seconds"], abs=0.001)
+    assert two["seen"][0] == one["seen"][0]
