@@ -19,7 +19,9 @@ test: $(READY) $(KERNELS) $(FLOWER) ## Run all tests with coverage
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
 
 test-gpu: $(READY) ## Run the tests of what differs on a GPU, where there is one: kernels, recorded rounds, seeds as one
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 tests/ops tests/engines/test_cuda.py tests/engines/test_joint.py
+	@mkdir -p build
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 -p tests.outcome --outcome build/gpu_tests.json \
+	  tests/ops tests/engines/test_cuda.py tests/engines/test_joint.py
 
 test-faults: $(READY) $(FLOWER) ## Try everything that can go wrong with real clients, as processes: half an hour
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engines.flower.matrix $(ARGS)
