@@ -64,7 +64,7 @@ def test_syncing_history_waits_for_the_disk_and_tells_of_its_errors(tmp_path, mo
     # The lines, and the name under which they are found.
     assert synced == [folder.history_file.stat().st_ino, folder.path.stat().st_ino]
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
-    advice = "free some space, then go on from the last checkpoint with "
+    advice = "free some space, then go on from the last checkpoint, if there is one, with "
     with pytest.raises(PefllError, match=rf"history\.jsonl: No space left on device; {advice}"):
         folder.sync_history()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from torch import nn
@@ -84,3 +86,14 @@ def test_what_is_easily_given_in_place_of_a_federation_or_a_model():
         pefll.fit(ragged(), model=nn.Linear, rounds=1)
     with pytest.raises(pefll.PefllError, match=r"a name or a torch\.nn\.Module, not a int"):
         pefll.fit(ragged(), model=3, rounds=1)
+
+
+def test_who_asks_a_cpu_for_what_only_a_gpu_has_is_told():
+    quick = {"rounds": 1, "clients_per_round": 2, "local_steps": 1, "device": "cpu"}
+    with pytest.warns(UserWarning, match="training in float32: only a GPU has bf16"):
+        run = pefll.fit(ragged(), "fedavg", precision="bf16", **quick)
+    assert run.summary["precision"] == "float32"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for precision in ("auto", "float32", "float64"):
+            pefll.fit(ragged(), "fedavg", precision=precision, **quick)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.speed.table import AXES, describe, known
+from benchmarks.speed.table import AXES, describe, known, number
 from pefll.errors import PefllError
 from pefll.report.plots import LINES, drawing
 
@@ -52,7 +52,7 @@ def _bars(axes: Axes, entry: dict[str, Any], name: str, title: str) -> None:
         rate = row[name]
         axes.barh(place, rate["median"], color=OURS if ours else PLAIN if plain else PEER, height=0.62)
         axes.plot([rate["least"], rate["most"]], [place, place], color="#333333", linewidth=1)
-        axes.annotate(f" {rate['median']:,.0f}", (rate["most"], place), va="center", fontsize=8)
+        axes.annotate(f" {number(rate['median'])}", (rate["most"], place), va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.locator_params(axis="x", nbins=5)  # more would touch each other where steps are many
     axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -120,14 +120,15 @@ def _growth(group: str, family: Sequence[dict[str, Any]]) -> Sheet:
             else:
                 # Points are races of their own, so that only ratios can be compared along a line.
                 ratio = _ratio(row, "plain", "steps_per_second")
-                rate = _number(row["steps_per_second"]["median"])
+                rate = number(row["steps_per_second"]["median"])
                 cells.append(f"{ratio}× ({rate})" if ratio else f"({rate})")
         rows.append((label, *cells))
     header = ("× plain (steps/s)", *(f"{AXES[group]} = {value:,}" for value in values))
     return Sheet(f"{GROUPS[group]}: {describe(family[0]['setting'], group)}", _source(family), header, tuple(rows))
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a rate with as many digits as mean something."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -140,7 +141,7 @@ def _rate(row: Row, name: str) -> str:
     if not known(row, name):
         return "hardly any"
     rate = row[name]
-    return f"{_number(rate['median'])} ±{50 * (rate['most'] - rate['least']) / rate['median']:.0f}%"
+    return f"{number(rate['median'])} ±{50 * (rate['most'] - rate['least']) / rate['median']:.0f}%"
 
 
 def _ratio(row: Row, reference: str, rate: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -23,7 +24,7 @@ from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turn
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
-from pefll.preparing import Order, describe_problem, headline, opened
+from pefll.preparing import Order, describe_problem, headline, opened, other_precision
 from pefll.progress import Display, display, say
 from pefll.record import LOCK, RunFolder, seed_folder
 from pefll.run import Run, method_template
@@ -194,6 +195,8 @@ def outcomes_of(
         for (order, engine, learner, facts), folder in zip(prepared, folders, strict=True):
             if console:
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
+            elif note := other_precision(order.config):
+                warnings.warn(f"training in float32: {note}", stacklevel=2)
             turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(prepared))
             jobs.append(Job(_told(turns, order, ended), engine.turn))
         for place, recorded in known.items():  # the first place first, so that each comes to its own

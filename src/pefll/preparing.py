@@ -80,13 +80,19 @@ def headline(config: Config, federation: Federation) -> str:
     model = resolve_model(config.model, federation.input_shape, federation.tokens)
     rounds = f"{counted(config.rounds, 'round')} of {counted(clients_per_round(config, federation), 'client')}"
     precision = pick_precision(config.precision, device)
-    if config.precision not in ("auto", precision):
-        precision += f" (only a GPU has {config.precision})"
+    if note := other_precision(config):
+        precision += f" ({note})"
     untested = f" ({federation.num_untested:,} without test samples)" if federation.num_untested else ""
     return (
         f"{config.method} on {federation.name}, {federation.partition}: {federation.num_seen} seen and "
         f"{federation.num_unseen} unseen clients{untested}, model {model}, {rounds}, {device_name(device)}, {precision}"
     )
+
+
+def other_precision(config: Config) -> str:
+    """Return why a run does not have the precision that was asked for; "" where it has."""
+    used = pick_precision(config.precision, pick_device(config.device))
+    return "" if config.precision in ("auto", used) else f"only a GPU has {config.precision}"
 
 
 def clients_per_round(config: Config, federation: Federation) -> int:

@@ -67,7 +67,7 @@ class RunFolder:
     @property
     def go_on(self) -> str:
         """What to do once the run's folder can be written again, for sentences."""
-        return f"go on from the last checkpoint with {self.going_on}"
+        return f"go on from the last checkpoint, if there is one, with {self.going_on}"
 
     def check_is_run(self) -> None:
         """Raise PefllError where the folder is not a run's."""
