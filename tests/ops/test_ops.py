@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,6 +95,38 @@ def test_alone_on_a_cpu_activations_have_their_channels_innermost(channels):
     y = conv_block(x, weight, None, 1, 0, 1, 1, True, 1)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert not y.is_contiguous()
+
+
+@pytest.mark.parametrize(("channels", "innermost"), [(3, False), (4, False), (8, True), (16, True)])
+@pytest.mark.parametrize("feeds", [True, False])
+def test_no_convolution_is_laid_out_so_that_onednn_writes_beyond_its_memory(monkeypatch, channels, innermost, feeds):
+    convolve, given = F.conv2d, []
+
+    def noted(x, weight, *rest):
+        given.append(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous())
+        return convolve(x, weight, *rest)
+
+    monkeypatch.setattr(F, "conv2d", noted)
+    x = torch.randn(2, channels, 8, 6).contiguous(memory_format=torch.channels_last)  # as after another convolution
+    weight = torch.randn(5, channels, 1, 1)
+    for stride in (2, (1, 2), 1):
+        conv_block(x, weight, None, stride, 0, 1, 1, True, 1, feeds_convolution=feeds)
+    assert given == [innermost, innermost, True]
+
+
+def test_strided_convolutions_of_one_pixel_leave_memory_whole():
+    code = (
+        "import torch\n"
+        "from pefll.ops.blocks import conv_block\n"
+        "x = torch.randn(2, 3, 8, 6, requires_grad=True)\n"
+        "weight = torch.randn(3, 3, 1, 1, requires_grad=True)\n"
+        "for _ in range(300):\n"
+        "    y = conv_block(x, weight, None, 2, 0, 1, 1, True, 1)\n"
+        "    torch.autograd.grad(y.sum(), [x, weight])\n"
+    )
+    # A process of its own: where memory is damaged, it ends.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_blocks_map_over_clients():

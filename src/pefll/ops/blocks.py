@@ -141,7 +141,10 @@ def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: b
     innermost = feeds_convolution and not opaque
     x = x.to_mkldnn() if opaque else _channels_last(x) if innermost else x
     for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
-        x = F.conv2d(x, _channels_last(weight) if innermost else weight, bias, stride, padding, dilation, groups)
+        broken = not opaque and _is_broken_innermost(weight, stride)
+        x = x.contiguous() if broken else x
+        laid = _channels_last(weight) if innermost and not broken else weight
+        x = F.conv2d(x, laid, bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x
         x = F.relu(x) if relu else x
     return x.to_dense() if opaque else x
@@ -151,6 +154,15 @@ def _has_onednn() -> bool:
     """Whether torch was built with oneDNN, nobody has switched it off, and no autocast gives it another type."""
     here: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return here and torch._C._get_mkldnn_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def _is_broken_innermost(weight: Tensor, stride: Pair) -> bool:
+    """Whether oneDNN would write beyond its memory with the channels innermost, as it does on CPUs with AVX2.
+
+    It does so in the backward pass of 1x1 convolutions with strides, where the channels do not fill its registers.
+    """
+    strided = stride != 1 if isinstance(stride, int) else any(step != 1 for step in stride)
+    return strided and weight.shape[2:] == (1, 1) and weight.shape[1] % 8 != 0
 
 
 def _channels_last(x: Tensor) -> Tensor:
