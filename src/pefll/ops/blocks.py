@@ -142,7 +142,7 @@ def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: b
     x = x.to_mkldnn() if opaque else _channels_last(x) if innermost else x
     for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
         broken = not opaque and _is_broken_innermost(weight, stride)
-        x = x.contiguous() if broken else x
+        x = _channels_first(x) if broken else x
         laid = _channels_last(weight) if innermost and not broken else weight
         x = F.conv2d(x, laid, bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x
@@ -163,6 +163,12 @@ def _is_broken_innermost(weight: Tensor, stride: Pair) -> bool:
     """
     strided = stride != 1 if isinstance(stride, int) else any(step != 1 for step in stride)
     return strided and weight.shape[2:] == (1, 1) and weight.shape[1] % 8 != 0
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """Return the same numbers [b, c, h, w] with the channels outermost in memory; no copy where they are already."""
+    # Of one channel the strides have to say so, for they are what torch goes by.
+    return x.squeeze(1).contiguous().unsqueeze(1) if x.shape[1] == 1 else x.contiguous()
 
 
 def _channels_last(x: Tensor) -> Tensor:
