@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -76,6 +77,17 @@ def test_a_bar_in_a_terminal():
     assert "10/10" in text
     assert "seen 12.5%" in text
     assert "hello" in text
+
+
+def test_a_result_that_cannot_be_written_is_no_success(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(OSError, match="No space left"):
+        progress.say(Console(), "87% of all samples are right")
+    progress.say(Console(file=Full()), "seed 0: going on")
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +18,12 @@ LINE_SECONDS, QUIET_SECONDS = 10.0, 2.0
 
 def say(console: Console, sentence: str) -> None:
     """Print a sentence as it is: in one line, so that it can be copied, and with the brackets that a path may have."""
-    with suppress(OSError):  # the terminal may be closed: no reason to lose a run
+    try:
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    except OSError:
+        if console.file is sys.stdout:  # a result, which somebody waits for
+            raise
+        # Else news, and the terminal may be closed: no reason to lose a run.
 
 
 class Monitor(Protocol):
