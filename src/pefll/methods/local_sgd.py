@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -142,18 +142,13 @@ def _follow_alone(
 ) -> Tensor:
     """Do the same for one client that is not mapped over: in place, on a copy of its own."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
-    places: list[Tensor] = []  # of the gradient's parts in theta, the same in every step
-    speeds: list[Tensor | None] = []
     for batch in itertools.islice(batches, steps):
-        of_theta = direction(theta, batch)
-        parts = _clipped_alone(of_theta if isinstance(of_theta, tuple) else (of_theta,), sgd.clip)
-        parts = [part.contiguous() for part in parts]  # the fused step takes memory as it lies, whatever strides say
-        if not places:
-            places, speeds = _split_as(parts, theta), [*_split_as(parts, velocity)]
+        # One vector, though layers leave parts: a norm and a step of each part cost more than joining them.
+        along = _clipped_alone(_joined(direction(theta, batch)), sgd.clip)
         torch_sgd(
-            places,
-            parts,
-            speeds,
+            [theta],
+            [along],
+            [velocity],
             fused=theta.device.type == "cpu",  # once through memory, where single operations would go four times
             lr=sgd.lr,
             momentum=sgd.momentum,
@@ -165,16 +160,9 @@ def _follow_alone(
     return theta
 
 
-def _clipped_alone(gradient: Sequence[Tensor], limit: float | None) -> list[Tensor]:
-    """Do as `clipped` with a gradient in parts, which are only read where there is nothing to cut, as in most steps."""
+def _clipped_alone(gradient: Tensor, limit: float | None) -> Tensor:
+    """Do as `clipped`, but leave the gradient as it is where there is nothing to cut, as in most steps."""
     if limit is None:
-        return list(gradient)
-    norms = [torch.linalg.vector_norm(part) for part in gradient]
-    factor = limit / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6)
-    return list(gradient) if factor >= 1 else [part * factor for part in gradient]  # also by NaN
-
-
-def _split_as(parts: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
-    """Return views of a vector [D], shaped as its consecutive parts."""
-    views = torch.split(vector, [part.numel() for part in parts])
-    return [view.view(part.shape) for view, part in zip(views, parts, strict=True)]
+        return gradient
+    factor = limit / (float(torch.linalg.vector_norm(gradient)) + 1e-6)
+    return gradient if factor >= 1 else gradient * factor  # also by NaN

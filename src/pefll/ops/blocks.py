@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pefll.ops import client_axis, wide
 from pefll.ops.alone import alone
-from pefll.ops.geometry import Pair
+from pefll.ops.geometry import Geometry, Pair
+from pefll.ops.native import pooled
 
 # weight, bias, stride, padding, dilation, groups, relu, pool
 ConvBlock = tuple[Tensor, Tensor | None, Pair, Pair, Pair, int, bool, int]
@@ -134,20 +135,56 @@ def _is_alone_on_cpu(x: Tensor) -> bool:
 
 def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: bool) -> Tensor:
     """Return the same as `conv_chain`, in the layout of memory that is fastest on a CPU; for first derivatives only."""
-    # With the channels innermost, or, where something is pooled, in oneDNN's own layout: its pooling keeps no table of
-    # 64-bit indices. That pooling passes over NaN, which torch's would hand on; but samples are finite, and weights
-    # that are not are seen when a client replies with them. One convolution before something else stays as it lies.
-    opaque = any(block[-1] > 1 for block in blocks) and _has_onednn()
-    innermost = feeds_convolution and not opaque
-    x = x.to_mkldnn() if opaque else _channels_last(x) if innermost else x
-    for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
+    # Where something is pooled, our own kernels, if there is a compiler, or else oneDNN's layout: its pooling keeps no
+    # table of 64-bit indices. Both pass over NaN, which torch's pooling would hand on; but samples are finite, and
+    # weights that are not are seen when a client replies with them. One convolution before something else stays as it
+    # lies, and all others have the channels innermost.
+    pools = any(block[-1] > 1 for block in blocks)
+    native = pools and _is_native(x, blocks)
+    opaque = pools and not native and _has_onednn()
+    innermost = (feeds_convolution or native) and not opaque
+    x = x.to_mkldnn() if opaque else x
+    for block in blocks:
+        weight, bias, stride, padding, dilation, groups, relu, pool = block
+        if native and pool > 1:
+            x = pooled.convolve(x, weight, bias, _geometry(x.shape, block))
+            continue
         broken = not opaque and _is_broken_innermost(weight, stride)
-        x = _channels_first(x) if broken else x
+        x = x if opaque or not (innermost or broken) else _channels_first(x) if broken else _channels_last(x)
         laid = _channels_last(weight) if innermost and not broken else weight
         x = F.conv2d(x, laid, bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x
         x = F.relu(x) if relu else x
     return x.to_dense() if opaque else x
+
+
+def _is_native(x: Tensor, blocks: tuple[ConvBlock, ...]) -> bool:
+    """Whether our own kernels take all blocks that pool something, as they are and for pictures of this size."""
+    shape = x.shape
+    for block in blocks:
+        weight, _, stride, padding, dilation, groups, _, pool = block
+        alike = all(len(set(_both(pair))) == 1 for pair in (stride, padding))
+        if not alike or _both(dilation) != (1, 1) or groups != 1 or torch.is_autocast_enabled("cpu"):
+            return False
+        if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.shape[1] != shape[1]:
+            return False
+        s = _geometry(shape, block)
+        if pool > 1 and not pooled.takes(s):
+            return False
+        shape = torch.Size((shape[0], s.co, s.ph, s.pw))
+    return True
+
+
+def _geometry(shape: torch.Size, block: ConvBlock) -> Geometry:
+    """Return the numbers of a block whose input has this shape, [b, ci, h, w]."""
+    weight, _, stride, padding, _, _, relu, pool = block
+    _, channels, rows, columns = shape
+    co, _, kh, kw = weight.shape
+    return Geometry(channels, rows, columns, co, kh, kw, _side(stride), _side(padding), pool, relu)
+
+
+def _both(pair: Pair) -> tuple[int, ...]:
+    return (pair, pair) if isinstance(pair, int) else tuple(pair) * (3 - len(pair))
 
 
 def _has_onednn() -> bool:

@@ -1,0 +1,247 @@
+/* Convolution, max-pooling, bias and ReLU as one, forwards and backwards, for one client on one core.
+
+   A pooled output has its value from one position of the convolution. So only one position in POOL * POOL has a
+   gradient, and none where ReLU cut; libraries fill the others with zeros and multiply by them. Here the gradients of a
+   sample that are not zero are listed, and every one of them is some rows of the input, or of a filter, times a number:
+   of the products of a dense convolution a fourth or less is left. Forwards there is nothing to leave out, but what is
+   pooled never leaves the cache.
+
+   Pictures lie as [sample, row, column, channel], padding included. The compiler is given CI and CO, the channels in and
+   out, KH and KW, the sides of a filter, STRIDE, POOL, the side of the squares that are pooled, and RELU, whether it
+   follows. No sum depends on where in memory its numbers lie.
+
+   Rows of filters are filled up to whole vectors with zeros. What is read beyond a row of a picture, in SLACK numbers
+   beyond its end too, is multiplied by them, or dropped. */
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define REGISTERS 24 /* for sums; the rest is for what is multiplied */
+#elif defined(__AVX__)
+#define LANES 8
+#define REGISTERS 12
+#else
+#define LANES 4
+#define REGISTERS 12
+#endif
+
+#define ROW (KW * CI) /* numbers in a row of a window, which are neighbours in memory */
+#define WIDE ((ROW + LANES - 1) / LANES)
+#define PADDED (WIDE * LANES)
+#define VECTORS ((CO + LANES - 1) / LANES)
+#define OUT (VECTORS * LANES)
+#define NOWHERE 255 /* the route of an output that ReLU cut */
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int mask __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef unsigned char byte;
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void store(float *to, vec value) { *(vec *)to = value; }
+
+/* Lay out x, of any strides, as [n, h + 2 p, w + 2 p, CI], with zeros around it. */
+void lay(const float *x, float *laid, long n, long h, long w, long p, long by_sample, long by_channel, long by_row,
+         long by_column) {
+    long wide = (w + 2 * p) * CI;
+    for (long i = 0; i < n; i++)
+        for (long r = -p; r < h + p; r++, laid += wide) {
+            if (r < 0 || r >= h) {
+                __builtin_memset(laid, 0, 4 * wide);
+                continue;
+            }
+            const float *row = x + i * by_sample + r * by_row;
+            float *to = laid + p * CI;
+            __builtin_memset(laid, 0, 4 * p * CI);
+            for (long q = 0; q < w; q++)
+                for (int c = 0; c < CI; c++) to[q * CI + c] = row[q * by_column + c * by_channel];
+            __builtin_memset(to + w * CI, 0, 4 * p * CI);
+        }
+}
+
+/* The convolution at some pixels next to each other, and some vectors of channels: sums that registers hold. */
+INLINE void strip(const float *x, long wide, const float *filters, const float *bias, float *to, const int pixels,
+                  const int vectors) {
+    vec sum[REGISTERS];
+    UNROLL for (int k = 0; k < pixels * vectors; k++) sum[k] = load(bias + k % vectors * LANES);
+    for (int r = 0; r < KH; r++, x += wide)
+        for (int q = 0; q < ROW; q++, filters += OUT)
+            UNROLL for (int k = 0; k < pixels * vectors; k++)
+                sum[k] += x[k / vectors * STRIDE * CI + q] * load(filters + k % vectors * LANES);
+    UNROLL for (int k = 0; k < pixels * vectors; k++) store(to + k / vectors * OUT + k % vectors * LANES, sum[k]);
+}
+
+/* The same for a whole line, in strips of so many pixels; the last one may do some pixels of the one before again. */
+INLINE void strips(const float *x, long wide, const float *filters, const float *bias, float *to, long columns,
+                   const int pixels, const int vectors) {
+    for (long b = 0; b < columns; b += pixels) {
+        long at = b + pixels <= columns ? b : columns - pixels;
+        strip(x + at * STRIDE * CI, wide, filters, bias, to + at * OUT, pixels, vectors);
+    }
+}
+
+/* The same in strips as wide as registers allow, or less wide where fewer pixels are then done twice. */
+INLINE void line(const float *x, long wide, const float *filters, const float *bias, float *to, long columns,
+                 const int vectors) {
+    enum { most = REGISTERS / 2, less = most - most / 6, least = most * 2 / 3 };
+    long again = (most - columns % most) % most, fewer = (less - columns % less) % less;
+    long fewest = (least - columns % least) % least;
+    if (columns < least)
+        strips(x, wide, filters, bias, to, columns, 1, vectors);
+    else if (columns < less || (fewest < fewer && fewest < again))
+        strips(x, wide, filters, bias, to, columns, least, vectors);
+    else if (columns < most || fewer < again)
+        strips(x, wide, filters, bias, to, columns, less, vectors);
+    else
+        strips(x, wide, filters, bias, to, columns, most, vectors);
+}
+
+/* Pool lines [POOL, pw * POOL, OUT] into one, [pw, CO]; route says which position each number came from. */
+INLINE void pool(const float *lines, float *out, byte *route, long pw) {
+    for (long b = 0; b < pw; b++, out += CO, route += CO) {
+        float largest[OUT];
+        int from[OUT];
+        for (int c = 0; c < OUT; c += LANES) {
+            const float *cell = lines + b * POOL * OUT + c;
+            vec top = load(cell);
+            mask at = {0};
+            UNROLL for (int k = 1; k < POOL * POOL; k++) {
+                vec other = load(cell + (k / POOL * pw * POOL + k % POOL) * OUT);
+                mask more = other > top;
+                top = (vec)((more & (mask)other) | (~more & (mask)top));
+                at = (more & k) | (~more & at);
+            }
+            if (RELU) {
+                mask positive = top > 0;
+                top = (vec)(positive & (mask)top);
+                at |= ~positive & NOWHERE;
+            }
+            store(largest + c, top);
+            *(mask *)(from + c) = at;
+        }
+        for (int c = 0; c < CO; c++) out[c] = largest[c];
+        for (int c = 0; c < CO; c++) route[c] = (byte)from[c];
+    }
+}
+
+/* Outputs [n, ph, pw, CO] and their route, from x [n, h, w, CI], weights [CO, CI, KH, KW] and a bias [CO] or NULL.
+
+   room is for (KH * ROW + 1 + POOL * pw * POOL) * OUT numbers. */
+void convolve(const float *x, const float *weights, const float *bias, float *out, byte *route, float *room, long n,
+              long h, long w, long ph, long pw) {
+    long wide = w * CI, columns = pw * POOL;
+    float *filters = room, *start = filters + KH * ROW * OUT, *lines = start + OUT;
+    for (int r = 0; r < KH; r++)
+        for (int q = 0; q < KW; q++)
+            for (int k = 0; k < CI; k++)
+                for (int c = 0; c < OUT; c++)
+                    filters[((r * KW + q) * CI + k) * OUT + c] = c < CO ? weights[((c * CI + k) * KH + r) * KW + q] : 0;
+    for (int c = 0; c < OUT; c++) start[c] = bias && c < CO ? bias[c] : 0;
+    for (long i = 0; i < n; i++)
+        for (long a = 0; a < ph; a++, out += pw * CO, route += pw * CO) {
+            for (int r = 0; r < POOL; r++) {
+                const float *from = x + (i * h + (a * POOL + r) * STRIDE) * wide;
+                float *to = lines + r * columns * OUT;
+                for (int c = 0; c + 1 < VECTORS; c += 2)
+                    line(from, wide, filters + c * LANES, start + c * LANES, to + c * LANES, columns, 2);
+                if (VECTORS % 2)
+                    line(from, wide, filters + OUT - LANES, start + OUT - LANES, to + OUT - LANES, columns, 1);
+            }
+            pool(lines, out, route, pw);
+        }
+}
+
+/* A row of a window is COLUMNS vectors at a time, and ROWS rows, as registers hold them. */
+#define COLUMNS (WIDE < REGISTERS ? WIDE : REGISTERS)
+#define ROWS (REGISTERS / COLUMNS < KH ? REGISTERS / COLUMNS : KH)
+
+/* Add the windows of x at some places, each times a number, to some rows and columns of a filter's gradient. */
+INLINE void add_part(const float *x, long wide, const float *times, const int *place, int count, float *gradient,
+                     const int rows, const int columns) {
+    vec sum[REGISTERS];
+    UNROLL for (int k = 0; k < rows * columns; k++)
+        sum[k] = load(gradient + k / columns * PADDED + k % columns * LANES);
+    for (int j = 0; j < count; j++) {
+        const float *window = x + place[j];
+        float number = times[j];
+        UNROLL for (int k = 0; k < rows * columns; k++)
+            sum[k] += number * load(window + k / columns * wide + k % columns * LANES);
+    }
+    UNROLL for (int k = 0; k < rows * columns; k++)
+        store(gradient + k / columns * PADDED + k % columns * LANES, sum[k]);
+}
+
+INLINE void add_rows(const float *x, long wide, const float *times, const int *place, int count, float *gradient,
+                     const int rows) {
+    for (int c = 0; c + COLUMNS <= WIDE; c += COLUMNS)
+        add_part(x + c * LANES, wide, times, place, count, gradient + c * LANES, rows, COLUMNS);
+    enum { left = WIDE % COLUMNS, done = (WIDE - left) * LANES };
+    if (left) add_part(x + done, wide, times, place, count, gradient + done, rows, left);
+}
+
+INLINE void add_windows(const float *x, long wide, const float *times, const int *place, int count, float *gradient) {
+    for (int r = 0; r + ROWS <= KH; r += ROWS)
+        add_rows(x + r * wide, wide, times, place, count, gradient + r * PADDED, ROWS);
+    enum { left = KH % ROWS, done = KH - left };
+    if (left) add_rows(x + done * wide, wide, times, place, count, gradient + done * PADDED, left);
+}
+
+/* Add a filter, each time times a number, to the windows of dx at some places. */
+INLINE void spread(const float *filter, long wide, const float *times, const int *place, int count, float *dx) {
+    for (int j = 0; j < count; j++)
+        for (int r = 0; r < KH; r++)
+            for (int v = 0; v < PADDED; v += LANES) {
+                float *to = dx + place[j] + r * wide + v;
+                store(to, load(to) + times[j] * load(filter + r * PADDED + v));
+            }
+}
+
+/* List what is not cut of a sample's gradient [ph, pw, CO] in one channel, and where in x its windows are. */
+INLINE int list(const float *g, const byte *route, const int *shift, long wide, long ph, long pw, float *times,
+                int *place) {
+    int count = 0;
+    for (long a = 0; a < ph; a++)
+        for (long b = 0; b < pw; b++, g += CO, route += CO) {
+            int goes_on = *route != NOWHERE;
+            times[count] = *g; /* written over by the next one where it does not go on */
+            place[count] = (int)(a * POOL * STRIDE * wide + b * POOL * STRIDE * CI) + shift[goes_on ? *route : 0];
+            count += goes_on;
+        }
+    return count;
+}
+
+/* Gradients of weights [CO, CI, KH, KW], bias [CO] and, unless dx is NULL, of x [n, h, w, CI].
+
+   g is that of the outputs, [n, ph, pw, CO]. room is for 2 * (CO * KH * PADDED + ph * pw + 1) numbers. */
+void look_back(const float *g, const byte *route, const float *x, const float *weights, float *dx, float *dw, float *db,
+               float *room, long n, long h, long w, long ph, long pw) {
+    long wide = w * CI, cells = ph * pw;
+    float *gradients = room, *filters = gradients + CO * KH * PADDED, *times = filters + CO * KH * PADDED;
+    int *place = (int *)(times + cells + 1), shift[POOL * POOL];
+    __builtin_memset(room, 0, 4l * 2 * CO * KH * PADDED);
+    __builtin_memset(db, 0, 4 * CO);
+    for (int k = 0; k < POOL * POOL; k++) shift[k] = (int)((k / POOL * w + k % POOL) * STRIDE * CI);
+    for (int c = 0; c < CO; c++)
+        for (int k = 0; k < CI; k++)
+            for (int r = 0; r < KH; r++)
+                for (int q = 0; q < KW; q++)
+                    filters[(c * KH + r) * PADDED + q * CI + k] = weights[((c * CI + k) * KH + r) * KW + q];
+    for (long i = 0; i < n; i++, x += h * wide, g += cells * CO, route += cells * CO) {
+        if (dx) __builtin_memset(dx, 0, 4 * h * wide);
+        for (int c = 0; c < CO; c++) {
+            int count = list(g + c, route + c, shift, wide, ph, pw, times, place);
+            float all = 0;
+            for (int j = 0; j < count; j++) all += times[j];
+            db[c] += all;
+            add_windows(x, wide, times, place, count, gradients + c * KH * PADDED);
+            if (dx) spread(filters + c * KH * PADDED, wide, times, place, count, dx);
+        }
+        if (dx) dx += h * wide;
+    }
+    for (int c = 0; c < CO; c++)
+        for (int k = 0; k < CI; k++)
+            for (int r = 0; r < KH; r++)
+                for (int q = 0; q < KW; q++)
+                    dw[((c * CI + k) * KH + r) * KW + q] = gradients[(c * KH + r) * PADDED + q * CI + k];
+}

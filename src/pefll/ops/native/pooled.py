@@ -1,0 +1,121 @@
+"""A convolution with max-pooling, bias and ReLU as one operation, for one client on a CPU; see pooled.c."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pefll.ops.geometry import Geometry
+from pefll.ops.native.compiler import library
+
+LANES = 16  # of a vector, at most
+SLACK = LANES  # numbers that kernels may read beyond a picture's end
+MOST_POOL = 15  # the side of pooled squares: a route is one byte
+MOST_WINDOW = 1 << 12  # numbers, so that a filter and what it meets stay in the nearest cache
+MOST_PICTURE = 1 << 16  # numbers, with padding
+
+
+def takes(s: Geometry) -> bool:
+    """Return whether the kernels do such a convolution here, and are worth it."""
+    small = s.ci * s.kh * s.kw <= MOST_WINDOW and (s.h + 2 * s.padding) * (s.w + 2 * s.padding) * s.ci <= MOST_PICTURE
+    there = 1 < s.pool <= MOST_POOL and small and s.ph > 0 and s.pw > 0
+    return there and torch._C._len_torch_dispatch_stack() == 0 and _kernels(_constants(s)) is not None
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
+    """Return outputs [b, co, ph, pw], with the channels innermost in memory.
+
+    Args:
+        x: float32 [b, ci, h, w], in any layout.
+        weight: float32 [co, ci, kh, kw].
+        bias: float32 [co], or None.
+        s: of the convolution.
+    """
+    result: Tensor = _Pooled.apply(x, weight, bias, s)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
+        kernels = _kernels(_constants(s))
+        assert kernels is not None
+        laid, filters = _laid(x, s, kernels), weight.contiguous()
+        start = None if bias is None else bias.contiguous()
+        outputs = _pictures(len(x), s.ph, s.pw, s.co)
+        route = torch.empty((len(x), s.ph, s.pw, s.co), dtype=torch.uint8)
+        room = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _whole(s.co))
+        kernels.convolve(*map(_address, (laid, filters, start, outputs, route, room)), len(x), *_sides(s))
+        ctx.save_for_backward(laid, filters, route)
+        ctx.s, ctx.kernels = s, kernels
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        laid, filters, route = ctx.saved_tensors
+        s: Geometry = ctx.s
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        along = g.permute(0, 2, 3, 1).contiguous()
+        dx = _pictures(len(g), *_sides(s)[:2], s.ci) if of_x else None
+        dw, db = torch.empty_like(filters), torch.empty(s.co)
+        room = torch.empty(2 * (s.co * s.kh * _whole(s.kw * s.ci) + s.ph * s.pw + 1))
+        ctx.kernels.look_back(*map(_address, (along, route, laid, filters, dx, dw, db, room)), len(g), *_sides(s))
+        if dx is not None and s.padding:
+            dx = dx[:, :, s.padding : -s.padding, s.padding : -s.padding]
+        return dx, dw if of_weight else None, db if of_bias else None, None
+
+
+def _laid(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
+    """Return x as kernels read it, with its padding; no copy where it lies so already."""
+    strides = (s.h * s.w * s.ci, 1, s.w * s.ci, s.ci)
+    beyond = x.untyped_storage().nbytes() // 4 - x.storage_offset() - x.numel()
+    if s.padding == 0 and x.stride() == strides and beyond >= SLACK:
+        return x
+    laid = _pictures(len(x), *_sides(s)[:2], s.ci)
+    kernels.lay(x.data_ptr(), laid.data_ptr(), len(x), s.h, s.w, s.padding, *x.stride())
+    return laid
+
+
+def _pictures(samples: int, rows: int, columns: int, channels: int) -> Tensor:
+    """Return room for pictures [b, c, h, w] with the channels innermost, and some numbers to spare behind them."""
+    line = columns * channels
+    room = torch.empty(samples * rows * line + SLACK)
+    return room.as_strided((samples, channels, rows, columns), (rows * line, 1, line, channels))
+
+
+def _sides(s: Geometry) -> tuple[int, int, int, int]:
+    """Return rows and columns of the input with padding, and of the output."""
+    return s.h + 2 * s.padding, s.w + 2 * s.padding, s.ph, s.pw
+
+
+def _whole(numbers: int) -> int:
+    """Return how many numbers so many are, filled up to whole vectors."""
+    return -(-numbers // LANES) * LANES
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _constants(s: Geometry) -> tuple[tuple[str, int], ...]:
+    names = {"CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "STRIDE": s.stride, "POOL": s.pool, "RELU": int(s.relu)}
+    return tuple(names.items())
+
+
+@cache
+def _kernels(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL | None:
+    made = library("pooled.c", constants)
+    if made is not None:
+        address, number = ctypes.c_void_p, ctypes.c_long
+        made.lay.argtypes = [address] * 2 + [number] * 8
+        made.convolve.argtypes = [address] * 6 + [number] * 5
+        made.look_back.argtypes = [address] * 8 + [number] * 5
+        for kernel in (made.lay, made.convolve, made.look_back):
+            kernel.restype = None
+    return made
