@@ -66,7 +66,7 @@ INLINE void strip(const float *x, long wide, const float *filters, const float *
     vec sum[REGISTERS];
     UNROLL for (int k = 0; k < pixels * vectors; k++) sum[k] = load(bias + k % vectors * LANES);
     for (int r = 0; r < KH; r++, x += wide)
-        for (int q = 0; q < ROW; q++, filters += OUT)
+        for (int q = 0; q < ROW; q++, filters += vectors * LANES)
             UNROLL for (int k = 0; k < pixels * vectors; k++)
                 sum[k] += x[k / vectors * STRIDE * CI + q] * load(filters + k % vectors * LANES);
     UNROLL for (int k = 0; k < pixels * vectors; k++) store(to + k / vectors * OUT + k % vectors * LANES, sum[k]);
@@ -131,22 +131,23 @@ INLINE void pool(const float *lines, float *out, byte *route, long pw) {
 void convolve(const float *x, const float *weights, const float *bias, float *out, byte *route, float *room, long n,
               long h, long w, long ph, long pw) {
     long wide = w * CI, columns = pw * POOL;
-    float *filters = room, *start = filters + KH * ROW * OUT, *lines = start + OUT;
-    for (int r = 0; r < KH; r++)
-        for (int q = 0; q < KW; q++)
-            for (int k = 0; k < CI; k++)
-                for (int c = 0; c < OUT; c++)
-                    filters[((r * KW + q) * CI + k) * OUT + c] = c < CO ? weights[((c * CI + k) * KH + r) * KW + q] : 0;
+    float *filters = room, *start = filters + KH * ROW * OUT, *lines = start + OUT, *filter = filters;
+    for (int c = 0; c < OUT; c += 2 * LANES) /* two vectors of channels at a time, as strips read them; or a last one */
+        for (int r = 0; r < KH; r++)
+            for (int q = 0; q < KW; q++)
+                for (int k = 0; k < CI; k++)
+                    for (int d = c; d < c + 2 * LANES && d < OUT; d++)
+                        *filter++ = d < CO ? weights[((d * CI + k) * KH + r) * KW + q] : 0;
     for (int c = 0; c < OUT; c++) start[c] = bias && c < CO ? bias[c] : 0;
     for (long i = 0; i < n; i++)
         for (long a = 0; a < ph; a++, out += pw * CO, route += pw * CO) {
             for (int r = 0; r < POOL; r++) {
                 const float *from = x + (i * h + (a * POOL + r) * STRIDE) * wide;
                 float *to = lines + r * columns * OUT;
-                for (int c = 0; c + 1 < VECTORS; c += 2)
-                    line(from, wide, filters + c * LANES, start + c * LANES, to + c * LANES, columns, 2);
-                if (VECTORS % 2)
-                    line(from, wide, filters + OUT - LANES, start + OUT - LANES, to + OUT - LANES, columns, 1);
+                for (int c = 0; c + LANES < OUT; c += 2 * LANES)
+                    line(from, wide, filters + c * KH * ROW, start + c, to + c, columns, 2);
+                enum { last = OUT - LANES };
+                if (VECTORS % 2) line(from, wide, filters + last * KH * ROW, start + last, to + last, columns, 1);
             }
             pool(lines, out, route, pw);
         }

@@ -16,7 +16,7 @@ from pefll.ops.native.compiler import library
 LANES = 16  # of a vector, at most
 SLACK = LANES  # numbers that kernels may read beyond a picture's end
 MOST_POOL = 15  # the side of pooled squares: a route is one byte
-MOST_WINDOW = 1 << 12  # numbers, so that a filter and what it meets stay in the nearest cache
+MOST_WINDOW = 1 << 11  # numbers, so that a filter and what it meets stay in the nearest cache
 MOST_PICTURE = 1 << 16  # numbers, with padding
 
 
