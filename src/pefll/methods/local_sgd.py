@@ -143,8 +143,9 @@ def _follow_alone(
     """Do the same for one client that is not mapped over: in place, on a copy of its own."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
     for batch in itertools.islice(batches, steps):
-        # One vector, though layers leave parts: a norm and a step of each part cost more than joining them.
-        along = _clipped_alone(_joined(direction(theta, batch)), sgd.clip)
+        # One vector, though layers leave parts: a norm and a step of each part cost more than joining them. The fused
+        # step takes memory as it lies, whatever strides say.
+        along = _clipped_alone(_joined(direction(theta, batch)), sgd.clip).contiguous()
         torch_sgd(
             [theta],
             [along],
