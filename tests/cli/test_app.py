@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,3 +108,11 @@ pefll_command.main()
 """
     ended = subprocess.run([sys.executable, "-c", stop], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "stopped before anything was begun\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("verb", [("methods",), ("--version",)])
+def test_an_output_that_is_full_is_one_sentence(verb):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-m", "pefll", *verb], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (2, "error: the output cannot be written: no space left on device\n")

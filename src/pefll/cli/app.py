@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -21,6 +22,8 @@ from pefll.version import __version__
 from pefll.wording import for_the_command_line
 
 TRACEBACK = "PEFLL_TRACEBACK"
+# What the standard output fails with that no verb has answered: verbs answer for their own files.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # The error for a misspelt option: typer's own copy of click has it, and older typers took it from click.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -73,12 +76,18 @@ def main() -> None:
             code = app(standalone_mode=False)
         if code == INTERRUPTED:  # verbs that save something say so, and end on their own
             say(err, "stopped before there was anything to save")
+        sys.stdout.flush()
         sys.exit(code)
     except PefllError as error:
         sentence = str(error)
     except UsageError as error:
         sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
         sentence = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", sentence)  # click and typer each ask, in some versions
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _give_up_output()
+        sentence = f"the output cannot be written: {os.strerror(error.errno).lower()}"
     except torch.cuda.OutOfMemoryError:
         sentence = "the GPU's memory is full; use fewer clients per round, or another device"
     except Exception as error:
@@ -89,3 +98,8 @@ def main() -> None:
     if sentence:  # without a verb, the help was shown instead
         err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
     sys.exit(2)
+
+
+def _give_up_output() -> None:
+    """Drop what the standard output has not taken, so that Python does not try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
