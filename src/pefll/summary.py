@@ -26,7 +26,7 @@ from pefll.hardware import device_name, peak_memory_bytes, pick_precision
 from pefll.lockstep import Signals, Stopped
 from pefll.methods.contract import Method
 from pefll.models import resolve_model
-from pefll.ops.native.compiler import compiler
+from pefll.ops.native import compiler
 from pefll.preparing import Order, clients_per_round
 from pefll.progress import Display, Monitor
 from pefll.record import ALONE, TOOK_TURNS, RunFolder
@@ -129,7 +129,8 @@ def summary_of(
         "version": __version__,
         "commit": commit(),
         "torch": torch.__version__,
-        "compiler": _compiler(engine.device),
+        # Of kernels on a CPU: with another one, or none, a run differs by rounding.
+        "compiler": compiler.version() if engine.device.type == "cpu" else None,
         "lockstep": progress.lockstep,
         "timing": _timing(progress.lockstep, engine.device),
         "train_seconds": round(seconds, 3),
@@ -148,12 +149,6 @@ def summary_of(
         **({"as_new": as_new.per_sample} if as_new else {}),
         "client_counts": counts_of(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else None,
     }
-
-
-def _compiler(device: torch.device) -> str | None:
-    """Return the C compiler that kernels on a CPU come from: with another one, or none, a run differs by rounding."""
-    found = compiler() if device.type == "cpu" else None
-    return found[1] if found else None
 
 
 def _timing(lockstep: int, device: torch.device) -> str:

@@ -36,52 +36,73 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
         return None
     text = (Path(__file__).parent / source).read_text()
     options = [*OPTIONS, *(f"-D{key}={value}" for key, value in constants)]
-    name = hashlib.sha256("\n".join([*command, _processor(), *options, text]).encode()).hexdigest()
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pefll" / f"{name}.so"
-    with suppress(OSError):
-        return ctypes.CDLL(str(kept))
     try:
+        name = hashlib.sha256("\n".join([_identity(command), _processor(), *options, text]).encode()).hexdigest()
+        kept = _cache() / f"{name}.so"
+        with suppress(OSError):  # it is not there yet, or damaged
+            return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory() as folder:
             made = _compile(text, command, options, Path(folder))
+            if made is None:
+                return None
             with suppress(OSError):  # who cannot write there compiles again next time
                 _keep(made, kept)
-            return None if made is None else ctypes.CDLL(str(made))
+            return ctypes.CDLL(str(made))
     except OSError:
         return None
 
 
 @cache
-def compiler() -> tuple[str, str] | None:
-    """Return the compiler's path and what it calls itself, or None where there is none."""
+def compiler() -> str | None:
+    """Return the compiler's path, or None where there is none."""
     wanted = os.environ.get("PEFLL_CC")
-    found = None if wanted == "none" else shutil.which(wanted) if wanted else shutil.which("cc") or shutil.which("gcc")
-    if found is None:
-        return None
-    try:
-        asked = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if asked.returncode else (found, (asked.stdout.splitlines() or [""])[0])
+    if wanted:
+        return None if wanted == "none" else shutil.which(wanted)
+    return shutil.which("cc") or shutil.which("gcc")
 
 
-def _compile(text: str, command: tuple[str, str], options: list[str], folder: Path) -> Path | None:
+def version() -> str | None:
+    """Return what the compiler calls itself, or None where there is none that answers."""
+    command = compiler()
+    said = None if command is None else _run(command, "--version")
+    return said.splitlines()[0] if said else None
+
+
+def _compile(text: str, command: str, options: list[str], folder: Path) -> Path | None:
     source, made = folder / "source.c", folder / "library.so"
     source.write_text(text)
+    return None if _run(command, *options, str(source), "-o", str(made)) is None else made
+
+
+def _run(*command: str) -> str | None:
+    """Return what a program says, or None where it fails."""
     try:
-        done = subprocess.run(
-            [command[0], *options, str(source), "-o", str(made)], capture_output=True, timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if done.returncode else made
+    return None if done.returncode else done.stdout
 
 
-def _keep(made: Path | None, kept: Path) -> None:
-    if made is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        new = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")
-        shutil.copyfile(made, new)
-        new.replace(kept)  # at once, whole
+def _cache() -> Path:
+    """Return where compiled libraries are kept."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pefll"
+    except RuntimeError as error:  # a user without a home, as in some containers
+        raise OSError(str(error)) from error
+
+
+def _keep(made: Path, kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    new = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")
+    shutil.copyfile(made, new)
+    new.replace(kept)  # at once, whole
+
+
+def _identity(command: str) -> str:
+    """Return what tells versions of a compiler apart, without a process of its own for the question."""
+    file = Path(command).resolve()
+    found = file.stat()
+    return f"{file} {found.st_size} {found.st_mtime_ns}"
 
 
 @cache
