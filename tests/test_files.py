@@ -30,6 +30,15 @@ def test_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(PefllError, match="pipe: it is a device or a pipe, not a file; choose another place"):
+        write_whole(pipe, b"new")
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 @pytest.mark.parametrize("when", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_and_a_sentence(tmp_path, monkeypatch, when):
     path = tmp_path / "a.bin"

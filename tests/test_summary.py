@@ -13,7 +13,7 @@ import torch
 from pefll import training
 from pefll.errors import PefllError
 from pefll.fitting import fit
-from pefll.ops.native import compiler
+from pefll.ops.native import compiler, pooled
 from pefll.run import load
 from tests.federations import flat, ragged
 
@@ -39,7 +39,7 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
             assert values.keys() >= {"per_sample", "per_client", "masked", "worst_tenth"}
             assert all(0 <= values[key] <= 1 for key in ("per_sample", "per_client", "masked", "worst_tenth"))
     assert summary["peak_memory_bytes"] > 1e6
-    assert summary["compiler"] == compiler.version()
+    assert summary["compiler"] == (compiler.version() if pooled.works() else None)
     loaded = load(tmp_path)
     assert loaded.summary == summary
     assert torch.equal(flat(loaded.server), flat(run.server))

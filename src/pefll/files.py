@@ -75,6 +75,8 @@ def sync_folder(folder: Path) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # which would be gone then, and not written to
+        raise PefllError(f"cannot write {path}: it is a device or a pipe, not a file; choose another place")
     with sentences_for_disk_errors(str(path)):
         try:
             with temporary.open("wb") as file:

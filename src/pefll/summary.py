@@ -26,7 +26,7 @@ from pefll.hardware import device_name, peak_memory_bytes, pick_precision
 from pefll.lockstep import Signals, Stopped
 from pefll.methods.contract import Method
 from pefll.models import resolve_model
-from pefll.ops.native import compiler
+from pefll.ops.native import compiler, pooled
 from pefll.preparing import Order, clients_per_round
 from pefll.progress import Display, Monitor
 from pefll.record import ALONE, TOOK_TURNS, RunFolder
@@ -130,7 +130,7 @@ def summary_of(
         "commit": commit(),
         "torch": torch.__version__,
         # Of kernels on a CPU: with another one, or none, a run differs by rounding.
-        "compiler": compiler.version() if engine.device.type == "cpu" else None,
+        "compiler": compiler.version() if engine.device.type == "cpu" and pooled.works() else None,
         "lockstep": progress.lockstep,
         "timing": _timing(progress.lockstep, engine.device),
         "train_seconds": round(seconds, 3),

@@ -116,3 +116,8 @@ def test_an_output_that_is_full_is_one_sentence(verb):
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-m", "pefll", *verb], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (2, "error: the output cannot be written: no space left on device\n")
+
+
+def test_an_output_that_is_closed_is_no_accident():
+    ended = subprocess.run(f"{sys.executable} -m pefll --version >&-", shell=True, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -90,7 +90,9 @@ def test_ones_own_data_is_trained_resumed_evaluated_and_used(pefll, tmp_path):
 def test_a_model_by_import_path(pefll, tmp_path, client):
     out = tmp_path / "r"
     assert pefll("train", *DIGITS, "--model", "tests.models.zoo:tied", "--out", out).code == 0
-    assert pefll("personalize", out, "--data", client, "--out", tmp_path / "m.safetensors").code == 0
+    said = pefll("personalize", out, "--data", client, "--out", tmp_path / "m.safetensors")
+    assert said.code == 0
+    assert "--data more_samples.npz --model tests.models.zoo:tied" in said.out
     said = pefll("predict", tmp_path / "m.safetensors", "--data", client)
     assert said.code == 2  # a file does not choose which code is run
     assert "--model module:function" in said.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -10,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pefll.errors import PefllError
 from pefll.models import lenet
 from pefll.models.network import Network
 from pefll.ops import blocks
@@ -35,13 +39,15 @@ COMPILED = [
 
 @pytest.fixture
 def forgetful():
-    """Forget what was compiled, before and after."""
-    caches = (compiler.compiler, compiler.library, pooled._kernels)
-    for each in caches:
-        each.cache_clear()
-    yield
-    for each in caches:
-        each.cache_clear()
+    """Forget what was compiled, before and after, and whenever it is called."""
+
+    def forget() -> None:
+        for each in (compiler.compiler, compiler.library, pooled.works, pooled._kernels):
+            each.cache_clear()
+
+    forget()
+    yield forget
+    forget()
 
 
 def integers(seed: int, *shape: int, most: int = 3) -> torch.Tensor:
@@ -132,8 +138,7 @@ def test_a_network_uses_them_and_does_without_them(forgetful, monkeypatch):
     monkeypatch.setattr(blocks.pooled, "convolve", lambda *a: calls.append(a[-1]) or real(*a))
     with_them = whole_step(0)
     assert len(calls) == 2
-    for each in (compiler.compiler, compiler.library, pooled._kernels):
-        each.cache_clear()
+    forgetful()
     monkeypatch.setenv("PEFLL_CC", "none")
     without = whole_step(0)
     assert len(calls) == 2
@@ -152,47 +157,129 @@ def test_operations_are_counted_as_if_they_were_not_there():
     assert ours.get_total_flops() == theirs.get_total_flops() > 0
 
 
-@pytest.mark.parametrize("wrong", ["absent", "failing", "silent"])
-def test_a_compiler_that_does_not_work_is_none(wrong, forgetful, monkeypatch, tmp_path: Path):
-    program = tmp_path / "cc"
-    if wrong != "absent":
-        ending = "exit 1" if wrong == "failing" else "exit 0"  # says that all is well, and writes nothing
-        program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo a compiler && exit 0\n{ending}\n')
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PEFLL_CC", str(program))
+@needs_a_compiler
+@pytest.mark.parametrize("activation", [nn.ELU, nn.LeakyReLU, nn.ReLU6])
+def test_activations_may_write_to_what_was_pooled(activation):
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), activation(), nn.Flatten(), nn.Linear(36, 2))
+    in_place = nn.Sequential(*plain[:2], activation(inplace=True), *plain[3:])
+    x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    theta = Network(plain).init(0, "model").requires_grad_()
+    (ours,) = torch.autograd.grad(Network(in_place)(theta, x).square().sum(), theta)
+    named = Network(plain).unflatten(theta)
+    (theirs,) = torch.autograd.grad(torch.func.functional_call(plain, named, (x,)).square().sum(), theta)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def block(x, weight, bias):
+    return blocks.conv_block(x, weight, bias, 1, 0, 1, 1, True, 2)
+
+
+@needs_a_compiler
+@pytest.mark.filterwarnings("ignore")  # of what is lost in a trace, and that traces are of the past
+def test_whoever_traces_sees_torchs_operations(monkeypatch):
+    x, weight, bias = integers(0, 2, 2, 6, 6), integers(1, 3, 2, 3, 3), integers(2, 3)
+    expected = block(x, weight, bias)
+    monkeypatch.setattr(blocks.pooled, "convolve", lambda *_: pytest.fail("hidden from who traces"))
+    assert torch.equal(torch.jit.trace(lambda x: block(x, weight, bias), x, check_trace=False)(x), expected)
+
+
+@needs_a_compiler
+def test_a_compiled_function_may_call_them():
+    x, weight, bias = integers(0, 8, 3, 32, 32), integers(1, 16, 3, 5, 5).requires_grad_(), integers(2, 16)
+    compiled = torch.compile(lambda x: block(x, weight, bias), backend="eager")
+    for _ in range(5):  # memory that was let go too early would be written over by now
+        (ours,) = torch.autograd.grad(compiled(x).sum(), weight)
+        (theirs,) = torch.autograd.grad(block(x, weight, bias).sum(), weight)
+        assert torch.equal(ours, theirs)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("bias", [torch.zeros(3, dtype=torch.float64), torch.zeros(1)])
+def test_a_wrong_bias_is_torchs_to_refuse(bias):
+    with pytest.raises(RuntimeError):
+        block(torch.zeros(1, 2, 6, 6), torch.zeros(3, 2, 3, 3), bias)
+
+
+def program(folder: Path, ending: str) -> str:
+    """Return the path of a compiler that has a name and then ends so."""
+    path = folder / "cc"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo a compiler && exit 0\n{ending}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", ["exit 1", "exit 0  # says that all is well, and writes nothing"])
+def test_a_compiler_that_does_not_work_is_none(ending, forgetful, monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("PEFLL_CC", program(tmp_path, ending))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert not pooled.works()
     assert not pooled.takes(Geometry(1, 8, 8, 2, 3, 3, 1, 0, 2, True))
     assert not list(tmp_path.glob("cache/pefll/*"))
     scores, _ = whole_step(0)
     assert scores.shape == (4, 10)
 
 
+def test_a_compiler_that_is_named_must_be_there(forgetful, monkeypatch):
+    monkeypatch.setenv("PEFLL_CC", "gcc -m64")
+    with pytest.raises(PefllError, match="PEFLL_CC names no program that is there: gcc -m64"):
+        pooled.works()
+
+
+@needs_a_compiler
+def test_one_that_fails_later_is_an_error_since_other_processes_may_have_what_it_made(
+    forgetful, monkeypatch, tmp_path: Path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert pooled.works()
+    monkeypatch.setattr(compiler, "_compile", lambda *_: False)
+    with pytest.raises(PefllError, match="the C compiler failed"):
+        block(torch.zeros(1, 2, 6, 6), torch.zeros(3, 2, 3, 3), None)
+
+
 @needs_a_compiler
 def test_it_is_compiled_once_and_kept(forgetful, monkeypatch, tmp_path: Path):
-    s = Geometry(1, 8, 8, 2, 3, 3, 1, 0, 2, True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert pooled.takes(s)
+    assert pooled.works()
     (kept,) = tmp_path.glob("pefll/*")
-    compiler.library.cache_clear()
-    monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert compiler.library("pooled.c", pooled._constants(s)) is not None
     assert kept.suffix == ".so"
+    forgetful()
+    monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert pooled.works()
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("broken", ["damaged", "not a folder"])
-def test_a_cache_that_cannot_be_used_is_done_without(broken, forgetful, monkeypatch, tmp_path: Path):
-    s = Geometry(1, 8, 8, 2, 3, 3, 1, 0, 2, False)
+@pytest.mark.parametrize("bytes_left", [0, 11, 5_000, -1])
+def test_a_library_that_is_cut_off_is_compiled_again(bytes_left, forgetful, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if broken == "damaged":
-        assert pooled.takes(s)
-        (kept,) = tmp_path.glob("pefll/*")
-        kept.write_bytes(b"no library")
-        compiler.library.cache_clear()
-        pooled._kernels.cache_clear()
-    else:
+    assert pooled.works()
+    (kept,) = tmp_path.glob("pefll/*")
+    whole = kept.read_bytes()
+    kept.unlink()  # the old one is loaded, and must not change under whoever has it
+    kept.write_bytes(whole[:bytes_left])
+    forgetful()
+    assert pooled.works()
+    assert len(kept.read_bytes()) >= len(whole) - 64
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("lacks", ["a folder", "a home", "space"])
+def test_a_cache_that_cannot_be_written_is_done_without(lacks, forgetful, monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if lacks == "a folder":
         (tmp_path / "pefll").write_text("a file")
-    assert pooled.takes(s)
+    elif lacks == "a home":
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which its specification says to ignore
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+        monkeypatch.chdir(tmp_path)
+    else:
+
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+    assert pooled.works()
+    assert not list(tmp_path.glob("**/*.tmp"))
+    assert not list(tmp_path.glob("**/*.so"))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def main() -> None:
             code = app(standalone_mode=False)
         if code == INTERRUPTED:  # verbs that save something say so, and end on their own
             say(err, "stopped before there was anything to save")
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where somebody has closed it
+            sys.stdout.flush()
         sys.exit(code)
     except PefllError as error:
         sentence = str(error)
@@ -84,7 +85,7 @@ def main() -> None:
         sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
         sentence = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", sentence)  # click and typer each ask, in some versions
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL or error.filename is not None or os.environ.get(TRACEBACK, "0") != "0":
             raise
         _give_up_output()
         sentence = f"the output cannot be written: {os.strerror(error.errno).lower()}"
@@ -102,4 +103,5 @@ def main() -> None:
 
 def _give_up_output() -> None:
     """Drop what the standard output has not taken, so that Python does not try again at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -103,7 +103,9 @@ def personalize(
                 "not learned to serve clients like this one. More clients, rounds, or other learning rates may help; "
                 "compare with --method local.",
             )
-    say(out, f"Next: pefll predict {model} --data more_samples.npz")
+    name = trained.facts["model"]
+    of_own = f" --model {name}" if ":" in name else ""
+    say(out, f"Next: pefll predict {model} --data more_samples.npz{of_own}")
 
 
 def predict(

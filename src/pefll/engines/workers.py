@@ -21,6 +21,7 @@ from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
 from pefll.named import OwnCodeFailed, fault
+from pefll.ops.native import pooled
 from pefll.tree import Tree, map_tree
 from pefll.wording import argument
 
@@ -48,6 +49,7 @@ class Workers:
     def __init__(self, run_here: RunHere, method: Method[Any], processes: int) -> None:
         # Its first use imports for seconds; once, here, instead of in every process.
         torch.func.grad(torch.square)(torch.zeros(()))
+        pooled.works()  # likewise, and so that all processes have the same answer
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []

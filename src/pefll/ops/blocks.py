@@ -162,14 +162,14 @@ def _is_native(x: Tensor, blocks: tuple[ConvBlock, ...]) -> bool:
     """Whether our own kernels take all blocks that pool something, as they are and for pictures of this size."""
     shape = x.shape
     for block in blocks:
-        weight, _, stride, padding, dilation, groups, _, pool = block
+        weight, bias, stride, padding, dilation, groups, _, pool = block
         alike = all(len(set(_both(pair))) == 1 for pair in (stride, padding))
         if not alike or _both(dilation) != (1, 1) or groups != 1 or torch.is_autocast_enabled("cpu"):
             return False
-        if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.shape[1] != shape[1]:
-            return False
+        if weight.shape[1] != shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+            return False  # torch says what is wrong
         s = _geometry(shape, block)
-        if pool > 1 and not pooled.takes(s):
+        if pool > 1 and not pooled.takes(s, x, weight, bias):
             return False
         shape = torch.Size((shape[0], s.co, s.ph, s.pw))
     return True

@@ -1,7 +1,6 @@
 """C, compiled when it is first needed, by the compiler of the machine: `cc`, or what PEFLL_CC names (`none` for none).
 
-Machine code is kept in the user's cache folder: ~/.cache/pefll, or under XDG_CACHE_HOME. Where nothing can be compiled,
-callers use torch's own operations.
+Machine code is kept in the user's cache folder: ~/.cache/pefll, or under XDG_CACHE_HOME.
 """
 
 from __future__ import annotations
@@ -17,10 +16,13 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from pefll.errors import PefllError
+
 # For this very processor, and with no header or library, which a machine may lack though it has a compiler. The last
 # one: neighbours in memory are not to be loaded as one where the source says otherwise.
 OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-nostdlib", "-fno-tree-slp-vectorize")
 SECONDS = 60  # a compiler that takes longer than that is stuck
+DIGEST = hashlib.sha256().digest_size
 
 
 @cache
@@ -38,16 +40,17 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
     options = [*OPTIONS, *(f"-D{key}={value}" for key, value in constants)]
     try:
         name = hashlib.sha256("\n".join([_identity(command), _processor(), *options, text]).encode()).hexdigest()
-        kept = _cache() / f"{name}.so"
-        with suppress(OSError):  # it is not there yet, or damaged
+        kept = _cache_folder() / f"{name}.so"
+        if _is_whole(kept):
             return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory() as folder:
-            made = _compile(text, command, options, Path(folder))
-            if made is None:
+            made = Path(folder) / "library.so"
+            if not _compile(text, command, options, made):
                 return None
             with suppress(OSError):  # who cannot write there compiles again next time
                 _keep(made, kept)
-            return ctypes.CDLL(str(made))
+            # From where the next process has it, so that both can load it or neither: programs may not run from /tmp.
+            return ctypes.CDLL(str(kept if _is_whole(kept) else made))
     except OSError:
         return None
 
@@ -56,9 +59,16 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
 def compiler() -> str | None:
     """Return the compiler's path, or None where there is none."""
     wanted = os.environ.get("PEFLL_CC")
-    if wanted:
-        return None if wanted == "none" else shutil.which(wanted)
-    return shutil.which("cc") or shutil.which("gcc")
+    if not wanted:
+        return shutil.which("cc") or shutil.which("gcc")
+    if wanted == "none":
+        return None
+    found = shutil.which(wanted)
+    if found is None:
+        raise PefllError(
+            f"PEFLL_CC names no program that is there: {wanted}; a path or a name without options, or none"
+        )
+    return found
 
 
 def version() -> str | None:
@@ -68,34 +78,59 @@ def version() -> str | None:
     return said.splitlines()[0] if said else None
 
 
-def _compile(text: str, command: str, options: list[str], folder: Path) -> Path | None:
-    source, made = folder / "source.c", folder / "library.so"
+def _compile(text: str, command: str, options: list[str], made: Path) -> bool:
+    """Compile into a file; return whether the compiler says that it has."""
+    source = made.with_suffix(".c")
     source.write_text(text)
-    return None if _run(command, *options, str(source), "-o", str(made)) is None else made
+    return _run(command, *options, str(source), "-o", str(made)) is not None
 
 
 def _run(*command: str) -> str | None:
     """Return what a program says, or None where it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if done.returncode else done.stdout
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
     """Return where compiled libraries are kept."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pefll"
-    except RuntimeError as error:  # a user without a home, as in some containers
-        raise OSError(str(error)) from error
+    wanted = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    if wanted.is_absolute():
+        return wanted / "pefll"
+    # A user without a home, as in some containers, has none of this either: then nothing can be kept.
+    return Path(os.path.expanduser("~")) / ".cache" / "pefll"
 
 
 def _keep(made: Path, kept: Path) -> None:
+    """Copy a library to where it is kept, with its digest behind it: one that is cut off would end the process."""
+    content = made.read_bytes()
+    if not kept.is_absolute():
+        return
     kept.parent.mkdir(parents=True, exist_ok=True)
-    new = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")
-    shutil.copyfile(made, new)
-    new.replace(kept)  # at once, whole
+    number, new = tempfile.mkstemp(dir=kept.parent, suffix=".tmp")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content + hashlib.sha256(content).digest())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, kept)  # at once, whole
+    except BaseException:
+        os.unlink(new)
+        raise
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether a library that was kept is there as it was written."""
+    if not kept.is_absolute():
+        return False
+    with suppress(OSError):
+        content = kept.read_bytes()
+        return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
+    return False
 
 
 def _identity(command: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pefll.errors import PefllError
 from pefll.ops.geometry import Geometry
 from pefll.ops.native.compiler import library
 
@@ -18,13 +19,34 @@ SLACK = LANES  # numbers that kernels may read beyond a picture's end
 MOST_POOL = 15  # the side of pooled squares: a route is one byte
 MOST_WINDOW = 1 << 11  # numbers, so that a filter and what it meets stay in the nearest cache
 MOST_PICTURE = 1 << 16  # numbers, with padding
+MOST_FILTERS = 1 << 10
+SMALL = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # tells whether anything can be compiled
 
 
-def takes(s: Geometry) -> bool:
-    """Return whether the kernels do such a convolution here, and are worth it."""
+@cache
+def works() -> bool:
+    """Return whether such kernels can be compiled here; once for a process and those that are forked from it."""
+    return library("pooled.c", _constants(SMALL)) is not None
+
+
+def takes(s: Geometry, *given: Tensor | None) -> bool:
+    """Return whether the kernels do such a convolution of these tensors, and are worth it.
+
+    Args:
+        s: of the convolution.
+        given: input, weights and bias, or some of them.
+    """
     small = s.ci * s.kh * s.kw <= MOST_WINDOW and (s.h + 2 * s.padding) * (s.w + 2 * s.padding) * s.ci <= MOST_PICTURE
-    there = 1 < s.pool <= MOST_POOL and small and s.ph > 0 and s.pw > 0
-    return there and torch._C._len_torch_dispatch_stack() == 0 and _kernels(_constants(s)) is not None
+    if not (1 < s.pool <= MOST_POOL and small and s.co <= MOST_FILTERS and s.ph > 0 and s.pw > 0):
+        return False
+    # Tensors that are not what they seem (fake ones, subclasses), and whoever records or counts operations.
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    return all(one is None or _is_plain(one) for one in given) and works()
+
+
+def _is_plain(x: Tensor) -> bool:
+    return type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
@@ -44,13 +66,12 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
         kernels = _kernels(_constants(s))
-        assert kernels is not None
         laid, filters = _laid(x, s, kernels), weight.contiguous()
         start = None if bias is None else bias.contiguous()
         outputs = _pictures(len(x), s.ph, s.pw, s.co)
         route = torch.empty((len(x), s.ph, s.pw, s.co), dtype=torch.uint8)
         room = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _whole(s.co))
-        kernels.convolve(*map(_address, (laid, filters, start, outputs, route, room)), len(x), *_sides(s))
+        _call(kernels.convolve, (laid, filters, start, outputs, route, room), len(x), *_sides(s))
         ctx.save_for_backward(laid, filters, route)
         ctx.s, ctx.kernels = s, kernels
         return outputs
@@ -65,7 +86,7 @@ class _Pooled(torch.autograd.Function):
         dx = _pictures(len(g), *_sides(s)[:2], s.ci) if of_x else None
         dw, db = torch.empty_like(filters), torch.empty(s.co)
         room = torch.empty(2 * (s.co * s.kh * _whole(s.kw * s.ci) + s.ph * s.pw + 1))
-        ctx.kernels.look_back(*map(_address, (along, route, laid, filters, dx, dw, db, room)), len(g), *_sides(s))
+        _call(ctx.kernels.look_back, (along, route, laid, filters, dx, dw, db, room), len(g), *_sides(s))
         if dx is not None and s.padding:
             dx = dx[:, :, s.padding : -s.padding, s.padding : -s.padding]
         return dx, dw if of_weight else None, db if of_bias else None, None
@@ -78,7 +99,7 @@ def _laid(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
     if s.padding == 0 and x.stride() == strides and beyond >= SLACK:
         return x
     laid = _pictures(len(x), *_sides(s)[:2], s.ci)
-    kernels.lay(x.data_ptr(), laid.data_ptr(), len(x), s.h, s.w, s.padding, *x.stride())
+    _call(kernels.lay, (x, laid), len(x), s.h, s.w, s.padding, *x.stride())
     return laid
 
 
@@ -86,7 +107,9 @@ def _pictures(samples: int, rows: int, columns: int, channels: int) -> Tensor:
     """Return room for pictures [b, c, h, w] with the channels innermost, and some numbers to spare behind them."""
     line = columns * channels
     room = torch.empty(samples * rows * line + SLACK)
-    return room.as_strided((samples, channels, rows, columns), (rows * line, 1, line, channels))
+    # No view: those of functions must not be written to, as by activations in place.
+    size, strides = (samples, channels, rows, columns), (rows * line, 1, line, channels)
+    return torch.empty(0).set_(room.untyped_storage(), 0, size, strides)
 
 
 def _sides(s: Geometry) -> tuple[int, int, int, int]:
@@ -99,8 +122,11 @@ def _whole(numbers: int) -> int:
     return -(-numbers // LANES) * LANES
 
 
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+def _call(kernel: Any, tensors: tuple[Tensor | None, ...], *numbers: int) -> None:
+    """Call a kernel with the places of some tensors and some numbers."""
+    kernel(*(None if each is None else each.data_ptr() for each in tensors), *numbers)
+    # Used here once more, so that nobody, not torch.compile either, lets go of one before the kernel is done.
+    assert tensors
 
 
 def _constants(s: Geometry) -> tuple[tuple[str, int], ...]:
@@ -109,13 +135,14 @@ def _constants(s: Geometry) -> tuple[tuple[str, int], ...]:
 
 
 @cache
-def _kernels(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL | None:
+def _kernels(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     made = library("pooled.c", constants)
-    if made is not None:
-        address, number = ctypes.c_void_p, ctypes.c_long
-        made.lay.argtypes = [address] * 2 + [number] * 8
-        made.convolve.argtypes = [address] * 6 + [number] * 5
-        made.look_back.argtypes = [address] * 8 + [number] * 5
-        for kernel in (made.lay, made.convolve, made.look_back):
-            kernel.restype = None
+    if made is None:  # though others were compiled: a result must not depend on which process has which
+        raise PefllError("the C compiler failed (a full disk?); try again, or set PEFLL_CC=none to do without it")
+    address, number = ctypes.c_void_p, ctypes.c_long
+    made.lay.argtypes = [address] * 2 + [number] * 8
+    made.convolve.argtypes = [address] * 6 + [number] * 5
+    made.look_back.argtypes = [address] * 8 + [number] * 5
+    for kernel in (made.lay, made.convolve, made.look_back):
+        kernel.restype = None
     return made
