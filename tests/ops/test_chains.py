@@ -136,17 +136,9 @@ def run(name, together, wants_input):
     return torch.vmap(one)(x, parameters_of(channels, layers, 2))
 
 
-# Nobody asks for the gradient of LeNet's pictures, and the interpreter takes half a minute for it.
-@pytest.mark.parametrize(
-    ("name", "wants_input"),
-    [
-        (name, wants)
-        for name in CHAINS
-        for wants in (False, True)
-        if DEVICE == "cuda" or not (name == "LeNet" and wants)
-    ],
-)
+@pytest.mark.parametrize("wants_input", [False, True])
 @pytest.mark.parametrize("kernels", [TRITON, CUDA])
+@pytest.mark.parametrize("name", CHAINS)
 def test_it_does_not_matter_who_rounds(name, kernels, wants_input, first_layers, types):
     first_layers(kernels)
     apart = run(name, False, wants_input)

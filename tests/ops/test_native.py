@@ -72,7 +72,7 @@ def through_torch(x, weight, bias, s: Geometry):
     channels_last=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_outputs_and_gradients_are_torchs(compiled, samples, rows, columns, padding, biased, channels_last, seed):
     ci, co, kh, kw, stride, pool, relu = compiled
     s = Geometry(ci, rows, columns, co, kh, kw, stride, padding, pool, relu)

@@ -150,7 +150,7 @@ def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: b
             x = pooled.convolve(x, weight, bias, _geometry(x.shape, block))
             continue
         broken = not opaque and _is_broken_innermost(weight, stride)
-        x = x if opaque or not (innermost or broken) else _channels_first(x) if broken else _channels_last(x)
+        x = _channels_first(x) if broken else _channels_last(x) if innermost else x
         laid = _channels_last(weight) if innermost and not broken else weight
         x = F.conv2d(x, laid, bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x

@@ -1,6 +1,6 @@
 """Kernels in CUDA C++, compiled when they are first needed, by the compiler that comes with torch (NVRTC).
 
-Machine code is kept in the user's cache folder, as Triton keeps its own: ~/.cache/pefll, or under XDG_CACHE_HOME.
+Machine code is kept in the user's cache folder, as Triton keeps its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from pefll.ops.cache import cache_folder
 
 # A number has 32 bits, or 64 where it says so.
 Argument = Tensor | int | ctypes.c_longlong
@@ -97,7 +99,7 @@ def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: to
     major, minor = torch.cuda.get_device_capability(device)
     options = [f"--gpu-architecture=sm_{major}{minor}", "-std=c++17", *(f"-D{key}={value}" for key, value in constants)]
     name = hashlib.sha256("\n".join([torch.__version__, str(torch.version.cuda), *options, text]).encode()).hexdigest()
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pefll" / f"{name}.cubin"
+    kept = cache_folder() / f"{name}.cubin"
     with suppress(OSError):
         return kept.read_bytes(), kept
     code = _compile(text, source, options)

@@ -1,6 +1,6 @@
 """C, compiled when it is first needed, by the compiler of the machine: `cc`, or what PEFLL_CC names (`none` for none).
 
-Machine code is kept in the user's cache folder: ~/.cache/pefll, or under XDG_CACHE_HOME.
+Machine code is kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from pefll.errors import PefllError
+from pefll.ops.cache import cache_folder
 
 # For this very processor, and with no header or library, which a machine may lack though it has a compiler. The last
 # one: neighbours in memory are not to be loaded as one where the source says otherwise.
@@ -40,7 +41,7 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
     options = [*OPTIONS, *(f"-D{key}={value}" for key, value in constants)]
     try:
         name = hashlib.sha256("\n".join([_identity(command), _processor(), *options, text]).encode()).hexdigest()
-        kept = _cache_folder() / f"{name}.so"
+        kept = cache_folder() / f"{name}.so"
         if _is_whole(kept):
             return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory() as folder:
@@ -96,20 +97,9 @@ def _run(*command: str) -> str | None:
     return None if done.returncode else done.stdout
 
 
-def _cache_folder() -> Path:
-    """Return where compiled libraries are kept."""
-    wanted = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    if wanted.is_absolute():
-        return wanted / "pefll"
-    # A user without a home, as in some containers, has none of this either: then nothing can be kept.
-    return Path(os.path.expanduser("~")) / ".cache" / "pefll"
-
-
 def _keep(made: Path, kept: Path) -> None:
     """Copy a library to where it is kept, with its digest behind it: one that is cut off would end the process."""
     content = made.read_bytes()
-    if not kept.is_absolute():
-        return
     kept.parent.mkdir(parents=True, exist_ok=True)
     number, new = tempfile.mkstemp(dir=kept.parent, suffix=".tmp")
     try:
@@ -125,8 +115,6 @@ def _keep(made: Path, kept: Path) -> None:
 
 def _is_whole(kept: Path) -> bool:
     """Whether a library that was kept is there as it was written."""
-    if not kept.is_absolute():
-        return False
     with suppress(OSError):
         content = kept.read_bytes()
         return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
