@@ -252,6 +252,7 @@ def markdown(table: Comparison) -> str:
         lines += ["", f"## {heading}", ""]
         lines.append("| | " + " | ".join(cell.title for cell in table.cells) + " |")
         lines.append("| --- |" + " --- |" * len(table.cells))
+        lines.append("| *seeds* | " + " | ".join(str(seeds) for seeds in _seeds(table)) + " |")
         for method, title in ROWS.items():
             cells = [_markdown_cell(table.entries[group, method, cell.name]) for cell in table.cells]
             lines.append(f"| {title} | " + " | ".join(cells) + " |")
@@ -268,6 +269,12 @@ def markdown(table: Comparison) -> str:
     if table.more:
         lines += ["", "## With more seeds", "", *_more_seeds(table)]
     return "\n".join(lines) + "\n"
+
+
+def _seeds(table: Comparison) -> list[int]:
+    """Return how many seeds each column has; a method that has fewer says so in its cell."""
+    method = next(iter(ROWS))
+    return [table.entries[GROUPS[0], method, cell.name].wanted for cell in table.cells]
 
 
 def _more_seeds(table: Comparison) -> list[str]:
@@ -335,6 +342,7 @@ def latex(table: Comparison) -> str:
     for group, heading in _HEADINGS.items():
         lines += ["\\hline", f"\\multicolumn{{{len(table.cells) + 1}}}{{l}}{{\\textit{{{heading}}}}} \\\\", "\\hline"]
         lines.append(" & " + " & ".join(cell.title.replace("n=", "$n=$") for cell in table.cells) + " \\\\")
+        lines.append("seeds & " + " & ".join(str(seeds) for seeds in _seeds(table)) + " \\\\")
         lines.append("\\hline")
         for method, title in ROWS.items():
             cells = [_latex_cell(table.entries[group, method, cell.name]) for cell in table.cells]
