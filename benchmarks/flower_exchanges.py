@@ -66,7 +66,9 @@ TERMS = Terms(exchange_seconds=300, round_seconds=3000)
 RESULT = "result.json"
 IDLE_SECONDS = 30
 TLS_RECORD = 22  # bytes around what it carries
-EXCHANGES = 3  # of a round of PeFLL
+RECORDS = 4  # of a small request: head and content of the question and of the answer
+EXCHANGES = 3  # of a round of PeFLL, and so of what is timed
+COUNTED = {"pefll": ("PeFLL", 3), "fedavg": ("FedAvg", 1)}  # methods whose bytes are counted, and a round's exchanges
 WAYS = ("ours", "natural", "plain", "carried")
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
@@ -159,7 +161,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
 
 
 def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
-    """Return the seconds of exchanges, ours and Flower's in turns; or, for PeFLL, the bytes of one round."""
+    """Return the seconds of exchanges, ours and Flower's in turns; or, of a method, the bytes of one round."""
     engine = FlowerEngine(grid, plan.agreement, plan.names, len(plan.names), TERMS, print)
     try:
         engine.wait_for(len(plan.names), 600)
@@ -370,15 +372,16 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, mod
         found: dict[str, Any] = json.loads((home / RESULT).read_text())
     if method == ECHO:
         return row("deployment", clients, found)
-    return {"model": model} | byte_row(clients, found, counts, opened)
+    return {"model": model} | byte_row(method, clients, found, counts, opened)
 
 
 def byte_row(
-    clients: int, found: dict[str, Any], counts: dict[str, dict[str, int]], opened: dict[str, Counts]
+    method: str, clients: int, found: dict[str, Any], counts: dict[str, dict[str, int]], opened: dict[str, Counts]
 ) -> dict[str, Any]:
     """Return where the bytes of one round are.
 
     Args:
+        method: one of `COUNTED`.
         clients: how many.
         found: what the server has counted at its door.
         counts: of the proxy that only counts, at the beginnings and ends of the round and of the idle time.
@@ -395,10 +398,14 @@ def byte_row(
     asking = next((part for path, part in requests.items() if path.endswith("pull-messages")), Bytes())
     idle_asking = since(opened["idle.begins"], opened["idle.ends"])
     one = next((part for path, part in idle_asking.items() if path.endswith("pull-messages")), Bytes(1))
-    polls = asking.requests - EXCHANGES * clients
-    poll_bytes = polls * ((one.heads + one.up + one.down) / one.requests + 2 * TLS_RECORD * 2)
+    title, exchanges = COUNTED[method]
+    polls = asking.requests - exchanges * clients
+    poll_bytes = polls * ((one.heads + one.up + one.down) / one.requests + RECORDS * TLS_RECORD)
+    beats = next((part for path, part in requests.items() if path.endswith("send-node-heartbeat")), Bytes())
+    beat_bytes = beats.heads + beats.up + beats.down + beats.requests * RECORDS * TLS_RECORD
+    all_bytes = wire["down"] + wire["up"]
     line = {
-        "mode": "deployment, one round of PeFLL",
+        "mode": f"deployment, one round of {title}",
         "clients": clients,
         "seconds_of_round": round(found["seconds"], 2),
         "door_down": found["down"],
@@ -409,15 +416,16 @@ def byte_row(
         "connections": wire["connections"],
         "polls_in_vain": polls,
         "idle_bytes_per_client_and_second": round((idle["down"] + idle["up"]) / found["idle_seconds"] / clients, 1),
-        "overhead_bytes_per_client": round((wire["down"] + wire["up"] - door) / clients),
-        "wire_over_door_per_cent": round(100 * ((wire["down"] + wire["up"]) / door - 1), 2),
-        "without_polls_per_cent": round(100 * ((wire["down"] + wire["up"] - poll_bytes) / door - 1), 2),
+        "overhead_bytes_per_client": round((all_bytes - door) / clients),
+        "wire_over_door_per_cent": round(100 * (all_bytes / door - 1), 2),
+        "without_polls_per_cent": round(100 * ((all_bytes - poll_bytes) / door - 1), 2),
+        "without_polls_and_heartbeats_per_cent": round(100 * ((all_bytes - poll_bytes - beat_bytes) / door - 1), 2),
         "of_the_door_per_cent": {
             "heads": round(100 * sum(part.heads for part in requests.values()) / door, 3),
             "content_beyond_the_door": round(
                 100 * (sum(part.up + part.down for part in requests.values()) / door - 1), 3
             ),
-            "tls": round(100 * (wire["down"] + wire["up"] - plain) / door, 3),
+            "tls": round(100 * (all_bytes - plain) / door, 3),
         },
         "by_request": {path: part._asdict() for path, part in requests.items()},
     }
@@ -447,6 +455,7 @@ def main() -> None:
         ("bytes", lambda folder: deployment(8, 1, folder, "pefll")),
         ("bytes", lambda folder: deployment(2, 1, folder, "pefll")),
         ("bytes", lambda folder: deployment(2, 1, folder, "pefll", "resnet20")),
+        ("bytes", lambda folder: deployment(2, 1, folder, "fedavg")),
     ]
     for part, job in jobs:
         if part in given.parts:
