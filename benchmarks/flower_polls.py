@@ -114,8 +114,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             database = Path(folder) / "superlink.db" if kind == "database" else None
             found[kind] = measure(given.nodes, given.polls, given.turns, database, Path(folder))
+    words = f"--nodes {given.nodes} --polls {given.polls} --turns {given.turns}"
     record = {
-        "command": f"python -m benchmarks.flower_polls --nodes {given.nodes} --polls {given.polls} --turns {given.turns}",
+        "command": f"python -m benchmarks.flower_polls {words}",
         "processor": processor(),
         "cores": os.cpu_count(),
         "flwr": "1.41.0",
