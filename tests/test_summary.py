@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pefll import training
+from pefll.engines.workers import can_fork
 from pefll.errors import PefllError
 from pefll.fitting import fit
 from pefll.ops.native import compiler, pooled
@@ -27,7 +28,8 @@ KEYS = {
 @pytest.mark.parametrize("method", ["pefll", "fedavg", "local"])
 def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
     settings = {"epochs": 1} if method == "local" else {"local_steps": 3}
-    run = fit(ragged(), method, rounds=4, clients_per_round=2, processes=1, out=tmp_path, **settings)
+    processes = 2 if method == "fedavg" and can_fork() else 1
+    run = fit(ragged(), method, rounds=4, clients_per_round=2, processes=processes, out=tmp_path, **settings)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary == json.loads(json.dumps(run.summary))
     assert summary.keys() >= KEYS
@@ -39,6 +41,7 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
             assert values.keys() >= {"per_sample", "per_client", "masked", "worst_tenth"}
             assert all(0 <= values[key] <= 1 for key in ("per_sample", "per_client", "masked", "worst_tenth"))
     assert summary["peak_memory_bytes"] > 1e6
+    assert summary["processes"] == processes
     assert summary["compiler"] == (compiler.version() if pooled.works() else None)
     loaded = load(tmp_path)
     assert loaded.summary == summary

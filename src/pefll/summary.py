@@ -124,6 +124,7 @@ def summary_of(
         "seed": config.seed,
         "engine": engine.name,
         "device": device_name(engine.device),
+        "processes": engine.processes,
         "precision": pick_precision(config.precision, engine.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,

@@ -19,7 +19,19 @@ from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.progress import say
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: which there are, get them, check them, look at them.")
+ABOUT = """Data sets: which there are, get them, check them, look at them.
+
+Your own need no command: wherever a data set is asked for, give a path.
+
+- `my.npz`: arrays `x` [N, ...], `y` [N] and `client` [N], and maybe `split` [N]: 0 train, 1 validation, 2 test
+
+- `my.csv` or `my.parquet`: a row for each sample, with columns `label` and maybe `client`; the others are its numbers
+
+- a folder `client/class/*.png`; where one client's samples are asked for, `class/*.png`
+
+`client` may be left out where --partition says who gets what.
+"""
+app = typer.Typer(no_args_is_help=True, help=ABOUT)
 
 
 @app.command("list")

@@ -77,7 +77,7 @@ def tune(
     engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
-    processes: Annotated[int, typer.Option(help="As in `pefll train`.", show_default="one per core")] = 0,
+    processes: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 4,
     folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
         "runs/tune"

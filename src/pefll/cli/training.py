@@ -77,7 +77,7 @@ def train(
         str | None, typer.Option(help="auto (tf32 on a GPU), float32, tf32, bf16 or float64. [default: auto]")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Processes of the serial engine. [default: one per core]")
+        int | None, typer.Option(help="Processes of the serial engine; 0 for one per core. [default: 0]")
     ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
     eval_clients: Annotated[

@@ -251,6 +251,7 @@ class Engine(Protocol):
     name: str
     queues: bool  # whether it goes on with rounds that were launched while whoever launched them does something else
     breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
+    processes: int  # of this machine that share its clients
 
     @property
     def promised(self) -> bool:

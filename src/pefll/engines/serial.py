@@ -94,6 +94,7 @@ class SerialEngine(PromptEngine):
         self.clients_per_round = clients_per_round
         self.device = torch.device("cpu")
         self.ledger = Ledger()
+        self.processes = processes
         self.workers: Workers | None = Workers(self.run_here, method, processes) if processes > 1 else None
         EngineSettings.take(self)
 

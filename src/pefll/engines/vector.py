@@ -108,6 +108,7 @@ class VectorEngine:
     """
 
     name = "vector"
+    processes = 1
 
     def __init__(
         self,

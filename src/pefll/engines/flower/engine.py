@@ -55,6 +55,7 @@ class FlowerEngine(PromptEngine):
 
     name = "flower"
     breaks_off = False  # clients are told how it ends
+    processes = 1
 
     def __init__(
         self,
