@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import flwr
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supernode.fleet_http_connection import http_request_response
@@ -119,7 +120,7 @@ def main() -> None:
         "command": f"python -m benchmarks.flower_polls {words}",
         "processor": processor(),
         "cores": os.cpu_count(),
-        "flwr": "1.41.0",
+        "flwr": flwr.__version__,
         "commit": commit(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     } | found

@@ -62,6 +62,29 @@ class TestWithFlower:
         assert "a federation of 1 client for pefll" in said
         assert "A federation of 1 client for pefll" in (folder / "README.md").read_text()
 
+    def test_without_an_example_it_is_for_the_digits_of_the_demo(self, tmp_path, capsys):
+        from pefll.deploy.plan import read_app
+
+        folder = tmp_path / "my-federation"
+        code, said = pefll(capsys, "flower", "init", str(folder))
+        assert code == 0, said
+        assert "--like example.npz" in said
+        agreed = read_app(folder).agreement
+        assert (agreed.input_shape, agreed.classes, agreed.num_clients) == ((1, 8, 8), 10, 8)
+
+    def test_keys_are_short_and_longer_ones_are_taken_too(self, tmp_path):
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_private_key
+
+        from pefll.deploy.certificates import make_node_key, public_key_as_pem
+
+        for curve, bits in ((None, 256), (ec.SECP384R1(), 384)):
+            private, public = tmp_path / f"{bits}.key", tmp_path / f"{bits}.pub"
+            make_node_key(private, public, curve)
+            key = load_ssh_private_key(private.read_bytes(), None)
+            known = load_pem_public_key(public_key_as_pem(public))
+            assert (key.key_size, known.public_numbers()) == (bits, key.public_key().public_numbers())
+
     def test_init_makes_a_ready_app(self, federation, tmp_path):
         from flwr.cli.build import build_fab_from_disk
         from flwr.cli.config_utils import load_and_validate

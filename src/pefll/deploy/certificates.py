@@ -53,7 +53,8 @@ def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = 
         private: for the node alone.
         public: for the server.
         curve: P-256 unless it is given. A node signs every request and the server checks it, every 3 s for every client
-            that waits: on P-384 a request has 92 bytes more, and costs the server 8% more (benchmarks/flower_polls.py).
+            that waits: on P-384 a request has about 90 bytes more, and costs the server more, too
+            (benchmarks/flower_polls.py).
     """
     key = ec.generate_private_key(curve or ec.SECP256R1())
     write_secret(

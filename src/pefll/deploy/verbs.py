@@ -42,8 +42,12 @@ def need_flower() -> None:
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder.", metavar="FEDERATION")],
     like: Annotated[
-        str, typer.Option(help="Data of the same kind, for shapes, classes and channel statistics: a path or a name.")
-    ],
+        str,
+        typer.Option(
+            help="Data of the same kind, for shapes, classes and channel statistics: a path or a name.",
+            show_default="the digits of the demo",
+        ),
+    ] = "",
     clients: Annotated[str, typer.Option(help="How many clients, or their names with commas between them.")] = "8",
     address: Annotated[str, typer.Option(help="Where clients reach the server, host:port.")] = "127.0.0.1:8000",
     host: Annotated[
@@ -81,7 +85,7 @@ def init(
 
     names = client_names(clients)
     agreed = agreement_like(
-        like,
+        like or "digits",
         data_dir,
         method=method,
         pairs=settings or [],
@@ -107,6 +111,8 @@ def init(
         path = write_connection(connection, address, folder / "server" / "ca.crt")
         say(out, f"{path}: {connection} is this federation's server")
     say(out, f"{folder}: a federation of {counted(len(names), 'client')} for {method}, model {agreed.model}")
+    if not like:
+        say(out, "Clients must have 8x8 digits, as the demo's: for other data make it anew, with --like example.npz")
     say(out, f"Next: pefll flower server {folder}; what each client needs is in {folder}/clients/NAME")
 
 

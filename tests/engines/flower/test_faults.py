@@ -426,6 +426,21 @@ def test_strangers_and_doubles_are_left_alone(tmp_path):
     assert any("a second node calls itself client-001" in line for line in said)
 
 
+def test_a_clients_key_says_who_it_is(tmp_path):
+    here = setting(tmp_path)
+    expected = sha256(serial_state(here))
+    here.grid.keys = {node: context.node_config["name"] for node, context in here.grid.contexts.items()}
+    # With a key of its own it is let in, and as it has the lowest number it is asked before the client that it plays.
+    honest = here.grid.contexts[1001]
+    here.grid.contexts[900] = type(honest)(1, 900, honest.node_config, type(honest.state)(), honest.run_config)
+    here.grid.keys[900] = "client-004"
+    here.grid.online.add(900)
+    said: list[str] = []
+    state, _ = flower_state(here, report=said.append)
+    assert sha256(state) == expected
+    assert "a node with the key of client-004 calls itself 'client-001'; it is left alone" in said
+
+
 def test_a_client_with_other_settings_is_told_apart(tmp_path):
     here = setting(tmp_path)
     here.grid.contexts[1001].run_config["seed"] = 77

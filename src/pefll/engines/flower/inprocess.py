@@ -16,6 +16,7 @@ from pefll.errors import PefllError
 try:
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.clientapp import ClientApp
+    from flwr.proto.node_pb2 import NodeInfo
     from flwr.serverapp import Grid
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError:
@@ -38,6 +39,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
     Attributes:
         contexts: what Flower keeps for each node.
         online: the nodes that are there.
+        keys: under which name a node's key was registered, where it was.
         postman: as given; may be changed at any time.
     """
 
@@ -54,6 +56,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
             node: Context(RUN_ID, node, dict(config), RecordDict(), dict(run_config)) for node, config in nodes.items()
         }
         self.online = set(nodes)
+        self.keys: dict[int, str] = {}
         self.postman: Postman = postman or (lambda node, request, deliver: [deliver(request)])
         self._replies: dict[str, list[Message]] = {}
 
@@ -72,6 +75,10 @@ class InProcessGrid(Grid):  # type: ignore[misc]
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are there."""
         return sorted(self.online)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the nodes that are there, with the names of their keys."""
+        return [NodeInfo(node_id=node, name=self.keys.get(node, "")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Bring messages to their nodes and let these answer at once."""

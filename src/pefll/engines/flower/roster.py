@@ -70,7 +70,8 @@ class Roster:
 
     def present(self) -> list[int]:
         """Return the clients that are connected now; those that were not met before are asked who they are."""
-        online = set(self._grid.get_node_ids())
+        keys = {node.node_id: node.name for node in self._grid.get_nodes()}
+        online = set(keys)
         self._nodes = {client: node for client, node in self._nodes.items() if node in online}
         met = {*self._nodes.values(), *self._strangers}
         unmet = [node for node in sorted(online) if node not in met]
@@ -84,7 +85,7 @@ class Roster:
 
         outcome = exchange(self._grid, letters, self._terms.exchange_seconds, HELLO, accept)
         for node, answer in outcome.replies.items():
-            self._meet(node, answer)
+            self._meet(node, answer, keys[node])
         for node, reason in outcome.faults.items():
             who = f"client {senders[node]}" if senders.get(node) else f"node {node}, asked who it is,"
             self._report(f"{who} {reason}")
@@ -113,8 +114,21 @@ class Roster:
             there = self.present()
         return there
 
-    def _meet(self, node: int, answer: dict[str, Any]) -> None:
+    def _meet(self, node: int, answer: dict[str, Any], key: str) -> None:
+        """Note who a node is.
+
+        Args:
+            node: as Flower numbers it.
+            answer: what it says of itself.
+            key: under which name the server was told its key; empty where it has none, as in a simulation.
+        """
         name, counts = str(answer.get("name", "")), answer.get("counts")
+        if key and name != key:  # who has a key to be let in is not yet whoever it says
+            self._strangers[node] = printable(name, 80)
+            self._report(
+                f"a node with the key of {printable(key, 80)} calls itself {printable(name, 80)!r}; it is left alone"
+            )
+            return
         if name not in self.names:
             self._strangers[node] = printable(name, 80)
             self._report(
