@@ -195,7 +195,7 @@ def not_let_in(here: Setting, place: Path) -> list[dict[str, Any]]:
                 why_not(there.address, there.home / "wrong-certificate" / "ca.crt"),
                 *said_by(there, "wrong-certificate", "CERTIFICATE_VERIFY_FAILED"),
             ],
-            "no-tls": said_by(there, "no-tls", "disconnected"),
+            "no-tls": said_by(there, "no-tls", "Connection attempt failed"),
         }
         needed = {"unknown-key": "", "wrong-certificate": "not this federation's", "no-tls": ""}
         for name in others:
