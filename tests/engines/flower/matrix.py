@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -217,8 +218,9 @@ def not_let_in(here: Setting, place: Path) -> list[dict[str, Any]]:
 
 
 def said_by(there: Loopback, name: str, words: str) -> list[str]:
-    """Return the last line of a process that has some words in it."""
-    return [line.strip()[-200:] for line in there.log(name).splitlines() if words in line][-1:]
+    """Return the last line of a process that has some words in it, without its colours."""
+    lines = [re.sub(r"\x1b\[\d+m", "", line).strip()[-200:] for line in there.log(name).splitlines()]
+    return [line for line in lines if words in line][-1:]
 
 
 def strangers(there: Loopback, here: Setting) -> dict[str, list[str]]:
