@@ -72,6 +72,17 @@ class TestWithFlower:
         agreed = read_app(folder).agreement
         assert (agreed.input_shape, agreed.classes, agreed.num_clients) == ((1, 8, 8), 10, 8)
 
+    def test_a_connection_of_another_server_is_found_before_anything_is_made(self, federation, tmp_path, capsys):
+        other = tmp_path / "other"
+        code, said = pefll(capsys, "flower", "init", str(other), "--address", "127.0.0.1:8766")
+        assert (code, "to another server" in said) == (2, True)
+        assert not other.exists()
+        code, said = pefll(
+            capsys, "flower", "init", str(other), "--address", "127.0.0.1:8766", "--connection", "second"
+        )
+        assert code == 0, said
+        assert "flwr run other second" in (other / "README.md").read_text()
+
     def test_keys_are_short_and_longer_ones_are_taken_too(self, tmp_path):
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_private_key
@@ -140,6 +151,8 @@ class TestWithFlower:
         [
             (["init", "FED", "--like", "digits"], "exists already"),
             (["init", "NEW", "--like", "digits", "--address", "nonsense"], "is not an address"),
+            (["init", "NEW", "--like", "digits", "--address", "fl.example.org:99999"], "is not an address"),
+            (["init", "NEW", "--like", "digits", "--rounds", "0"], "at least one"),
             (["init", "NEW", "--like", "digits", "--clients", "a,a"], "the same name"),
             (["init", "NEW", "--like", "digits", "--clients", "0"], "give a number from 1"),
             (["init", "NEW", "--like", "digits", "--method", "nope"], "unknown method"),

@@ -51,6 +51,18 @@ class Bundle(NamedTuple):
     address: str
 
 
+def check_new(folder: Path, address: str) -> None:
+    """Raise PefllError where no federation can be made in a folder, for a server at an address."""
+    check_names([folder.resolve().name])
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")
+    if folder.exists() and any(folder.iterdir()):
+        raise PefllError(
+            f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`"
+        )
+
+
 def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str] = (), connection: str = "") -> Plan:
     """Make the folder of a federation.
 
@@ -64,12 +76,8 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
     Returns:
         The plan as it was written.
     """
-    check_names([folder.resolve().name])
+    check_new(folder, address)
     host = address.rpartition(":")[0]
-    if not host or not address.rpartition(":")[2].isdecimal():
-        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")
-    if folder.exists() and any(folder.iterdir()):
-        raise PefllError(f"{folder} exists already; choose another name, or `pefll flower add` to let clients in")
     with sentences_for_disk_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
     plan = dataclasses.replace(plan, folder=str(folder.resolve()))

@@ -192,9 +192,9 @@ def check_server(address: str, authority: Path) -> None:
         raise PefllError(f"there is no server at {address}: {error.strerror or error}") from None
 
 
-def write_connection(name: str, address: str, authority: Path) -> Path:
-    """Write a server's address into Flower's own settings, for `flwr run APP NAME`; return the file."""
-    from flwr.cli.flower_config import init_flwr_config, read_flower_config, write_superlink_connection
+def check_connection(name: str, authority: Path) -> Path:
+    """Return the file of Flower's own settings; PefllError where the name is another server's in it."""
+    from flwr.cli.flower_config import init_flwr_config, read_flower_config
 
     with redirect_stdout(io.StringIO()):
         init_flwr_config()
@@ -206,8 +206,16 @@ def write_connection(name: str, address: str, authority: Path) -> Path:
         raise PefllError(
             f"{path} has a connection {name!r} to another server; choose another name with {argument('connection')}"
         )
-    write_superlink_connection(_connection(name, address, authority))
     return Path(path)
+
+
+def write_connection(name: str, address: str, authority: Path) -> Path:
+    """Write a server's address into Flower's own settings, for `flwr run APP NAME`; return the file."""
+    from flwr.cli.flower_config import write_superlink_connection
+
+    path = check_connection(name, authority)
+    write_superlink_connection(_connection(name, address, authority))
+    return path
 
 
 def _connection(name: str, address: str, authority: Path) -> Any:

@@ -77,9 +77,9 @@ def init(
     fl.example.org:8000`
     """
     need_flower()
-    from pefll.deploy.folder import make_federation
+    from pefll.deploy.folder import check_new, make_federation
     from pefll.deploy.plan import Plan
-    from pefll.deploy.processes import write_connection
+    from pefll.deploy.processes import check_connection, write_connection
     from pefll.deploy.setup import agreement_like, client_names
     from pefll.engines.flower.terms import Terms
 
@@ -106,6 +106,11 @@ def init(
         raise PefllError(
             f"--clients-per-round is {clients_per_round:,}, but this is a federation of {counted(len(names), 'client')}"
         )
+    if rounds < 1:
+        raise PefllError(f"--rounds is {rounds:,}; a federation trains for at least one")
+    check_new(folder, address)
+    if connection:
+        check_connection(connection, folder / "server" / "ca.crt")  # before anything is made
     make_federation(folder, plan, address, host or [], connection)
     if connection:
         path = write_connection(connection, address, folder / "server" / "ca.crt")
