@@ -7,7 +7,22 @@ from difflib import get_close_matches
 
 
 class PefllError(Exception):
-    """Something the user can mend. Its text is one sentence that says what is wrong and what to do."""
+    """Something the user can mend. Its text is one sentence that says what is wrong and what to do.
+
+    Attributes:
+        code: stable name of the error, for example `"PEFLL-D012"`; empty for errors that have none yet.
+    """
+
+    def __init__(self, sentence: str = "", code: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+    def __str__(self) -> str:
+        sentence = super().__str__()
+        return f"{sentence} [{self.code}]" if self.code else sentence
+
+    def __reduce__(self) -> tuple[type[PefllError], tuple[str, str]]:
+        return type(self), (super().__str__(), self.code)  # workers send errors between processes
 
 
 class Diverged(PefllError):
