@@ -271,7 +271,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/faults.json"))
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     given = parser.parse_args()
-    known = json.loads(given.out.read_text())["faults"] if given.out.exists() else {}
+    before = json.loads(given.out.read_text()) if given.out.exists() else {}
+    known = before.get("faults", {})
     known = {part: rows for part, rows in known.items() if part not in given.parts}
     for part in given.parts:
         began = time.monotonic()
@@ -287,7 +288,8 @@ def main() -> None:
             print("ok  " if row["ok"] else "FAIL", row["fault"], row.get("log", ""), flush=True)
         write_json(
             given.out,
-            {
+            before
+            | {
                 "command": "make test-faults",
                 "python": platform.python_version(),
                 "torch": torch.__version__,
