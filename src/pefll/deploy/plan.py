@@ -27,7 +27,7 @@ from pefll.files import write_whole
 # Flower's own rule for apps' names is the same.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 CONNECTION = "deployment"
-SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll_node:client"
+SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll.deploy.apps:client"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, cli
     """
     lines = [
         "# A Flower app made by `pefll flower init`. Change the settings below before the first run; everybody who",
-        "# takes part gets them from the server with the app. `flwr run ... --run-config 'rounds=500'` overrides one.",
+        "# takes part gets them from the server with the app. `pefll flower run --run-config rounds=9` overrides one.",
         "[project]",
         f"name = {_toml(name)}",
         'version = "1.0.0"',

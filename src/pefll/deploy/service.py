@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,14 +17,13 @@ from rich.console import Console
 from pefll.deploy.certificates import expiry
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import read_app
+from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, tighten
 from pefll.deploy.processes import (
     check_server,
     client_command,
     end_group,
     environment,
-    program,
-    register,
-    resident_command,
+    run_command,
     server_command,
     wait_for_server,
 )
@@ -36,8 +34,15 @@ from pefll.wording import counted
 AGAIN_SECONDS = 10
 
 
-def serve(folder: Path, host: str | None, console: Console) -> None:
-    """Run a federation's server until it is ended."""
+def serve(folder: Path, host: str | None, console: Console, port: int | None = None) -> None:
+    """Run a federation's server until it is ended.
+
+    Args:
+        folder: of the federation.
+        host: where to listen for clients; None for the address's own.
+        console: is told what happens.
+        port: where to listen for clients; None for the address's own. Another one where a proxy stands in front.
+    """
     plan = read_app(folder)
     address = server_address(folder)
     until = expiry(folder / "server" / "server.crt")
@@ -45,21 +50,17 @@ def serve(folder: Path, host: str | None, console: Console) -> None:
         raise PefllError(
             f"the server's certificate ended on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}"
         )
-    home = folder / ".flower"
-    home.mkdir(exist_ok=True)
-    its_host, _, port = address.rpartition(":")
-    command = server_command(folder, host or its_host, int(port), home / "superlink.db")
+    home = server_home(folder)
+    make_private_folder(home)
+    _tell_what_was_loose(tighten(folder), console)
+    its_host, _, its_port = address.rpartition(":")
+    host, port = host or its_host, port or int(its_port)
+    command = server_command(folder, host, port, home / "superlink.db")
     with _until_asked_to_end(), ExitStack() as stack:
         process = _start(stack, command, home)
-        here = f"127.0.0.1:{port}" if host == "0.0.0.0" else address
-        wait_for_server(here, time.monotonic() + 60)
-        keys = sorted((folder / "keys").glob("*.pub"))
-        new = register(keys, here, folder / "server" / "ca.crt")
-        say(console, f"{address}: {counted(len(keys), 'client')} may come in, of which {len(new):,} new")
-        say(
-            console,
-            f"Next, once they are there: flwr run {folder} deployment --stream ({counted(plan.rounds, 'round')})",
-        )
+        wait_for_server(f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", time.monotonic() + 60)
+        say(console, f"{address}: clients whose keys are in {folder}/keys may come in")
+        say(console, f"Next, once they are there: pefll flower run {folder} ({counted(plan.rounds, 'round')})")
         _wait([process])
 
 
@@ -82,9 +83,8 @@ def take_part(
         raise PefllError(f"there is no file or folder {data}")
     check_server(bundle.address, bundle.folder / "ca.crt")
     home = bundle.folder / ".flower"
-    home.mkdir(exist_ok=True)
-    sockets = Path(tempfile.mkdtemp(prefix="pefll-"))  # its owner's alone
-    resident = sockets / "socket"
+    make_private_folder(home)
+    _tell_what_was_loose(tighten(bundle.folder), console)
     config: dict[str, str | bool] = {
         "name": bundle.name,
         "data": str(data.expanduser().resolve()),
@@ -92,19 +92,14 @@ def take_part(
         "state": str((bundle.folder / "state").resolve()),
         "model": str((model or bundle.folder / "model.safetensors").resolve()),
         "tells-counts": counts,
-        "resident": str(resident),
     }
     command = client_command(bundle.folder, bundle.address, config)
-    with _until_asked_to_end(), ExitStack() as stack:
-        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        staying = _start(stack, resident_command(resident), home)
+    with _until_asked_to_end():
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         while True:
             with ExitStack() as once:
                 node = _start(once, command, home)
                 while node.poll() is None:
-                    if staying.poll() is not None:
-                        staying = _start(stack, resident_command(resident), home)
                     time.sleep(0.2)
             # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
             # and refuses its successor until then.
@@ -112,19 +107,41 @@ def take_part(
             time.sleep(AGAIN_SECONDS)
 
 
-def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
-    """Start a federation's app, show what it says, and return its exit status."""
+def server_home(folder: Path) -> Path:
+    """Return Flower's home of a federation's server: its database, and the operator's address and secret."""
+    return folder / ".flower"
+
+
+def start_app(folder: Path, overrides: Sequence[str]) -> int:
+    """Start a federation's app, show what it says, and return its exit status.
+
+    Args:
+        folder: of the federation, whose server runs on this machine.
+        overrides: settings of the app, each NAME=VALUE as in TOML.
+    """
     read_app(folder)
-    words = " ".join(f'{key}="{value}"' for key, value in overrides.items())
-    command = [program("flwr"), "run", str(folder.resolve()), connection, "--stream", "--run-config", words]
-    return subprocess.run(command, env=environment()).returncode
+    home = server_home(folder)
+    if not os.access(home / "credentials.yaml", os.R_OK):
+        raise PefllError(
+            f"{home} has no operator's secret that you can read; start `pefll flower server {folder}` on this machine, "
+            "as the same user",
+            code="PEFLL-F003",
+        )
+    return subprocess.run(run_command(folder, overrides), env=environment(home.resolve())).returncode
 
 
 def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
     """Start a process in a group of its own, which ends with the stack."""
-    process = subprocess.Popen(list(command), env=environment(home.resolve()), start_new_session=True)
+    process = subprocess.Popen(
+        list(command), env=environment(home.resolve()), start_new_session=True, umask=PRIVATE_UMASK
+    )
     stack.callback(end_group, process)
     return process
+
+
+def _tell_what_was_loose(loose: Sequence[Path], console: Console) -> None:
+    if loose:
+        say(console, f"others had rights on {counted(len(loose), 'path')} in {loose[0]}; they have none any more")
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -67,9 +67,6 @@ def init(
     label: Label = LABEL,
     client_column: Annotated[str, typer.Option(help="The client's column in a table or .npz.")] = CLIENT,
     data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path("data"),
-    connection: Annotated[
-        str, typer.Option(help="What Flower's settings call the server; empty to leave them alone.")
-    ] = "deployment",
 ) -> None:
     """Make a ready Flower app: settings, certificates, a key for each client, a README.
 
@@ -79,7 +76,6 @@ def init(
     need_flower()
     from pefll.deploy.folder import check_new, make_federation
     from pefll.deploy.plan import Plan
-    from pefll.deploy.processes import check_connection, write_connection
     from pefll.deploy.setup import agreement_like, client_names
     from pefll.engines.flower.terms import Terms
 
@@ -109,12 +105,7 @@ def init(
     if rounds < 1:
         raise PefllError(f"--rounds is {rounds:,}; a federation trains for at least one")
     check_new(folder, address)
-    if connection:
-        check_connection(connection, folder / "server" / "ca.crt")  # before anything is made
-    make_federation(folder, plan, address, host or [], connection)
-    if connection:
-        path = write_connection(connection, address, folder / "server" / "ca.crt")
-        say(out, f"{path}: {connection} is this federation's server")
+    make_federation(folder, plan, address, host or [])
     say(out, f"{folder}: a federation of {counted(len(names), 'client')} for {method}, model {agreed.model}")
     if not like:
         say(out, "Clients must have 8x8 digits, as the demo's: for other data make it anew, with --like example.npz")
@@ -127,15 +118,38 @@ def server(
     host: Annotated[
         str | None, typer.Option(help="Where to listen: 0.0.0.0 for all networks. [default: the address's own]")
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Where to listen, for a proxy in front. [default: the address's own]", min=1, max=65535),
+    ] = None,
 ) -> None:
     """Run the server: Flower's SuperLink with TLS, for the clients whose keys are in the folder; Ctrl-C ends it.
 
-    What it knows is kept in FEDERATION/.flower, so that it can be started again.
+    What it knows is kept in FEDERATION/.flower, so that it can be started again. Commands to it need a secret, which
+    is there, too: `pefll flower run FEDERATION`, by the same user on the same machine.
     """
     need_flower()
     from pefll.deploy.service import serve
 
-    serve(folder, host, err)
+    serve(folder, host, err, port)
+
+
+@app.command()
+def run(
+    folder: FolderArgument,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting of FEDERATION/pyproject.toml to override, NAME=VALUE; may be repeated."),
+    ] = None,
+) -> None:
+    """Train with the clients that are connected; after a stop it goes on from the last checkpoint.
+
+    On the server's machine, by the user who runs the server. For example: `pefll flower run my-federation`
+    """
+    need_flower()
+    from pefll.deploy.service import start_app
+
+    raise typer.Exit(start_app(folder, run_config or []))
 
 
 @app.command()
@@ -168,14 +182,8 @@ def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="The ne
     """Let one more client in, which was not there in training; a server that runs learns of it at once."""
     need_flower()
     from pefll.deploy.folder import add_client
-    from pefll.deploy.processes import register
 
     bundle = add_client(folder, name)
-    key = folder / "keys" / f"{name}.pub"
-    try:
-        register([key], bundle.address, folder / "server" / "ca.crt", seconds=2)
-    except PefllError:
-        say(err, f"The server at {bundle.address} does not run now; it will know {name} when it is started.")
     say(out, f"{bundle.folder}: hand it to {name}, then: pefll flower client {name} --data samples.npz")
 
 
@@ -200,10 +208,7 @@ def renew(
 
 
 @app.command()
-def personalize(
-    folder: FolderArgument,
-    connection: Annotated[str, typer.Option(help="What Flower's settings call the server.")] = "deployment",
-) -> None:
+def personalize(folder: FolderArgument) -> None:
     """Make a model for every client that is connected, also for those that were not there in training.
 
     With PeFLL these are two exchanges: a descriptor up, a model down, which the client writes to its own disk.
@@ -211,7 +216,7 @@ def personalize(
     need_flower()
     from pefll.deploy.service import start_app
 
-    raise typer.Exit(start_app(folder, connection, {"task": "personalize"}))
+    raise typer.Exit(start_app(folder, ['task="personalize"']))
 
 
 @app.command()
