@@ -347,7 +347,7 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, mod
     port = free_port()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     app = "benchmarks.flower_node:client"
-    with Loopback(folder / "logs", folder / "home", folder=home, client_app=app) as there:
+    with Loopback(folder / "logs", folder / "home", folder=home, client_app=app, client_code=(ECHO,)) as there:
         there.start_server()
         target = int(there.address.rpartition(":")[2])
         opening = None

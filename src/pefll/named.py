@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ def fault(error: BaseException) -> str:
     return ""
 
 
+_ALLOWED: frozenset[str] | None = None  # None for whatever is named
+
+
+def allow_only(references: Iterable[str]) -> None:
+    """Import nothing by name in this process but these, from now on: for names that come from another machine."""
+    global _ALLOWED
+    _ALLOWED = frozenset(references)
+
+
 def import_name(reference: str, what: str) -> Any:
     """Return what `package.module:name` names, also from the current folder.
 
@@ -40,6 +50,12 @@ def import_name(reference: str, what: str) -> Any:
         reference: as the user wrote it.
         what: it should be, for example `"model"`.
     """
+    if _ALLOWED is not None and reference not in _ALLOWED:
+        raise PefllError(
+            f"the server names the {what} {reference!r}, code that nobody allowed here; where you trust it, install it "
+            f"and start the client with --code {reference}",
+            code="PEFLL-F005",
+        )
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import http.client
 import os
+import shutil
 import socket
 import sqlite3
 import ssl
@@ -49,6 +50,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from pefll.deploy import gate
 from pefll.deploy.certificates import make_node_key, public_key_as_pem
+from pefll.deploy.processes import environment, free_port, run_command, wait_for_server
 from tests.engines.flower.deployment import deploy, start_client
 from tests.engines.flower.federations import setting
 
@@ -312,6 +314,53 @@ class TestAnotherClient:
         assert attacked.fleet("pull-messages", request)[0] == 200
 
 
+@pytest.fixture
+def nginx(attacked, tmp_path):
+    """nginx in front of the server, with the settings of docs/nginx.conf; its address."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("nginx is not installed")
+    port = free_port()
+    text = (Path(__file__).parents[2] / "docs" / "nginx.conf").read_text()
+    for documented, here in (
+        ("listen 8000", f"listen 127.0.0.1:{port}"),
+        ("127.0.0.1:8001", attacked.there.address),
+        ("/srv/my-federation", str(attacked.there.folder)),
+    ):
+        assert documented in text
+        text = text.replace(documented, here)
+    temporary = "".join(
+        f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.geteuid() == 0 else ""
+    (tmp_path / "nginx.conf").write_text(
+        f"{user} daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log;\n"
+        f"events {{}}\nhttp {{ access_log off; {temporary}\n{text}\n}}\n"
+    )
+    process = subprocess.Popen([program, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")])
+    try:
+        wait_for_server(f"127.0.0.1:{port}", time.monotonic() + 20)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_nginx_in_front_lets_the_same_through(attacked, nginx):
+    for path in CONTROL + RUNTIME + OTHERS + TRICKS:
+        assert attacked.ask(path, address=nginx)[0] == 404, path
+    for route in gate.FLEET:
+        assert attacked.ask(route, address=nginx)[0] == 401
+        assert attacked.ask(route, address=nginx, method="GET")[0] == 403
+    key = attacked.key()
+    request = ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=30)
+    for _ in range(3):  # over one connection to the server
+        status = attacked.ask(
+            "/v1/fleet/activate-node", attacked.signed(key), request.SerializeToString(), address=nginx
+        )[0]
+        assert status in (200, 412)
+
+
 EVIL = """
 import time
 from flwr.app import Message, RecordDict
@@ -335,6 +384,7 @@ def main(grid, context):
         replies = list(grid.pull_messages(names))
         time.sleep(0.1)
     said = [str(reply.content) if reply.has_content() else str(reply.error) for reply in replies]
+    open("PLACE/words", "w").write(open("/proc/self/cmdline").read())
     open("PLACE/server", "w").write(chr(10).join(said))
 """
 
@@ -350,8 +400,6 @@ def test_an_app_that_the_server_sends_does_not_run_on_a_client(attacked, tmp_pat
         '[tool.flwr.app]\npublisher = "x"\n[tool.flwr.app.components]\n'
         'serverapp = "evil.apps:server"\nclientapp = "evil.apps:client"\n[tool.flwr.app.config]\n'
     )
-    from pefll.deploy.processes import environment, run_command
-
     command = run_command(app)
     done = subprocess.run(
         command, env=environment(attacked.there.home), capture_output=True, text=True, timeout=120, check=False
@@ -359,6 +407,9 @@ def test_an_app_that_the_server_sends_does_not_run_on_a_client(attacked, tmp_pat
     assert (tmp_path / "server").exists(), done.stdout + done.stderr
     assert "could not read the request" in (tmp_path / "server").read_text()
     assert not (tmp_path / "client").exists()
+    words = (tmp_path / "words").read_text().split("\0")
+    assert "pefll.deploy.server_process" in words
+    assert not any("token" in word for word in words)  # the run's token came through a pipe
     assert [path.name for path in tmp_path.glob("loaded-by-*")] == [f"loaded-by-{attacked.there.home.name}"]
 
 

@@ -21,11 +21,13 @@ class Loopback(Processes):
         folder: of the federation.
         keep_state: whether the server remembers nodes and runs when it is started again.
         client_app: what answers clients' messages, module:name.
+        client_code: methods and models that the server may name to clients; see `client_command`.
     """
 
     folder: Path = Path()
     keep_state: bool = True
     client_app: str = CLIENT_APP
+    client_code: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -59,7 +61,8 @@ class Loopback(Processes):
             **({"model": str(model.resolve())} if model else {}),
             **more,
         }
-        self.start(name, client_command(bundle.folder, through or self.address, config, self.client_app))
+        server = through or self.address
+        self.start(name, client_command(bundle.folder, server, config, self.client_app, self.client_code))
 
     def kill_client(self, name: str) -> None:
         """Kill all of a client at once, as a machine that loses its power would."""

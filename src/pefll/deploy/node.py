@@ -22,6 +22,7 @@ from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
 from pefll.engines.cohort import EngineSettings
 from pefll.errors import PefllError
+from pefll.named import allow_only
 
 try:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -54,6 +55,7 @@ class NodeSettings:
         key: the client's own private key.
         config: what the client's app is told: its name, its data.
         app: the app that answers messages, module:name. Only the client's owner says which.
+        code: methods and models, package.module:Name, that the server may name; it may name pefll's own in any case.
     """
 
     address: str
@@ -61,6 +63,7 @@ class NodeSettings:
     key: str
     config: dict[str, str | bool]
     app: str = CLIENT_APP
+    code: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write them to a file that only its owner can read: it says where the client's data is."""
@@ -151,6 +154,7 @@ def take_part(settings: NodeSettings) -> None:
     """Be a client until the process is ended."""
     module, _, name = settings.app.partition(":")
     app = getattr(import_module(module), name)
+    allow_only(settings.code)
     EngineSettings.take(_STAYING)  # for good: what a training step frees is kept for the next one
     key = load_ssh_private_key(Path(settings.key).read_bytes(), None)
     factory = NodeStateFactory(objectstore_factory=ObjectStoreFactory())

@@ -145,6 +145,15 @@ def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, cli
     write_whole(folder / "pyproject.toml", ("\n".join(lines) + "\n").encode())
 
 
+def renew_app(folder: Path) -> None:
+    """Let the app of a federation that an earlier version made name the client's app where it is now."""
+    path = folder / "pyproject.toml"
+    text = path.read_text()
+    renewed = text.replace('clientapp = "pefll_node:client"', f"clientapp = {_toml(CLIENT_APP)}")
+    if renewed != text:
+        write_whole(path, renewed.encode())
+
+
 def read_app(folder: Path) -> Plan:
     """Read the plan back from a federation's folder."""
     path = folder / "pyproject.toml"

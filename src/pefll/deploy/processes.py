@@ -74,7 +74,9 @@ def server_command(folder: Path, host: str, port: int, database: Path | None) ->
     return command + (["--database", str(database.resolve())] if database else [])
 
 
-def client_command(bundle: Path, address: str, node_config: dict[str, str | bool], app: str = CLIENT_APP) -> list[str]:
+def client_command(
+    bundle: Path, address: str, node_config: dict[str, str | bool], app: str = CLIENT_APP, code: Sequence[str] = ()
+) -> list[str]:
     """Write the settings of a client's process into a file of its own, and return the command that starts it.
 
     Everybody on a machine can read the argument lists of its processes. This one names the file and nothing else.
@@ -84,11 +86,13 @@ def client_command(bundle: Path, address: str, node_config: dict[str, str | bool
         address: of the server, host:port.
         node_config: what the client's own app is told: its name, its data.
         app: answers messages, module:name; whatever app the server sends, it is this one that runs.
+        code: methods and models beside pefll's own that the server may name, package.module:Name.
     """
     from pefll.deploy.node import NodeSettings
 
     place = bundle.resolve()
-    NodeSettings(address, str(place / "ca.crt"), str(place / "node.key"), node_config, app).write(place / "node.json")
+    own = (str(place / "ca.crt"), str(place / "node.key"))
+    NodeSettings(address, *own, node_config, app, tuple(code)).write(place / "node.json")
     return [*_MODULE, "pefll.deploy.node", str(place / "node.json")]
 
 

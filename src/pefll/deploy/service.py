@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pefll.deploy.certificates import expiry
 from pefll.deploy.folder import find_bundle, server_address
-from pefll.deploy.plan import read_app
+from pefll.deploy.plan import read_app, renew_app
 from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, tighten
 from pefll.deploy.processes import (
     check_server,
@@ -65,7 +65,14 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
 
 
 def take_part(
-    folder: Path, name: str | None, data: Path, label: str, model: Path | None, counts: bool, console: Console
+    folder: Path,
+    name: str | None,
+    data: Path,
+    label: str,
+    model: Path | None,
+    counts: bool,
+    console: Console,
+    code: Sequence[str] = (),
 ) -> None:
     """Run a client until it is ended.
 
@@ -77,6 +84,7 @@ def take_part(
         model: where its personal model goes; None for its folder.
         counts: whether the server may know how many samples there are.
         console: is told what happens.
+        code: methods and models beside pefll's own that the server may name, package.module:Name.
     """
     bundle = find_bundle(folder, name)
     if not data.expanduser().exists():
@@ -93,7 +101,7 @@ def take_part(
         "model": str((model or bundle.folder / "model.safetensors").resolve()),
         "tells-counts": counts,
     }
-    command = client_command(bundle.folder, bundle.address, config)
+    command = client_command(bundle.folder, bundle.address, config, code=code)
     with _until_asked_to_end():
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         while True:
@@ -120,6 +128,7 @@ def start_app(folder: Path, overrides: Sequence[str]) -> int:
         overrides: settings of the app, each NAME=VALUE as in TOML.
     """
     read_app(folder)
+    renew_app(folder)
     home = server_home(folder)
     if not os.access(home / "credentials.yaml", os.R_OK):
         raise PefllError(

@@ -166,7 +166,8 @@ def _config(folder: Path, port: int, database: Path | None, token: str) -> Super
 def _bind(host: str, port: int) -> socket.socket:
     """Take a port without listening at it yet; PefllError where somebody else has it."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, place = found[0]
         taken = socket.socket(family, kind)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(place)

@@ -166,6 +166,13 @@ def client(
         Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
     ] = None,
     counts: Annotated[bool, typer.Option(help="Tell the server how many samples there are.")] = True,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A method or model beside pefll's own that the server may name, package.module:Name, installed here "
+            "and trusted; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Take part: Flower's SuperNode with this machine's data; Ctrl-C ends it.
 
@@ -174,7 +181,7 @@ def client(
     need_flower()
     from pefll.deploy.service import take_part
 
-    take_part(folder, name, data, label, model, counts, err)
+    take_part(folder, name, data, label, model, counts, err, code or [])
 
 
 @app.command()
