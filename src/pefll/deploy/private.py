@@ -43,6 +43,11 @@ def write_private(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=...)`; where it is new, nobody but its owner can read it."""
+    return os.open(path, flags, PRIVATE_FILE)
+
+
 def tighten(folder: Path) -> list[Path]:
     """Take every right that others have away from a folder and all that is in it.
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from pefll.deploy.plan import CLIENT_APP, CONNECTION
-from pefll.deploy.private import PRIVATE_UMASK, make_private_folder
+from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
 from pefll.engines.flower.surroundings import check_surroundings
 from pefll.errors import PefllError
 
@@ -173,7 +173,7 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process; its output is appended to a file of its own."""
-        with (self.logs / f"{name}.log").open("ab") as log:
+        with open(self.logs / f"{name}.log", "ab", opener=private_opener) as log:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
