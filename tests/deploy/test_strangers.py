@@ -17,7 +17,7 @@ import subprocess
 import time
 import tomllib
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
@@ -102,9 +102,9 @@ class Attacked:
         finally:
             connection.close()
 
-    def signed(self, key):
+    def signed(self, key, when=None):
         """Return the headers that a node with a key sends."""
-        stamp = datetime.now(UTC).isoformat()
+        stamp = (when or datetime.now(UTC)).isoformat()
         return {
             FLEET_HTTP_PUBLIC_KEY_HEADER: base64.b64encode(public_key_to_bytes(key.public_key())).decode(),
             FLEET_HTTP_SIGNATURE_HEADER: base64.b64encode(sign_message(key, stamp.encode())).decode(),
@@ -170,10 +170,12 @@ class TestStrangers:
         stolen = attacked.signed(attacked.key()) | {
             FLEET_HTTP_SIGNATURE_HEADER: attacked.signed(own)[FLEET_HTTP_SIGNATURE_HEADER]
         }
+        old = attacked.signed(attacked.key(), datetime.now(UTC) - timedelta(hours=1))
         for route in gate.FLEET:
             assert attacked.ask(route)[0] == 401
             assert attacked.ask(route, attacked.signed(own))[0] == 401
             assert attacked.ask(route, stolen)[0] == 401
+            assert attacked.ask(route, old)[0] == 401
 
     def test_flowers_own_commands_fail(self, attacked, tmp_path, monkeypatch):
         make_node_key(tmp_path / "own.key", tmp_path / "own.pub")
@@ -230,7 +232,8 @@ class TestOtherUsersOfTheServersMachine:
             assert attacked.ask(path, {"authorization": f"Bearer {attacked.token}"}, **ask) == (404, b"")
         content = PullTaskInputRequest().SerializeToString()
         for route in gate.RUNTIME:
-            assert attacked.ask(route, {}, content, **ask)[0] in (400, 401, 412)
+            for headers in ({}, {TASK_TOKEN_HEADER: "0" * 64}, {"authorization": f"Bearer {attacked.token}"}):
+                assert attacked.ask(route, headers, content, **ask)[0] == 401
         assert attacked.ask("/v1/fleet/pull-messages", attacked.signed(attacked.key()), **ask) == (404, b"")
 
     def test_the_operator_can_command_and_cannot_let_in_a_key_that_is_not_in_the_folder(

@@ -11,14 +11,16 @@ import asyncio
 import hmac
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from datetime import datetime
 from typing import Any
 
 from pefll.deploy.admission import Admission
 from pefll.errors import PefllError
 
 try:
-    from flwr.common.constant import TIMESTAMP_HEADER
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
+    from flwr.supercore.date import now
     from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
@@ -104,23 +106,29 @@ class FleetOnly:
         try:
             key, signature, stamp = (_one_header(scope, name) for name in names)
             public_key = b64decode(key, validate=True)
-            return self._admission.name_of(public_key) is not None and bool(
-                verify_signature(bytes_to_public_key(public_key), stamp, b64decode(signature, validate=True))
+            age = (now() - datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
+            return (
+                self._admission.name_of(public_key) is not None
+                and -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+                and bool(verify_signature(bytes_to_public_key(public_key), stamp, b64decode(signature, validate=True)))
             )
-        except ValueError:  # base64's error is one, too
+        except (ValueError, TypeError):  # base64's error is a ValueError; a time without a zone is a TypeError
             return False
 
 
 class OperatorOnly:
     """The port on this machine: commands of whoever has the operator's secret, and the server's own app.
 
+    Flower checks both credentials again. They are asked for here before a byte of the content is read.
+
     Args:
         app: Flower's.
         token: the operator's secret.
+        is_running: whether a token is that of a run under way.
     """
 
-    def __init__(self, app: App, token: str) -> None:
-        self._app, self._expected = app, f"Bearer {token}".encode()
+    def __init__(self, app: App, token: str, is_running: Callable[[bytes], bool]) -> None:
+        self._app, self._expected, self._is_running = app, f"Bearer {token}".encode(), is_running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or start and end the application."""
@@ -129,15 +137,16 @@ class OperatorOnly:
         if scope["type"] != "http":
             return None
         path = scope["path"] if scope["method"] == "POST" else ""
-        if path in RUNTIME:
-            return await self._app(scope, receive, send)
-        if not path.startswith(CONTROL):
+        if path not in RUNTIME and not path.startswith(CONTROL):
             return await _refuse(send, 404)
         try:
-            given = _one_header(scope, "authorization")
+            if path in RUNTIME:
+                allowed = self._is_running(_one_header(scope, TASK_TOKEN_HEADER))
+            else:
+                allowed = hmac.compare_digest(_one_header(scope, "authorization"), self._expected)
         except ValueError:
-            given = b""
-        if not hmac.compare_digest(given, self._expected):
+            allowed = False
+        if not allowed:
             return await _refuse(send, 401)
         if path in NOT_EVEN_OPERATORS:
             return await _refuse(send, 403, b"put the key into keys/: pefll flower add FEDERATION NAME")

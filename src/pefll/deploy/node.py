@@ -28,10 +28,10 @@ try:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.app import Context, Error, Message
     from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
     from flwr.supercore import log
     from flwr.supercore.constant import TaskType
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.heartbeat import HeartbeatSender
     from flwr.supercore.object_store import ObjectStoreFactory
     from flwr.supercore.servicer.runtime import runtime_handlers as core_handlers
     from flwr.supernode.nodestate import NodeState, NodeStateFactory
@@ -110,19 +110,21 @@ class Answering(threading.Thread):
 
     def run(self) -> None:
         """Answer, until the process ends."""
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        # Whatever kind of app the server has in mind: it gets this one's answer.
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
         while True:
-            found = runtime_handlers.acquire_task(request, self._state)
-            if not found.token:
-                time.sleep(_LOOK_SECONDS)
-                continue
             try:
-                self._answer(LocalRuntime(self._state, found.task))
+                found = runtime_handlers.acquire_task(request, self._state)
+                if found.token:
+                    self._answer(LocalRuntime(self._state, found.task))
+                    continue
             except Exception as error:  # noqa: BLE001 - the next message is answered all the same
                 log(_ERROR, "a message could not be answered: %s", error)
+            time.sleep(_LOOK_SECONDS)
 
     def _answer(self, runtime: LocalRuntime) -> None:
-        alive = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
+        # Flower's own heartbeat ends the process of a task that is over, which here is the client.
+        alive = HeartbeatSender(lambda: runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()) is not None)
         alive.start()
         context, outcome = None, SubStatus.FAILED
         try:
@@ -131,7 +133,8 @@ class Answering(threading.Thread):
             push_message(runtime, reply, context)
         finally:
             push_task_output(runtime, context, outcome, "")
-            alive.stop()
+            if alive.is_running:
+                alive.stop()
 
     def _reply(self, message: Message, context: Context) -> tuple[Message, str]:
         """Return the app's reply, or that it failed: of the error, which may hold data, the server gets the kind."""

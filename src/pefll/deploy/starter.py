@@ -7,6 +7,7 @@ token through a pipe.
 
 from __future__ import annotations
 
+import hmac
 import os
 import subprocess
 import sys
@@ -41,13 +42,13 @@ class Starter(threading.Thread):
         super().__init__(name="starter", daemon=True)
         self._state, self._address, self._authority, self._report = state, address, authority, report
         self._over = threading.Event()
-        self._apps: list[subprocess.Popen[bytes]] = []
+        self._apps: dict[str, subprocess.Popen[bytes]] = {}  # by the tokens of their runs
 
     def run(self) -> None:
         """Start what is asked for, until the server ends."""
         request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
         while not self._over.wait(_LOOK_SECONDS):
-            self._apps = [app for app in self._apps if app.poll() is None]
+            self._apps = {token: app for token, app in self._apps.items() if app.poll() is None}
             try:
                 task = runtime_handlers.acquire_task(request, self._state)
                 if task.token:
@@ -55,10 +56,14 @@ class Starter(threading.Thread):
             except Exception as error:  # noqa: BLE001 - the next run must be started all the same
                 self._report(f"a run could not be started: {error}")
 
+    def is_running(self, token: bytes) -> bool:
+        """Return whether a token is that of a run that was started here and is not over."""
+        return any(hmac.compare_digest(token, known.encode()) for known in list(self._apps))
+
     def close(self) -> None:
         """Start nothing more, and end what was started."""
         self._over.set()
-        for app in self._apps:
+        for app in self._apps.values():
             app.terminate()
 
     def _start(self, token: str) -> None:
@@ -69,7 +74,7 @@ class Starter(threading.Thread):
             *("--parent-pid", str(os.getpid())),
         ]
         app = subprocess.Popen(command, stdin=subprocess.PIPE)
-        self._apps.append(app)
+        self._apps[token] = app
         assert app.stdin is not None
         with app.stdin as pipe:
             pipe.write(f"{token}\n".encode())

@@ -105,7 +105,7 @@ async def _serve_both(
         "proxy_headers": False,
         "timeout_graceful_shutdown": 5,
     }
-    own = _Server(uvicorn.Config(OperatorOnly(app, token), lifespan="on", **settings))
+    own = _Server(uvicorn.Config(OperatorOnly(app, token, starter.is_running), lifespan="on", **settings))
     public = _Server(
         uvicorn.Config(
             FleetOnly(app, admission),
