@@ -127,6 +127,12 @@ class TestWithFlower:
         assert "with --client-column" in said
         assert not (tmp_path / "g").exists()
 
+    def test_the_path_of_the_data_can_be_in_the_environment(self, federation, capsys, monkeypatch):
+        monkeypatch.setenv("PEFLL_DATA", "nothing.npz")  # and not in the list of processes, which everybody can read
+        code, said = pefll(capsys, "flower", "client", str(federation), "--name", "bob")
+        assert code == 2
+        assert "there is no file or folder nothing.npz" in said
+
     def test_clients_can_be_added_and_certificates_renewed(self, federation, capsys):
         authority = (federation / "server" / "ca.crt").read_bytes()
         before = (federation / "server" / "server.crt").read_bytes()

@@ -156,7 +156,11 @@ def run(
 def client(
     folder: Annotated[Path, typer.Argument(help="The client's own folder, or the federation's.", metavar="FOLDER")],
     data: Annotated[
-        Path, typer.Option(help="This client's samples: .npz, .csv, .parquet, or a folder class/*.png. They stay here.")
+        Path,
+        typer.Option(
+            help="This client's samples: .npz, .csv, .parquet, or a folder class/*.png. They stay here.",
+            envvar="PEFLL_DATA",
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="The client's name; needed where FOLDER is the federation's.")
