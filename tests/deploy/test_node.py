@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
-from pefll.deploy.node import NodeSettings
+from flwr.app import Context, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.start_client_internal import _insert_message
+
+from pefll.deploy.node import Answering, NodeSettings
 from pefll.deploy.plan import CLIENT_APP, read_app, renew_app
 from pefll.deploy.processes import client_command
 from pefll.errors import PefllError
@@ -57,3 +69,45 @@ def test_an_older_federation_names_the_clients_app_where_it_is_now(tmp_path):
     renew_app(tmp_path)
     assert f'clientapp = "{CLIENT_APP}"' in (tmp_path / "pyproject.toml").read_text()
     assert read_app(tmp_path).names == ("ann",)
+
+
+def answers(app, kinds):
+    """Return the replies of a node whose messages belong to an app that somebody else has sent."""
+    state = NodeStateFactory(objectstore_factory=ObjectStoreFactory()).state()
+    state.set_node_id(7)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    fab = Fab(hashlib.sha256(b"evil").hexdigest(), b"evil", {})
+    state.store_fab(fab)
+    state.store_run(Run.create_empty(1))
+    run = state.get_run(1)
+    run.fab_hash = fab.hash_str
+    state.set_run_series_context(run.series_id, Context(1, 7, {"name": "ann"}, RecordDict(), {}))
+    Answering(state, app).start()
+    replies = []
+    for kind in kinds:
+        message = Message(RecordDict(), dst_node_id=7, message_type="query")
+        message.metadata.__dict__["_run_id"] = 1
+        assert state.create_task(task_type=kind, run_id=1, fab_hash=fab.hash_str)
+        _insert_message(message, state, state.object_store)
+        ends = time.monotonic() + 60
+        while not (found := state.get_messages_legacy(is_reply=True)):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        replies += found
+    return replies
+
+
+def test_a_node_answers_with_its_owners_app_and_goes_on_after_an_error():
+    asked = []
+
+    def app(message, context):
+        asked.append((message.metadata.message_type, context.node_config["name"]))
+        if len(asked) == 1:
+            raise ValueError("a secret of the data")
+        return Message(RecordDict(), reply_to=message)
+
+    kinds = [TaskType.CLIENT_APP, TaskType.CLIENT_APP, TaskType.AGENT_APP]
+    failed, *others = answers(app, kinds)
+    assert asked == [("query", "ann")] * 3
+    assert (failed.error.code, failed.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "ValueError")
+    assert all(not reply.has_error() for reply in others)
