@@ -5,17 +5,13 @@ One server and one client, as processes, made under umask 0; every attack is mad
 
 from __future__ import annotations
 
-import base64
-import http.client
 import os
 import shutil
 import socket
 import sqlite3
-import ssl
 import stat
 import subprocess
 import time
-import tomllib
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.typing import SuperLinkConnection
 from flwr.cli.utils import init_http_client_from_connection
-from flwr.common.constant import SUPERLINK_NODE_ID, TIMESTAMP_HEADER
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
@@ -43,19 +39,19 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
+from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from pefll.deploy import gate
 from pefll.deploy.certificates import make_node_key, public_key_as_pem
 from pefll.deploy.processes import environment, free_port, run_command, wait_for_server
+from tests.deploy.attacked import ASLEEP, RUNNING, Attacked, family, listens_at, wait_for
 from tests.engines.flower.deployment import deploy, start_client
 from tests.engines.flower.federations import setting
 
-RUNNING, ASLEEP = "client-000", "client-001"  # the second is registered, and the attacks are made with its key
 CONTROL = [f"/v1/control/{name}" for name in ("list-nodes", "register-node", "start-run", "stop-run", "list-runs")]
 RUNTIME = [f"/v1/runtime/{name}" for name in ("acquire-task", "pull-task-input", "create-task", "responses")]
 OTHERS = ["/", "/health", "/docs", "/openapi.json", "/v1/fleet/register-node", "/v1/fleet/unregister-node"]
@@ -68,55 +64,6 @@ TRICKS = [
     "/V1/CONTROL/LIST-NODES",
     "/v1/fleet/pull-messages/",
 ]
-
-
-class Attacked:
-    """A server and a client; see the fixture."""
-
-    def __init__(self, there):
-        self.there = there
-        self.authority = there.folder / "server" / "ca.crt"
-        self.trust = ssl.create_default_context(cafile=str(self.authority))
-
-    @property
-    def own_address(self):
-        """Of the operator's port, as whoever may read the home finds it, or anybody who tries all ports."""
-        return tomllib.loads((self.there.home / "config.toml").read_text())["superlink"]["deployment"]["address"]
-
-    @property
-    def token(self):
-        import yaml
-
-        stored = yaml.safe_load((self.there.home / "credentials.yaml").read_text())
-        (found,) = (value for key, value in stored.items() if key.endswith("access-token"))
-        return base64.b64decode(found).decode()
-
-    def ask(self, path, headers=None, content=b"", method="POST", address=None):
-        """Send one request by hand, with the path as it is; return the status and what came back."""
-        host, _, port = (address or self.there.address).rpartition(":")
-        connection = http.client.HTTPSConnection(host, int(port), context=self.trust, timeout=20)
-        try:
-            connection.request(method, path, content, {"content-type": "application/protobuf", **(headers or {})})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def signed(self, key, when=None):
-        """Return the headers that a node with a key sends."""
-        stamp = (when or datetime.now(UTC)).isoformat()
-        return {
-            FLEET_HTTP_PUBLIC_KEY_HEADER: base64.b64encode(public_key_to_bytes(key.public_key())).decode(),
-            FLEET_HTTP_SIGNATURE_HEADER: base64.b64encode(sign_message(key, stamp.encode())).decode(),
-            TIMESTAMP_HEADER: stamp,
-        }
-
-    def key(self, name=ASLEEP):
-        return load_ssh_private_key((self.there.folder / "clients" / name / "node.key").read_bytes(), None)
-
-    def fleet(self, route, message, key=None):
-        key = key or self.key()
-        return self.ask(f"/v1/fleet/{route}", self.signed(key), message.SerializeToString())
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +80,6 @@ def attacked(tmp_path_factory):
             os.umask(before)
         wait_for(lambda: "Activated" in there.log("server"), there)
         yield Attacked(there)
-
-
-def wait_for(what, there, seconds=90):
-    ends = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < ends, there.log("server")[-2000:] + there.log(RUNNING)[-2000:]
-        time.sleep(0.1)
 
 
 def control(attacked, address, home, monkeypatch):
@@ -416,23 +356,3 @@ def test_an_app_that_the_server_sends_does_not_run_on_a_client(attacked, tmp_pat
     assert "pefll.deploy.server_process" in words
     assert not any("token" in word for word in words)  # the run's token came through a pipe
     assert [path.name for path in tmp_path.glob("loaded-by-*")] == [f"loaded-by-{attacked.there.home.name}"]
-
-
-def family(pid):
-    """Return a process and all that it has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(one for child in children for one in family(int(child)))]
-
-
-def listens_at(pid):
-    """Return the places at which a process listens."""
-    held = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            held.add(os.readlink(link))
-        except OSError:
-            continue
-    lines = [
-        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
-    ]
-    return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in held]
