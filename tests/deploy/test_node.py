@@ -16,6 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -71,8 +72,14 @@ def test_an_older_federation_names_the_clients_app_where_it_is_now(tmp_path):
     assert read_app(tmp_path).names == ("ann",)
 
 
-def answers(app, kinds):
-    """Return the replies of a node whose messages belong to an app that somebody else has sent."""
+def answers(app, kinds, lost=0):
+    """Return the replies of a node whose messages belong to an app that somebody else has sent.
+
+    Args:
+        app: its owner's.
+        kinds: of the tasks.
+        lost: how many further messages come before these, whose content never does.
+    """
     state = NodeStateFactory(objectstore_factory=ObjectStoreFactory()).state()
     state.set_node_id(7)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -84,10 +91,16 @@ def answers(app, kinds):
     state.set_run_series_context(run.series_id, Context(1, 7, {"name": "ann"}, RecordDict(), {}))
     Answering(state, app).start()
     replies = []
-    for kind in kinds:
-        message = Message(RecordDict(), dst_node_id=7, message_type="query")
+    for number, kind in enumerate([TaskType.CLIENT_APP] * lost + kinds):
+        message = Message(RecordDict(), dst_node_id=7, message_type="query", group_id=str(number))
         message.metadata.__dict__["_run_id"] = 1
         assert state.create_task(task_type=kind, run_id=1, fab_hash=fab.hash_str)
+        if number < lost:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            state.object_store.preregister(1, get_object_tree(message))
+            state.store_message(message)
+            time.sleep(0.5)
+            continue
         _insert_message(message, state, state.object_store)
         ends = time.monotonic() + 60
         while not (found := state.get_messages_legacy(is_reply=True)):
@@ -111,3 +124,10 @@ def test_a_node_answers_with_its_owners_app_and_goes_on_after_an_error():
     assert asked == [("query", "ann")] * 3
     assert (failed.error.code, failed.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "ValueError")
     assert all(not reply.has_error() for reply in others)
+
+
+def test_a_message_that_is_never_whole_does_not_keep_the_next_ones_waiting():
+    """As when the server is killed while it sends one."""
+    (reply,) = answers(lambda message, context: Message(RecordDict(), reply_to=message), [TaskType.CLIENT_APP], lost=1)
+    assert not reply.has_error()
+    assert reply.metadata.group_id == "1"

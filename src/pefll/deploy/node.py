@@ -27,7 +27,7 @@ from pefll.named import allow_only
 try:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.app import Context, Error, Message
-    from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
+    from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, Status, SubStatus
     from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
     from flwr.supercore import log
     from flwr.supercore.constant import TaskType
@@ -94,6 +94,17 @@ class LocalRuntime:
         words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
         handler = getattr(core_handlers if name == "SendTaskHeartbeat" else runtime_handlers, words)
         return lambda request: handler(request, self._state, self._task)
+
+    def PullObject(self, request: Any) -> Any:
+        """Return a part of the message, which may be on its way; an error where Flower's loop has given it up.
+
+        The loop fetches one message at a time. Where another task waits, this one's message will never be whole, as
+        when the server was killed while it was sent.
+        """
+        found = runtime_handlers.pull_object(request, self._state, self._task)
+        if not found.object_available and self._state.get_tasks(statuses=[Status.PENDING]):
+            raise ConnectionError("the message was not sent to its end")
+        return found
 
 
 class Answering(threading.Thread):
