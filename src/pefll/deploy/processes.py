@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pefll.deploy.certificates import public_key_as_pem
+from pefll.deploy.watchdog import mark
 from pefll.engines.flower.surroundings import check_surroundings
 from pefll.errors import PefllError
 from pefll.wording import argument
@@ -258,7 +259,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.home) | (more or {}),
+                env=environment(self.home) | mark() | (more or {}),
                 start_new_session=True,
             )
         self.running[name] = process

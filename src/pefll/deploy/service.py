@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -29,6 +27,8 @@ from pefll.deploy.processes import (
     server_command,
     wait_for_server,
 )
+from pefll.deploy.signals import ended_by_signals
+from pefll.deploy.watchdog import mark
 from pefll.errors import PefllError
 from pefll.progress import say
 from pefll.wording import counted
@@ -49,7 +49,7 @@ def serve(folder: Path, host: str | None, console: Console) -> None:
     home.mkdir(exist_ok=True)
     its_host, _, port = address.rpartition(":")
     command = server_command(folder, host or its_host, int(port), home / "superlink.db")
-    with _until_asked_to_end(), ExitStack() as stack:
+    with ended_by_signals(), ExitStack() as stack:
         process = _start(stack, command, home)
         here = f"127.0.0.1:{port}" if host == "0.0.0.0" else address
         wait_for_server(here, time.monotonic() + 60)
@@ -95,7 +95,7 @@ def take_part(
         "resident": str(resident),
     }
     command = client_command(bundle.folder, bundle.address, config)
-    with _until_asked_to_end(), ExitStack() as stack:
+    with ended_by_signals(), ExitStack() as stack:
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
         staying = _start(stack, resident_command(resident), home)
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
@@ -117,12 +117,16 @@ def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
     read_app(folder)
     words = " ".join(f'{key}="{value}"' for key, value in overrides.items())
     command = [program("flwr"), "run", str(folder.resolve()), connection, "--stream", "--run-config", words]
-    return subprocess.run(command, env=environment()).returncode
+    with ended_by_signals() as signals, ExitStack() as stack:
+        process = subprocess.Popen(command, env=environment() | mark(), start_new_session=True)
+        stack.callback(end_group, process)
+        return process.wait()
+    return 128 + signals[0]
 
 
 def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
     """Start a process in a group of its own, which ends with the stack."""
-    process = subprocess.Popen(list(command), env=environment(home.resolve()), start_new_session=True)
+    process = subprocess.Popen(list(command), env=environment(home.resolve()) | mark(), start_new_session=True)
     stack.callback(end_group, process)
     return process
 
@@ -132,20 +136,3 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
     while all(process.poll() is None for process in processes):
         time.sleep(0.2)
     raise PefllError("one of Flower's processes ended by itself; what it said last is above")
-
-
-@contextmanager
-def _until_asked_to_end() -> Iterator[None]:
-    """Leave the block at Ctrl-C or SIGTERM, with everything that was started in it ended."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
-    finally:
-        signal.signal(signal.SIGTERM, before)
