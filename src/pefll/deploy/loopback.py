@@ -8,9 +8,11 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from pefll.deploy.endings import check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CONNECTION
 from pefll.deploy.processes import (
@@ -25,6 +27,8 @@ from pefll.deploy.processes import (
     write_connection,
 )
 from pefll.errors import PefllError
+
+PORT_ADVICE = "end that one, or begin again with another port"
 
 
 @dataclass
@@ -56,9 +60,22 @@ class Loopback(Processes):
         """Start the SuperLink and let all clients in whose keys are there."""
         host, _, port = self.address.rpartition(":")
         database = self.home / "superlink.db" if self.keep_state else None
+        check_port(host, int(port), PORT_ADVICE)
         self.start("server", server_command(self.folder, host, int(port), database))
-        wait_for_server(self.address, time.monotonic() + seconds)
-        self.let_in()
+        try:
+            wait_for_server(self.address, time.monotonic() + seconds, partial(self.check, "server"))
+            self.let_in()
+        except PefllError:
+            self.check("server")  # whoever answered in its place was no server of ours
+            raise
+
+    def check(self, *names: str) -> None:
+        """Raise PefllError, with the last words of its log, where one of some processes has ended by itself."""
+        for name in names:
+            if self.running[name].poll() is not None:
+                log = self.logs / f"{name}.log"
+                address = self.address if name == "server" else ""
+                raise ended_by_itself(f"Flower's process {name}", self.log(name), log, address, PORT_ADVICE)
 
     def let_in(self) -> list[str]:
         """Tell the server the keys of clients; return those that were new to it."""

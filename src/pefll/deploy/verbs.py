@@ -186,12 +186,30 @@ def renew(
         list[str] | None,
         typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Where clients reach the server from now on, host:port.", show_default="as before"),
+    ] = None,
+    connection: Annotated[
+        str, typer.Option(help="What Flower's settings call the server; empty to leave them alone.")
+    ] = "deployment",
 ) -> None:
-    """Make a new certificate for the server, from the same authority: clients need nothing new."""
+    """Make a new certificate for the server, from the same authority: clients need nothing new.
+
+    With --address the server moves, to another port for example: then clients need the new address.
+    """
     need_flower()
     from pefll.deploy.certificates import expiry, make_certificates
-    from pefll.deploy.folder import server_address
+    from pefll.deploy.folder import move, server_address
+    from pefll.deploy.processes import write_connection
 
+    if address is not None:
+        for place in move(folder, address):
+            say(out, f"{place}: {address}")
+        if connection:
+            path = write_connection(connection, address, folder / "server" / "ca.crt")
+            say(out, f"{path}: {connection} is this federation's server")
+        say(out, f"Clients that have their folder already must write {address} into their client.toml")
     make_certificates(folder / "server", [server_address(folder).rpartition(":")[0], *(host or [])])
     say(
         out,
