@@ -218,6 +218,31 @@ def renew(
 
 
 @app.command()
+def simulate(
+    folder: FolderArgument,
+    data: Annotated[
+        Path,
+        typer.Option(help="A folder with data for each client: NAME.npz, NAME.csv, NAME.parquet, or NAME/class/*."),
+    ],
+    rounds: Annotated[int, typer.Option(help="How many of the run's rounds.")],
+    label: Label = LABEL,
+) -> None:
+    """Train the first rounds on this machine, with data that stands for the clients'; real clients then go on.
+
+    For example: `pefll flower simulate my-federation --data stand-ins --rounds 90`, then `flwr run my-federation`. The
+    run's summary, history and log say which rounds were simulated.
+    """
+    need_flower()
+    from pefll.deploy.simulation import simulate as run_simulation
+
+    run_simulation(folder, data, rounds, err, label)
+    say(
+        out,
+        f"{folder}/run: {counted(rounds, 'round')} simulated; flwr run goes on with them once real clients are there",
+    )
+
+
+@app.command()
 def personalize(
     folder: FolderArgument,
     connection: Annotated[str, typer.Option(help="What Flower's settings call the server.")] = "deployment",
