@@ -260,11 +260,20 @@ def personalize(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("flower-demo"),
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 3,
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of training with them.")] = 1,
+    simulated: Annotated[int, typer.Option(help="Rounds before them, simulated in this process.")] = 200,
 ) -> None:
-    """Show all of it on this machine: a server and 8 clients as processes, digits data, TLS; then a new client."""
+    """Show all of it on this machine: a run is simulated, real clients go on with it, and a new client gets a model.
+
+    The server and every client are processes of their own, with TLS and keys. The data is digits.
+    """
     need_flower()
     from pefll.deploy.demo import demo as run_demo
+    from pefll.deploy.signals import ended_by_signals
 
-    run_demo(folder, clients, rounds, out)
+    with ended_by_signals() as signals:
+        run_demo(folder, clients, rounds, out, simulated)
+    if signals:
+        say(err, "stopped; everything that was started is ended")
+        raise typer.Exit(128 + signals[0])
