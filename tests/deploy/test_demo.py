@@ -96,7 +96,7 @@ def test_a_demo_that_is_ended_leaves_nobody_behind(number, tmp_path):
         return commands.count("flower-supernode") == 2 and "flwr-serverapp" in commands
 
     try:
-        wait_until(everybody_is_there, 120)
+        wait_until(everybody_is_there, 180)
         assert len(alive_with(mine)) >= 9
         process.send_signal(number)
         assert process.wait(20) == (128 + number if number == signal.SIGTERM else -number)
