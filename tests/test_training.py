@@ -38,6 +38,7 @@ METHOD = SimpleNamespace(local_steps=3, local_epochs=0, batch_size=4, trains_new
 class Counting:
     """An engine whose state is the number of rounds done."""
 
+    name = "counting"
     device = torch.device("cpu")
     queues = promised = False
 

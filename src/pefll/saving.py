@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +46,7 @@ class Progress:
         lockstep: the most runs that were trained together with this one, itself included.
         scheduled: the best that `eval_every` asked for, where an evaluation that only the end of the run asked for was
             better: a longer run, which this may become, has no such evaluation.
+        engines: which engine did the rounds, each as (its name, rounds done before it); the last one goes on.
     """
 
     round: int
@@ -58,6 +59,14 @@ class Progress:
     wall_seconds: float = 0.0
     lockstep: int = 1
     scheduled: Best | None = None
+    engines: list[tuple[str, int]] = field(default_factory=list)
+
+    def take_over(self, engine: str) -> str:
+        """Note which engine does the rounds from here on; return which one did those before, where it was another."""
+        before = self.engines[-1][0] if self.engines else ""
+        if before != engine:
+            self.engines.append((engine, self.round))
+        return "" if before == engine else before
 
 
 class Saver:
@@ -123,6 +132,7 @@ class Saver:
             "eval_seconds": progress.eval_seconds,
             "wall_seconds": progress.wall_seconds,
             "lockstep": progress.lockstep,
+            "engines": progress.engines,
             "ledger": vars(ledger).copy(),
         }
         tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
@@ -156,6 +166,7 @@ def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progre
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
     scheduled = saved.facts.get("scheduled")
+    numbers["engines"] = [(str(name), int(first)) for name, first in numbers.get("engines", [])]
     numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # of an earlier version
     return Progress(
         round=saved.round,

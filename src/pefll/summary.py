@@ -123,6 +123,7 @@ def summary_of(
         "local_steps": steps,
         "seed": config.seed,
         "engine": engine.name,
+        "engines": [{"engine": name, "after_round": first} for name, first in progress.engines],
         "device": device_name(engine.device),
         "processes": engine.processes,
         "precision": pick_precision(config.precision, engine.device),

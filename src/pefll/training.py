@@ -144,6 +144,8 @@ def train(
 def _taken_up(engine: Engine, config: Config, folder: RunFolder | None, monitor: Monitor) -> Progress:
     """Return how far a run is, with a folder that has nothing of what comes after that."""
     progress = resume(engine, folder, monitor) or _begin(engine)
+    if before := progress.take_over(engine.name):
+        monitor.say(f"rounds up to {progress.round} were done by the engine {before}; {engine.name} goes on with them")
     between = progress.round < config.rounds and not _scheduled(progress.round, config)
     if between and progress.scheduled is not None:  # the run ended here, and is being extended
         progress.best, progress.best_round, progress.best_value = progress.scheduled
@@ -247,6 +249,7 @@ def _record(
         "seconds": round(progress.train_seconds, 3),
         "bytes_down": ledger.down,
         "bytes_up": ledger.up,
+        "engine": progress.engines[-1][0],
         "seen": result.seen._asdict() if result.seen else None,
         "unseen": result.unseen._asdict() if result.unseen else None,
     }

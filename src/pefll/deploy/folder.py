@@ -54,9 +54,7 @@ class Bundle(NamedTuple):
 def check_new(folder: Path, address: str) -> None:
     """Raise PefllError where no federation can be made in a folder, for a server at an address."""
     check_names([folder.resolve().name])
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")
+    _check_address(address)
     if folder.exists() and any(folder.iterdir()):
         raise PefllError(
             f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`"
@@ -108,6 +106,18 @@ def add_client(folder: Path, name: str) -> Bundle:
     return _make_bundle(folder, name, server_address(folder))
 
 
+def move(folder: Path, address: str) -> list[Path]:
+    """Give a federation's server another address, host:port; return the files that say so now."""
+    server_address(folder)  # so that only a federation's folder is written to
+    _check_address(address)
+    write_whole(folder / "server" / "address", f"{address}\n".encode())
+    places = [folder / "server" / "address"]
+    for place in sorted((folder / "clients").glob("*/client.toml")):
+        _write_facts(place, find_bundle(place.parent, None).name, address)
+        places.append(place)
+    return places
+
+
 def server_address(folder: Path) -> str:
     """Return the address of a federation's server, host:port."""
     try:
@@ -147,5 +157,17 @@ def _make_bundle(folder: Path, name: str, address: str) -> Bundle:
     make_node_key(place / "node.key", folder / "keys" / f"{name}.pub")
     with sentences_for_disk_errors(str(place)):
         shutil.copy(folder / "server" / "ca.crt", place / "ca.crt")
-    write_whole(place / "client.toml", f'name = "{name}"\naddress = "{address}"\n'.encode())
+    _write_facts(place / "client.toml", name, address)
     return Bundle(place, name, address)
+
+
+def _write_facts(place: Path, name: str, address: str) -> None:
+    """Write client.toml: what a client is called, and where the server is."""
+    write_whole(place, f'name = "{name}"\naddress = "{address}"\n'.encode())
+
+
+def _check_address(address: str) -> None:
+    """Raise PefllError for what is no host:port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")

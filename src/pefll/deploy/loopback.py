@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from pefll.deploy.endings import check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CONNECTION
 from pefll.deploy.processes import (
@@ -25,6 +28,8 @@ from pefll.deploy.processes import (
     write_connection,
 )
 from pefll.errors import PefllError
+
+PORT_ADVICE = "end that one, or begin again with another port"
 
 
 @dataclass
@@ -56,9 +61,22 @@ class Loopback(Processes):
         """Start the SuperLink and let all clients in whose keys are there."""
         host, _, port = self.address.rpartition(":")
         database = self.home / "superlink.db" if self.keep_state else None
+        check_port(host, int(port), PORT_ADVICE)
         self.start("server", server_command(self.folder, host, int(port), database))
-        wait_for_server(self.address, time.monotonic() + seconds)
-        self.let_in()
+        try:
+            wait_for_server(self.address, time.monotonic() + seconds, partial(self.check, "server"))
+            self.let_in()
+        except PefllError:
+            self.check("server")  # whoever answered in its place was no server of ours
+            raise
+
+    def check(self, *names: str) -> None:
+        """Raise PefllError, with the last words of its log, where one of some processes has ended by itself."""
+        for name in names:
+            if self.running[name].poll() is not None:
+                log = self.logs / f"{name}.log"
+                address = self.address if name == "server" else ""
+                raise ended_by_itself(f"Flower's process {name}", self.log(name), log, address, PORT_ADVICE)
 
     def let_in(self) -> list[str]:
         """Tell the server the keys of clients; return those that were new to it."""
@@ -84,9 +102,16 @@ class Loopback(Processes):
             **({"model": str(model.resolve())} if model else {}),
             **more,
         }
-        resident = self.sockets / name
-        self.start(f"{name}-resident", resident_command(resident))
+        resident = self.start_resident(name)
         self.start(name, client_command(bundle.folder, through or self.address, {**config, "resident": str(resident)}))
+
+    def start_resident(self, name: str) -> Path:
+        """Start the process that answers a client's messages, unless it runs already; return its socket."""
+        place = self.sockets / name
+        process = self.running.get(f"{name}-resident")
+        if process is None or process.poll() is not None:
+            self.start(f"{name}-resident", resident_command(place))
+        return place
 
     def kill_client(self, name: str) -> None:
         """Kill all of a client at once, as a machine that loses its power would."""
@@ -102,13 +127,34 @@ class Loopback(Processes):
         command = [program("flwr"), "run", str(self.folder.resolve()), CONNECTION, "--stream"]
         return self.start(name, command + (["--run-config", " ".join(words)] if words else []))
 
-    def run(self, seconds: float, name: str = "run", **overrides: str | int | float) -> str:
-        """Do as `start_run` and wait for the end; return what the app said."""
+    def run(
+        self,
+        seconds: float,
+        name: str = "run",
+        watched: Sequence[str] = (),
+        look: Callable[[], None] = lambda: None,
+        **overrides: str | int | float,
+    ) -> str:
+        """Do as `start_run` and wait for the end; return what the app said.
+
+        Args:
+            seconds: how long to wait.
+            name: of the process and its log.
+            watched: processes that must go on meanwhile; PefllError where one ends by itself.
+            look: is called now and then.
+            overrides: of the run config.
+        """
         process = self.start_run(name, **overrides)
+        ends = time.monotonic() + seconds
         try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise PefllError(f"the run did not end within {seconds:.0f} s: {self.log(name)[-2000:]}") from None
+            while process.poll() is None:
+                if time.monotonic() > ends:
+                    raise PefllError(
+                        f"the run did not end within {seconds:.0f} s: {self.log(name)[-2000:]}", code="PEFLL-F105"
+                    )
+                self.check(*watched)
+                look()
+                time.sleep(0.2)
         finally:
             self.end(name)
         return self.log(name)

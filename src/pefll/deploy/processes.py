@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pefll.deploy.certificates import public_key_as_pem
+from pefll.deploy.watchdog import mark
 from pefll.engines.flower.surroundings import check_surroundings
 from pefll.errors import PefllError
 from pefll.wording import argument
@@ -154,10 +155,17 @@ def register(public_keys: Sequence[Path], address: str, authority: Path, seconds
     return done
 
 
-def wait_for_server(address: str, ends: float) -> None:
-    """Wait until somebody listens at an address; PefllError where nobody does in time."""
+def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambda: None) -> None:
+    """Wait until somebody listens at an address; PefllError where nobody does in time.
+
+    Args:
+        address: host:port.
+        ends: until when, by the monotonic clock.
+        check: raises PefllError where the server has ended meanwhile.
+    """
     host, _, port = address.rpartition(":")
     while True:
+        check()
         try:
             socket.create_connection((host, int(port)), timeout=1).close()
             return
@@ -258,7 +266,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.home) | (more or {}),
+                env=environment(self.home) | mark() | (more or {}),
                 start_new_session=True,
             )
         self.running[name] = process

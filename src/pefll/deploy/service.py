@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
+from pefll.deploy.admission import check_key_known
 from pefll.deploy.certificates import expiry
+from pefll.deploy.endings import Shown, check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import read_app
 from pefll.deploy.processes import (
@@ -29,6 +30,8 @@ from pefll.deploy.processes import (
     server_command,
     wait_for_server,
 )
+from pefll.deploy.signals import ended_by_signals
+from pefll.deploy.watchdog import mark
 from pefll.errors import PefllError
 from pefll.progress import say
 from pefll.wording import counted
@@ -48,19 +51,28 @@ def serve(folder: Path, host: str | None, console: Console) -> None:
     home = folder / ".flower"
     home.mkdir(exist_ok=True)
     its_host, _, port = address.rpartition(":")
+    advice = f"end that one, or give the federation another port: pefll flower renew {folder} --address HOST:PORT"
+    check_port(host or its_host, int(port), advice)
     command = server_command(folder, host or its_host, int(port), home / "superlink.db")
-    with _until_asked_to_end(), ExitStack() as stack:
-        process = _start(stack, command, home)
+    with ended_by_signals(), ExitStack() as stack:
+        process = _start(stack, command, home, "server")
+        check = partial(process.check, "Flower's server", f"{host or its_host}:{port}", advice)
         here = f"127.0.0.1:{port}" if host == "0.0.0.0" else address
-        wait_for_server(here, time.monotonic() + 60)
-        keys = sorted((folder / "keys").glob("*.pub"))
-        new = register(keys, here, folder / "server" / "ca.crt")
+        try:
+            wait_for_server(here, time.monotonic() + 60, check)
+            keys = sorted((folder / "keys").glob("*.pub"))
+            new = register(keys, here, folder / "server" / "ca.crt")
+        except PefllError:
+            check()  # whoever answered in its place was no server of ours
+            raise
         say(console, f"{address}: {counted(len(keys), 'client')} may come in, of which {len(new):,} new")
         say(
             console,
             f"Next, once they are there: flwr run {folder} deployment --stream ({counted(plan.rounds, 'round')})",
         )
-        _wait([process])
+        while True:
+            check()
+            time.sleep(0.2)
 
 
 def take_part(
@@ -81,6 +93,10 @@ def take_part(
     if not data.expanduser().exists():
         raise PefllError(f"there is no file or folder {data}")
     check_server(bundle.address, bundle.folder / "ca.crt")
+    check_key = partial(
+        check_key_known, bundle.address, bundle.folder / "ca.crt", bundle.folder / "node.key", bundle.name
+    )
+    check_key()
     home = bundle.folder / ".flower"
     home.mkdir(exist_ok=True)
     sockets = Path(tempfile.mkdtemp(prefix="pefll-"))  # its owner's alone
@@ -94,21 +110,23 @@ def take_part(
         "tells-counts": counts,
         "resident": str(resident),
     }
-    command = client_command(bundle.folder, bundle.address, config)
-    with _until_asked_to_end(), ExitStack() as stack:
+    with ended_by_signals(), ExitStack() as stack:
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        staying = _start(stack, resident_command(resident), home)
+        staying = _start(stack, resident_command(resident), home, "resident")
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         while True:
             with ExitStack() as once:
-                node = _start(once, command, home)
+                # A command of its own each time: another program may have taken the local port meanwhile.
+                node = _start(once, client_command(bundle.folder, bundle.address, config), home, "supernode")
                 while node.poll() is None:
                     if staying.poll() is not None:
-                        staying = _start(stack, resident_command(resident), home)
+                        staying = _start(stack, resident_command(resident), home, "resident")
                     time.sleep(0.2)
             # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
             # and refuses its successor until then.
-            say(console, f"the SuperNode ended by itself; it is started again in {AGAIN_SECONDS} s")
+            reason = ended_by_itself("the SuperNode", node.said(), node.log)
+            check_key()
+            say(console, f"{reason}; it is started again in {AGAIN_SECONDS} s")
             time.sleep(AGAIN_SECONDS)
 
 
@@ -117,35 +135,15 @@ def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
     read_app(folder)
     words = " ".join(f'{key}="{value}"' for key, value in overrides.items())
     command = [program("flwr"), "run", str(folder.resolve()), connection, "--stream", "--run-config", words]
-    return subprocess.run(command, env=environment()).returncode
+    with ended_by_signals() as signals, ExitStack() as stack:
+        process = subprocess.Popen(command, env=environment() | mark(), start_new_session=True)
+        stack.callback(end_group, process)
+        return process.wait()
+    return 128 + signals[0]
 
 
-def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
+def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> Shown:
     """Start a process in a group of its own, which ends with the stack."""
-    process = subprocess.Popen(list(command), env=environment(home.resolve()), start_new_session=True)
+    process = Shown(command, environment(home.resolve()) | mark(), home / f"{name}.log")
     stack.callback(end_group, process)
     return process
-
-
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until one of some processes ends, which none of them should."""
-    while all(process.poll() is None for process in processes):
-        time.sleep(0.2)
-    raise PefllError("one of Flower's processes ended by itself; what it said last is above")
-
-
-@contextmanager
-def _until_asked_to_end() -> Iterator[None]:
-    """Leave the block at Ctrl-C or SIGTERM, with everything that was started in it ended."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -186,16 +186,59 @@ def renew(
         list[str] | None,
         typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Where clients reach the server from now on, host:port.", show_default="as before"),
+    ] = None,
+    connection: Annotated[
+        str, typer.Option(help="What Flower's settings call the server; empty to leave them alone.")
+    ] = "deployment",
 ) -> None:
-    """Make a new certificate for the server, from the same authority: clients need nothing new."""
+    """Make a new certificate for the server, from the same authority: clients need nothing new.
+
+    With --address the server moves, to another port for example: then clients need the new address.
+    """
     need_flower()
     from pefll.deploy.certificates import expiry, make_certificates
-    from pefll.deploy.folder import server_address
+    from pefll.deploy.folder import move, server_address
+    from pefll.deploy.processes import write_connection
 
+    if address is not None:
+        for place in move(folder, address):
+            say(out, f"{place}: {address}")
+        if connection:
+            path = write_connection(connection, address, folder / "server" / "ca.crt")
+            say(out, f"{path}: {connection} is this federation's server")
+        say(out, f"Clients that have their folder already must write {address} into their client.toml")
     make_certificates(folder / "server", [server_address(folder).rpartition(":")[0], *(host or [])])
     say(
         out,
         f"The server's certificate is good until {expiry(folder / 'server' / 'server.crt'):%Y-%m-%d}; start it again",
+    )
+
+
+@app.command()
+def simulate(
+    folder: FolderArgument,
+    data: Annotated[
+        Path,
+        typer.Option(help="A folder with data for each client: NAME.npz, NAME.csv, NAME.parquet, or NAME/class/*."),
+    ],
+    rounds: Annotated[int, typer.Option(help="How many of the run's rounds.")],
+    label: Label = LABEL,
+) -> None:
+    """Train the first rounds on this machine, with data that stands for the clients'; real clients then go on.
+
+    For example: `pefll flower simulate my-federation --data stand-ins --rounds 90`, then `flwr run my-federation`. The
+    run's summary, history and log say which rounds were simulated.
+    """
+    need_flower()
+    from pefll.deploy.simulation import simulate as run_simulation
+
+    run_simulation(folder, data, rounds, err, label)
+    say(
+        out,
+        f"{folder}/run: {counted(rounds, 'round')} simulated; flwr run goes on with them once real clients are there",
     )
 
 
@@ -217,11 +260,20 @@ def personalize(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("flower-demo"),
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 3,
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of training with them.")] = 1,
+    simulated: Annotated[int, typer.Option(help="Rounds before them, simulated in this process.")] = 200,
 ) -> None:
-    """Show all of it on this machine: a server and 8 clients as processes, digits data, TLS; then a new client."""
+    """Show all of it on this machine: a run is simulated, real clients go on with it, and a new client gets a model.
+
+    The server and every client are processes of their own, with TLS and keys. The data is digits.
+    """
     need_flower()
     from pefll.deploy.demo import demo as run_demo
+    from pefll.deploy.signals import ended_by_signals
 
-    run_demo(folder, clients, rounds, out)
+    with ended_by_signals() as signals:
+        run_demo(folder, clients, rounds, out, simulated)
+    if signals:
+        say(err, "stopped; everything that was started is ended")
+        raise typer.Exit(128 + signals[0])
