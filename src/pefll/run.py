@@ -27,6 +27,7 @@ from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
+from pefll.named import allow
 from pefll.personal import PersonalModel, check_input
 from pefll.preparing import federation_of, opened
 from pefll.progress import monitor, say
@@ -34,7 +35,7 @@ from pefll.record import RunFolder
 from pefll.saving import restore
 from pefll.summary import counting
 from pefll.tree import Tree, map_tree
-from pefll.wording import either
+from pefll.wording import argument, either
 
 Array = npt.NDArray[Any]
 
@@ -201,17 +202,25 @@ class Run:
         return assemble(samples, nobody_else, nobody_else.astype(np.int8), num_seen=0, partition="one client")
 
 
-def load(path: str | Path, console: Console | None = None, model: nn.Module | None = None) -> Run:
+def load(
+    path: str | Path,
+    console: Console | None = None,
+    model: nn.Module | str | None = None,
+    method: str | None = None,
+) -> Run:
     """Read a run from its folder: the state of its best round, without data.
 
     Args:
         path: the folder.
         console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
-        model: the architecture, for a run that was trained on an `nn.Module` given in Python, with the same buffers and
-            frozen parameters: these are not in the run. One that gives a made-up sample other scores is refused.
+        model: the architecture, for a run that was trained on code of your own: its name, `package.module:function`, or
+            an `nn.Module` with the same buffers and frozen parameters, since these are not in the run. One that gives a
+            made-up sample other scores is refused.
+        method: `package.module:Class`, for a run of a method of your own.
     """
-    if model is not None and not isinstance(model, nn.Module):
-        raise PefllError(f"the model must be a torch.nn.Module that is made, not {model!r}")
+    if model is not None and not isinstance(model, nn.Module | str):
+        raise PefllError(f"the model must be a torch.nn.Module that is made, or a name, not {model!r}")
+    allow(model, method)
     folder = RunFolder(Path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file)
@@ -222,18 +231,32 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
-    # A module may have a length, and so be false.
-    module = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"]) if model is None else model
+    if model is None or isinstance(model, str):
+        module = build_model(model or facts["model"], tuple(facts["input_shape"]), facts["classes"])
+    else:
+        module = model
     problem = Problem(
         Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"]
     )
-    method = build_method(config.method, problem, config.settings)
-    template = method_template(method, config)
+    learner = build_method(_method_of(config, method, path), problem, config.settings)
+    template = method_template(learner, config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # Only now: a model of another size has a sentence of its own.
     found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
     check_same_model(facts, found, str(path))
-    return Run(config, method, best, final, facts, folder.summary() or {})
+    return Run(config, learner, best, final, facts, folder.summary() or {})
+
+
+def _method_of(config: Config, given: str | None, path: str | Path) -> str:
+    """Return the name of a run's method; code of the user's own may have been moved, and then goes by another name."""
+    if given in (None, config.method):
+        return config.method
+    if ":" in config.method and ":" in str(given):
+        return str(given)
+    raise PefllError(
+        f"{path} was trained with the method {config.method}, not {given}; leave {argument('method', given)} away",
+        code="PEFLL-M002",
+    )
 
 
 def method_template(method: Method[Any], config: Config) -> Tree:

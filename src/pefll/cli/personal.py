@@ -13,7 +13,7 @@ import typer
 from pefll import data as sources
 from pefll import files, preparing, run
 from pefll.cli.console import err, out
-from pefll.cli.options import Force, Label, RunPath, check_free
+from pefll.cli.options import Force, Label, OwnMethod, OwnModel, RunPath, check_free
 from pefll.cli.tables import accuracy_table
 from pefll.errors import PefllError
 from pefll.personal import PersonalModel
@@ -40,6 +40,8 @@ def evaluate(
         ),
     ] = None,
     force: Force = False,
+    model: OwnModel = None,
+    method: OwnMethod = None,
 ) -> None:
     """Score the personal models of all clients of a run, seen and unseen, at its best round.
 
@@ -50,7 +52,7 @@ def evaluate(
     - `pefll evaluate runs/c10 --per-client clients.csv`
     """
     check_free(per_client, "--per-client", force)
-    trained = run.load(path, err)
+    trained = run.load(path, err, model, method)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
@@ -77,6 +79,8 @@ def personalize(
     model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
     label: Label = sources.LABEL,
     force: Force = False,
+    architecture: OwnModel = None,
+    method: OwnMethod = None,
 ) -> None:
     """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
 
@@ -85,7 +89,7 @@ def personalize(
     if model.suffix not in ("", ".safetensors"):
         raise PefllError(f"personal models are .safetensors files; write to {model.with_suffix('.safetensors')}")
     check_free(model, "--out", force)
-    trained = run.load(path, err)
+    trained = run.load(path, err, architecture, method)
     x, y = _read_client(data, label, trained.facts, alone=True)
     if y is None and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
         raise PefllError(f"{data} has no column {label!r}; say with --label which one has the labels")
