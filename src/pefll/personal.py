@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pefll import modelfile
 from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
+from pefll.data.frames import is_frame, matrix_by_name
 from pefll.errors import PefllError
 from pefll.facts import fault_of, parse_facts
 from pefll.files import write_whole
@@ -68,9 +69,18 @@ class PersonalModel(nn.Module):
             x = (x / 255 - mean) / std
         return self.network(x)  # type: ignore[no-any-return]
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One per class, in the order of `probabilities`; numbers where the data has no names."""
+        return tuple(self.facts.get("class_names") or map(str, range(self.facts["classes"])))
+
     @torch.no_grad()
     def probabilities(self, x: Any) -> Array:
-        """Return the probability of each class for samples [N, ...], float [N, classes]."""
+        """Return the probability of each class for samples [N, ...], float [N, classes].
+
+        Args:
+            x: see `predict`.
+        """
         # As a tensor, whose values are not looked at again.
         samples = torch.from_numpy(check_input(x, self.facts))
         device = next(self.network.parameters()).device
@@ -79,10 +89,16 @@ class PersonalModel(nn.Module):
         parts = [self(part.to(device)).softmax(dim=1) for part in alike]
         return torch.cat(parts).cpu().numpy()
 
-    def predict(self, x: Any) -> Array:
-        """Return the most likely class of each sample [N, ...], int64 [N]."""
+    def predict(self, x: Any, *, names: bool = False) -> Array:
+        """Return the most likely class of each sample, int64 [N]; or its name, as texts [N].
+
+        Args:
+            x: [N, ...] samples as an array, a list or a tensor; or a table, pandas' or polars', whose columns are found
+                by the names that the model was trained on. Its other columns are passed over.
+            names: whether to return names of classes, not their numbers.
+        """
         classes: Array = self.probabilities(x).argmax(axis=1)
-        return classes
+        return np.asarray(self.class_names)[classes] if names else classes
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
         """Write weights and facts as one safetensors file, which other programs can read too.
@@ -234,6 +250,8 @@ def _with_neighbours(
 def check_input(x: Any, facts: dict[str, Any]) -> Array:
     """Return samples [N, ...] as the training data stores them; PefllError where they are not like it."""
     expected = tuple(facts["input_shape"])
+    if is_frame(x):
+        x = _matrix(x, facts)
     listed = isinstance(x, list | tuple)
     x = as_array(x, "x", "the samples")
     if x.shape == expected and expected[:1] != (1,):  # a grey image is also a stack of one without channels
@@ -254,6 +272,22 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
         raise PefllError("there is a NaN or infinite value among the samples; remove or fill it")
     return np.ascontiguousarray(x if facts["normalise"] or facts["tokens"] else x.astype(np.float32))
+
+
+def _matrix(frame: Any, facts: dict[str, Any]) -> Any:
+    """Return a table's columns as a model takes them: by name, or by position where the model knows no names."""
+    if facts.get("feature_names"):
+        return matrix_by_name(frame, facts["feature_names"], "the table", tokens=facts["tokens"])
+    warn_of_positions()
+    return np.stack([np.asarray(column) for column in frame.values()], axis=1) if isinstance(frame, dict) else frame
+
+
+def warn_of_positions() -> None:
+    """Tell the user that a table's columns are not found by name."""
+    warnings.warn(
+        "the model does not know the names of its columns, so that those of the table are taken by their position",
+        stacklevel=4,
+    )
 
 
 def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
