@@ -29,20 +29,21 @@ def fault_of(facts: Any) -> str:
     """
     if not isinstance(facts, dict):
         return "its facts are not a table of names and values"
-    missing = [name for name in ("model", "input_shape", "classes", "normalise", "tokens") if name not in facts]
+    needed = ("model", "input_shape", "classes", "normalise", "tokens", "class_names")
+    missing = [name for name in needed if name not in facts]
     if missing:
         return f"its facts have no {missing[0]}"
-    shape, classes, names = facts["input_shape"], facts["classes"], facts.get("class_names")
-    features = facts.get("feature_names") or []
+    shape, classes, names = facts["input_shape"], facts["classes"], facts["class_names"]
+    features = facts.get("feature_names", [])  # which files of earlier versions do not have
     if not isinstance(facts["model"], str) or not isinstance(facts["tokens"], bool):
         return "its model or its tokens make no sense"
     if not isinstance(shape, list) or not 1 <= len(shape) <= AXES or not all(map(_is_size, shape)):
         return "its input_shape is no list of sizes"
     if math.prod(shape) > MOST or not _is_size(classes):
         return f"its samples have the shape {shape} and its classes are {classes!r}, which is too much or nothing"
-    if names and (not _is_texts(names) or len(names) != classes):
+    if not _is_texts(names) or len(names) not in (0, classes):
         return "its class_names are not one for each class"
-    if features and (not _is_texts(features) or shape != [len(features)] or len(set(features)) < len(features)):
+    if not _is_texts(features) or len(set(features)) < len(features) or (features and shape != [len(features)]):
         return "its feature_names are not one for each column"
     if not _is_texts([facts.get(name, "") for name in ("label_column", "client_column")]):
         return "the names of its columns are no texts"
