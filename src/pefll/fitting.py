@@ -24,6 +24,7 @@ from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turn
 from pefll.methods import build_method, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
+from pefll.named import allow
 from pefll.preparing import Order, describe_problem, headline, opened, other_precision
 from pefll.progress import Display, display, say
 from pefll.record import LOCK, RunFolder, seed_folder
@@ -65,6 +66,7 @@ def fit(
         The run, with the state of the round that was best on seen clients' validation samples.
     """
     _check_asked(federation, model)
+    allow(method, model, *((config.method, config.model) if config else ()))
     if config is None:
         config = _config(federation, method, model, rounds, seed, settings)
     return fit_together([Order(config, federation, out)], model, console)[0]
@@ -104,6 +106,7 @@ def fit_seeds(
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must be different from each other, and there must be at least one")
+    allow(method, model)
     orders = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation

@@ -1,4 +1,8 @@
-"""Code of a user's own, named as `package.module:name` on the command line or in a config."""
+"""Code of a user's own, named as `package.module:name` on the command line or in Python.
+
+Files name code too: a run's config, a result, a federation's settings. A file may come from a stranger, so that what it
+names is imported only where the user has named it too, in this process or in the environment.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pefll.errors import PefllError
+from pefll.wording import argument
+
+# In the environment: code that processes may import which others start, with commas between the names.
+CODE = "PEFLL_CODE"
+_allowed: set[str] = set()
 
 
 class OwnCodeFailed(Exception):
@@ -33,13 +42,36 @@ def fault(error: BaseException) -> str:
     return ""
 
 
+def allow(*names: object) -> None:
+    """Let code be imported that the user named.
+
+    Args:
+        names: as the user gave them, for example `"package.module:function"`; names of other kinds are passed over.
+    """
+    _allowed.update(name for name in names if isinstance(name, str) and ":" in name)
+
+
+def is_allowed(reference: str) -> bool:
+    """Return whether the user named this code, in this process or in the environment."""
+    return reference in _allowed or reference in os.environ.get(CODE, "").split(",")
+
+
 def import_name(reference: str, what: str) -> Any:
     """Return what `package.module:name` names, also from the current folder.
 
     Args:
-        reference: as the user wrote it.
+        reference: the name.
         what: it should be, for example `"model"`.
+
+    Raises:
+        PefllError: where only a file names it, or where it cannot be imported.
     """
+    if not is_allowed(reference):
+        raise PefllError(
+            f"the {what} {reference!r} is code that a file names, and it runs only where you name it too: give "
+            f"{argument(what, reference)}, or set {CODE}={reference} in the environment",
+            code="PEFLL-M001",
+        )
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not

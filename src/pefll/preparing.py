@@ -66,6 +66,8 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         "tokens": federation.tokens,
         "class_names": list(federation.class_names),
         "feature_names": list(federation.feature_names),
+        "label_column": federation.label_column,
+        "client_column": federation.client_column,
         "num_clients": federation.num_clients,
         "dataset": federation.name,
         "weights": network.size,

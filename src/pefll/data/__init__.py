@@ -22,6 +22,7 @@ from pefll.data.own import LABEL as LABEL
 from pefll.data.own import federation_from_arrays as federation_from_arrays
 from pefll.data.own import federation_from_frame as federation_from_frame
 from pefll.data.own import read_client as read_client
+from pefll.data.own import read_each as read_each
 from pefll.data.own import read_samples as read_samples
 from pefll.data.partition import by_class as by_class
 from pefll.data.partition import dirichlet as dirichlet

@@ -126,6 +126,19 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array
     return np.asarray([place[word] for word in own], dtype=np.int64)[labels]
 
 
+def owners_of(client: Any, name: str = "arrays") -> tuple[Array, tuple[int | str, ...]]:
+    """Return whose each sample is, int64 [N] places among the clients, and what the data calls these, in order.
+
+    Args:
+        client: [N] any whole numbers or texts.
+        name: of the data, for errors.
+    """
+    owner, names, keys = _clients(client, name)
+    if names:
+        return owner, names
+    return owner, tuple(range(int(owner.max(initial=-1)) + 1) if keys is None else keys.tolist())
+
+
 def _kind(array: Array) -> str:
     return "made of texts or other objects" if array.dtype.kind in "OUS" else str(array.dtype)
 

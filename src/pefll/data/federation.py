@@ -49,6 +49,8 @@ class Samples:
         client_keys: int64, these numbers; None where they are 0..n-1.
         tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
         feature_names: one per column of x where it is a table's, or empty.
+        label_column: the name of a table's column of labels, or empty.
+        client_column: the name of a table's column of clients, or empty.
     """
 
     x: Array
@@ -63,6 +65,8 @@ class Samples:
     tokens: bool = False
     feature_names: tuple[str, ...] = ()
     client_keys: Array | None = None
+    label_column: str = ""
+    client_column: str = ""
 
     def __post_init__(self) -> None:
         check_samples(self)
@@ -154,6 +158,8 @@ class Federation:
         feature_names: one per column of x where it is a table's, or empty.
         keys: int64 [n], what natural clients are called in the data; None where clients were made, or have names.
         names: of natural clients, or empty.
+        label_column: the name of a table's column of labels, or empty.
+        client_column: the name of a table's column of clients, or empty.
     """
 
     x: Tensor
@@ -171,6 +177,8 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     keys: Array | None = None
     names: tuple[str, ...] = ()
+    label_column: str = ""
+    client_column: str = ""
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -388,4 +396,6 @@ def assemble(
         partition=partition,
         class_names=samples.class_names,
         feature_names=samples.feature_names,
+        label_column=samples.label_column,
+        client_column=samples.client_column,
     )

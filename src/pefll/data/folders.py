@@ -63,6 +63,12 @@ def one_client(folder: Path) -> tuple[Array, list[str]]:
     return read_images(files), labels
 
 
+def is_of_clients(folder: Path) -> bool:
+    """Return whether images lie in folders client/class/ and none in class/."""
+    kinds = _folders(folder)
+    return not any(_images(kind) for kind in kinds) and any(_images(one) for kind in kinds for one in _folders(kind))
+
+
 def _other_layout(folder: Path, layout: str, example: str) -> PefllError:
     """Return the error for a folder without images where they are looked for: what is expected, and what is there."""
     kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"

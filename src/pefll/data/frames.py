@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.federation import Array, Samples
 from pefll.errors import PefllError
+from pefll.wording import first_few
 
 CSV = (".csv", ".tsv")
 PARQUET = (".parquet", ".pq")
@@ -41,7 +44,7 @@ def from_frame(
     # First, because a label that goes by another name would be taken for a feature.
     labels = column(frame, label, name)
     chosen = feature_names(frame, (label, client, split), name) if features is None else tuple(features)
-    return samples_from_arrays(
+    samples = samples_from_arrays(
         feature_matrix(frame, chosen, name),
         labels,
         client=None if client is None else column(frame, client, name),
@@ -50,6 +53,7 @@ def from_frame(
         name=name,
         feature_names=chosen,
     )
+    return replace(samples, label_column=label, client_column=client or "")
 
 
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:
@@ -78,6 +82,40 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
         with np.errstate(over="ignore"):
             x[:, place] = values
     return x
+
+
+def is_frame(values: Any) -> bool:
+    """Return whether something is a table with named columns, and not an array, a list or a tensor."""
+    return isinstance(values, dict) or hasattr(values, "columns") or hasattr(values, "column_names")
+
+
+def matrix_by_name(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
+    """Return the columns that a model was trained on, by their names and in its order; others are passed over.
+
+    Args:
+        frame: see `from_frame`.
+        features: the names of the columns, in the model's order.
+        name: of the table, for errors.
+        tokens: see `feature_matrix`.
+
+    Raises:
+        PefllError: that names the columns that are missing, or are there twice.
+    """
+    there = Counter(columns(frame))
+    missing = [each for each in features if not there[each]]
+    if missing:
+        raise PefllError(
+            f"{name} has no column {first_few(map(repr, missing))}, which the model was trained on; it has "
+            f"{first_few(map(repr, there), 20) or 'none at all'}",
+            code="PEFLL-M030",
+        )
+    twice = [each for each in features if there[each] > 1]
+    if twice:
+        raise PefllError(
+            f"{name} has the column {first_few(map(repr, twice))} more than once; rename or drop one",
+            code="PEFLL-M031",
+        )
+    return feature_matrix(frame, features, name, tokens=tokens)
 
 
 def columns(frame: Any) -> list[str]:

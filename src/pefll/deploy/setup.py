@@ -16,6 +16,7 @@ from pefll.engines.flower.member import client_name
 from pefll.errors import PefllError
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
+from pefll.named import allow
 from pefll.wording import argument
 
 MOST_MADE_UP = 10_000  # keys are made one by one
@@ -59,6 +60,7 @@ def agreement_like(
         label: see `load_samples`.
         client: see `load_samples`; a table's column of clients is no feature.
     """
+    allow(method, model)
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
