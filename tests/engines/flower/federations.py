@@ -72,10 +72,11 @@ def setting(
     seen: int | None = None,
     changes: dict[str, Any] | None = None,
     clients: int = CLIENTS,
+    sizes: tuple[int, ...] = (2, 5, 9, 14),
 ) -> Setting:
     images = len(shape) == 3
     seen = clients if seen is None else seen
-    federation = ragged(clients=clients, shape=shape, sizes=(2, 5, 9, 14), seen=seen, pixels=images)
+    federation = ragged(clients=clients, shape=shape, sizes=sizes, seen=seen, pixels=images)
     agreement = Agreement(
         method=method,
         model=model,
