@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
+from pefll.engines.flower.policy import MIN_SAMPLES, Policy
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
 from pefll.wording import argument, counted
@@ -44,11 +45,24 @@ class Bundle(NamedTuple):
         folder: with ca.crt and node.key.
         name: of the client.
         address: of the server.
+        policy: what the client's owner allows, as client.toml says.
     """
 
     folder: Path
     name: str
     address: str
+    policy: Policy = Policy()
+
+
+# The owner's copy of these settings is the one that counts; nothing that a server sends changes it.
+CLIENT_FILE = """name = "{name}"
+address = "{address}"
+# What this client takes part in, and what it refuses; the owner may change it.
+methods = "{methods}"             # names with commas between them
+min-samples = {least}               # no reply is made from a batch of fewer samples
+allow-few = false             # whether a split with fewer samples may be used where all of it is
+numbers-per-sample = 1.0      # how many numbers a descriptor may have for each sample behind it; 0 for any
+"""
 
 
 def check_new(folder: Path, address: str) -> None:
@@ -84,7 +98,7 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
     write_app(folder, folder.resolve().name, plan)
     make_certificates(folder / "server", [host, *hosts])
     for name in plan.names:
-        _make_bundle(folder, name, address)
+        _make_bundle(folder, name, address, plan.agreement.method)
     text = README.format(
         name=folder.resolve().name,
         clients=counted(len(plan.names), "client"),
@@ -105,7 +119,7 @@ def add_client(folder: Path, name: str) -> Bundle:
     check_names([name])
     if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
         raise PefllError(f"there is a client {name} already")
-    return _make_bundle(folder, name, server_address(folder))
+    return _make_bundle(folder, name, server_address(folder), plan.agreement.method)
 
 
 def server_address(folder: Path) -> str:
@@ -129,7 +143,7 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
         folder = folder / "clients" / name
     try:
         facts = tomllib.loads((folder / "client.toml").read_text())
-        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]))
+        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), Policy.of_node(facts))
     except (OSError, ValueError, KeyError):
         raise PefllError(
             f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one"
@@ -142,10 +156,11 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
     return bundle
 
 
-def _make_bundle(folder: Path, name: str, address: str) -> Bundle:
+def _make_bundle(folder: Path, name: str, address: str, method: str) -> Bundle:
     place = folder / "clients" / name
     make_node_key(place / "node.key", folder / "keys" / f"{name}.pub")
     with sentences_for_disk_errors(str(place)):
         shutil.copy(folder / "server" / "ca.crt", place / "ca.crt")
-    write_whole(place / "client.toml", f'name = "{name}"\naddress = "{address}"\n'.encode())
-    return Bundle(place, name, address)
+    text = CLIENT_FILE.format(name=name, address=address, methods=method, least=MIN_SAMPLES)
+    write_whole(place / "client.toml", text.encode())
+    return Bundle(place, name, address, Policy((method,)))
