@@ -92,7 +92,7 @@ def _with_small_descriptor(agreed: Agreement) -> Agreement:
     """
     batch, numbers = _descriptor(agreed)
     size = batch - (numbers - getattr(agreed.build(), "descriptor", 0))
-    if not batch or numbers <= batch or size < 1 or "descriptor_size" in agreed.settings:
+    if batch < MIN_SAMPLES or numbers <= batch or size < 1 or "descriptor_size" in agreed.settings:
         return agreed
     return replace(agreed, settings=agreed.settings | {"descriptor_size": size})
 
