@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,7 @@ def descriptor(folder: Path, replies: int, limits: dict[str, str], step: Step) -
 
 def update(folder: Path, replies: int, limits: dict[str, str], step: Step) -> dict[str, Any]:
     """One sample behind each change Δθ: the first layer's gradient is the sample, times the gradient of its bias."""
-    changes = {"local_steps": 1, "batch_size": 1, "lambda_theta": 0.0, "client_clip": 0.0}
-    here = world(folder, 8, limits, **changes)
+    here = world(folder, 8, limits, local_steps=1, batch_size=1, lambda_theta=0.0, client_clip=0.0)
     method: Any = here.engine.method
     network = method.problem.model
     exact = 0
@@ -233,7 +233,8 @@ def solved_counts(method: Any, eta_v: Tensor, v: Tensor, samples: int) -> np.nda
     parts = method.phi.unflatten(eta_v.double())
     weight, bias = parts["linear.weight"], parts["linear.bias"]
     p = torch.linalg.lstsq(weight, (v.double() - bias)[:, None]).solution[:, 0]
-    return np.rint(samples * p.numpy()).astype(np.int64)
+    counts: np.ndarray[Any, Any] = np.rint(samples * p.numpy()).astype(np.int64)
+    return counts
 
 
 def _batch_is_exact(here: World, method: Any, client: int, t: int, eta_v: Tensor, v: Tensor) -> bool:
@@ -297,18 +298,23 @@ def sign_flip(folder: Path, factor: float, clients: int, rounds: int, step: Step
     }
 
 
-def attacks(scale: float) -> Iterable[tuple[str, int, Callable[[Path, Step], dict[str, Any]]]]:
-    """Yield the name of each attack, its number of steps, and the attack; `scale` makes all of them smaller."""
-    replies, rounds = round(240 * scale), round(100 * scale)
-    for name, one in (("descriptor", descriptor), ("update", update)):
-        yield name, replies, lambda folder, step, one=one: one(folder, replies, ALLOW_ALL, step)
-        yield f"{name}_refused", replies, lambda folder, step, one=one: one(folder, replies, {}, step)
-    long, some = 250, max(1, round(8 * scale))
-    yield "patient", 3 * long * some, lambda folder, step: patient(folder, long, some, step)
-    yield "histogram", 2 * rounds, lambda folder, step: histogram(folder, rounds, 40, step)
-    yield "prior", 40, lambda folder, step: prior(folder, 40, step)
-    for name, factor in (("honest", 1.0), ("sign_flip", -1.0), ("sign_flip_times_ten", -10.0)):
-        yield name, rounds, lambda folder, step, factor=factor: sign_flip(folder, factor, 20, rounds, step)
+Attack = Callable[..., dict[str, Any]]
+
+
+def attacks(scale: float) -> list[tuple[str, int, Attack]]:
+    """Return the name of each attack, its number of steps, and the attack; `scale` makes all of them smaller."""
+    replies, rounds, equations, victims = round(240 * scale), round(100 * scale), 250, max(1, round(8 * scale))
+    flips = {"honest": 1.0, "sign_flip": -1.0, "sign_flip_times_ten": -10.0}
+    return [
+        ("descriptor", replies, partial(descriptor, replies=replies, limits=ALLOW_ALL)),
+        ("descriptor_refused", replies, partial(descriptor, replies=replies, limits={})),
+        ("update", replies, partial(update, replies=replies, limits=ALLOW_ALL)),
+        ("update_refused", replies, partial(update, replies=replies, limits={})),
+        ("patient", 3 * equations * victims, partial(patient, rounds=equations, clients=victims)),
+        ("histogram", 2 * rounds, partial(histogram, rounds=rounds, clients=40)),
+        ("prior", 40, partial(prior, clients=40)),
+        *((n, rounds, partial(sign_flip, factor=by, clients=20, rounds=rounds)) for n, by in flips.items()),
+    ]
 
 
 def main() -> None:
@@ -324,7 +330,7 @@ def main() -> None:
         for name, steps, attack in attacks(chosen.scale):
             bar = bars.add_task(name, total=steps)
             with tempfile.TemporaryDirectory() as folder:
-                figures[name] = attack(Path(folder), lambda bar=bar: bars.advance(bar))  # type: ignore[misc]
+                figures[name] = attack(Path(folder), step=partial(bars.advance, bar))
             bars.update(bar, completed=steps)
             bars.console.print(f"{name}: {figures[name]}", soft_wrap=True)
     if chosen.out:
