@@ -295,6 +295,8 @@ def sign_flip(folder: Path, factor: float, clients: int, rounds: int, step: Step
         "rounds": rounds,
         "accuracy": round(result.per_sample, 4),
         "lines_in_the_log": len(here.log),
+        "of_them_on_attackers": sum(any(client_name(number) in line for number in liars) for line in here.log),
+        "first_line": here.log[0] if here.log else "",
     }
 
 

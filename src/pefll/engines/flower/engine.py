@@ -277,10 +277,9 @@ class FlowerEngine(PromptEngine):
                     replies[client] = reply
                     visit.note_reply(ask.exchange, client, asked[client], reply)
                     ledger.up += sum(leaf.nbytes for leaf in reply.tensors)
-        if ask.trains:
-            for client, reason in too_large(replies, self.terms.norm_limit).items():
-                faults[client] = reason
-                del replies[client]
+        for client, reason in too_large(replies, self.terms.norm_limit).items():
+            faults[client] = reason
+            del replies[client]
         return self._with_limited_counts({client: reply.tensors for client, reply in replies.items()}, form), faults
 
     def _with_limited_counts(self, replies: dict[int, list[Tensor]], form: Tree) -> dict[int, list[Tensor]]:
