@@ -179,3 +179,23 @@ def test_init_chooses_descriptors_that_clients_send(tmp_path):
     (sentence,) = refused_by_default(agreed(100, "descriptor_size=64"))
     assert "describe 32 samples by 64 numbers" in sentence
     assert len(refused_by_default(agreed(8, "descriptor_batch=1", "batch_size=4"))) == 3
+
+
+def test_the_limits_reach_the_node_through_the_command_line_and_flowers_config(monkeypatch, tmp_path):
+    from flwr.common.config import parse_config_args
+    from typer.testing import CliRunner
+
+    from pefll.deploy.processes import client_command
+    from pefll.deploy.verbs import app
+
+    given = {}
+    monkeypatch.setattr("pefll.deploy.service.take_part", lambda *arguments: given.update(arguments[-1]))
+    options = ["--methods", "fedavg, mine:Own", "--min-samples", "3", "--allow-few", "--numbers-per-sample", "2.5"]
+    CliRunner().invoke(app, ["client", str(tmp_path), "--data", "x.npz", *options], catch_exceptions=False)
+    policy = Policy(**given)
+    assert policy == Policy(("fedavg", "mine:Own"), 3, True, 2.5)
+    words = client_command(tmp_path, "a:1", {"name": "ann", **policy.to_node()})[-1]
+    assert Policy.of_node(parse_config_args([words])) == policy
+    given.clear()
+    CliRunner().invoke(app, ["client", str(tmp_path), "--data", "x.npz"], catch_exceptions=False)
+    assert given == {}, "what is not given stays as client.toml says"
