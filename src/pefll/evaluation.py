@@ -84,10 +84,8 @@ def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
     """Return how many samples each client has and how many are right, as whole numbers, from sums [clients, 4]."""
     groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
-    return {
-        name: {"samples": group[:, 0].astype(int).tolist(), "correct": group[:, 1].astype(int).tolist()}
-        for name, group in groups.items()
-    }
+    whole = {name: np.rint(group).astype(int) for name, group in groups.items()}  # a limited weight may have fractions
+    return {name: {"samples": group[:, 0].tolist(), "correct": group[:, 1].tolist()} for name, group in whole.items()}
 
 
 class Exam:
@@ -109,7 +107,7 @@ class Exam:
         if method.trains_new_clients:  # too much work to be done again and again
             unseen = unseen[:0]
         self._seen = len(seen)
-        clients = np.concatenate([seen, unseen])
+        clients = self._clients = np.concatenate([seen, unseen])
         cohorts = list(engine.cohorts(clients))
         # The place of each client, in the order in which the engine takes them, among the clients.
         self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
@@ -125,6 +123,7 @@ class Exam:
     def _read(self, scores: Tensor) -> Evaluation:
         sums = np.zeros((len(self._place), 4))
         sums[self._place] = _finite(scores.numpy())
+        sums = self._engine.weighed(self._clients, sums, chooses=True)
         return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
 
 
@@ -183,7 +182,8 @@ def client_scores(
     sums = np.zeros((len(clients), 4))
     # Gathered at the end: the first look at a number would wait for the device.
     sums[_places(engine, clients)[np.concatenate(order)]] = _finite(torch.cat(parts).numpy(force=True))
-    return sums
+    weighed: Floats = engine.weighed(clients, sums, chooses=False)
+    return weighed
 
 
 class _Beats:

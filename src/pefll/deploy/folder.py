@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import tomllib
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
+from pefll.engines.flower.policy import MIN_SAMPLES, Policy
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
 from pefll.wording import argument, counted
@@ -44,11 +46,24 @@ class Bundle(NamedTuple):
         folder: with ca.crt and node.key.
         name: of the client.
         address: of the server.
+        policy: what the client's owner allows, as client.toml says.
     """
 
     folder: Path
     name: str
     address: str
+    policy: Policy = Policy()
+
+
+# The owner's copy of these settings is the one that counts; nothing that a server sends changes it.
+CLIENT_FILE = """name = "{name}"
+address = "{address}"
+# What this client takes part in, and what it refuses; the owner may change it.
+methods = "{methods}"             # names with commas between them
+min-samples = {least}               # no reply is made from a batch of fewer samples
+allow-few = false             # whether a split with fewer samples may be used where all of it is
+numbers-per-sample = 1.0      # how many numbers a descriptor may have for each sample behind it; 0 for any
+"""
 
 
 def check_new(folder: Path, address: str) -> None:
@@ -82,7 +97,7 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
     write_app(folder, folder.resolve().name, plan)
     make_certificates(folder / "server", [host, *hosts])
     for name in plan.names:
-        _make_bundle(folder, name, address)
+        _make_bundle(folder, name, address, plan.agreement.method)
     text = README.format(
         name=folder.resolve().name,
         clients=counted(len(plan.names), "client"),
@@ -103,7 +118,7 @@ def add_client(folder: Path, name: str) -> Bundle:
     check_names([name])
     if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
         raise PefllError(f"there is a client {name} already")
-    return _make_bundle(folder, name, server_address(folder))
+    return _make_bundle(folder, name, server_address(folder), plan.agreement.method)
 
 
 def move(folder: Path, address: str) -> list[Path]:
@@ -113,7 +128,8 @@ def move(folder: Path, address: str) -> list[Path]:
     write_whole(folder / "server" / "address", f"{address}\n".encode())
     places = [folder / "server" / "address"]
     for place in sorted((folder / "clients").glob("*/client.toml")):
-        _write_facts(place, find_bundle(place.parent, None).name, address)
+        find_bundle(place.parent, None)  # so that only a client's folder is written to
+        write_whole(place, _with_address(place.read_text(), address).encode())
         places.append(place)
     return places
 
@@ -139,7 +155,7 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
         folder = folder / "clients" / name
     try:
         facts = tomllib.loads((folder / "client.toml").read_text())
-        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]))
+        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), Policy.of_node(facts))
     except (OSError, ValueError, KeyError):
         raise PefllError(
             f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one"
@@ -152,18 +168,19 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
     return bundle
 
 
-def _make_bundle(folder: Path, name: str, address: str) -> Bundle:
+def _make_bundle(folder: Path, name: str, address: str, method: str) -> Bundle:
     place = folder / "clients" / name
     make_node_key(place / "node.key", folder / "keys" / f"{name}.pub")
     with sentences_for_disk_errors(str(place)):
         shutil.copy(folder / "server" / "ca.crt", place / "ca.crt")
-    _write_facts(place / "client.toml", name, address)
-    return Bundle(place, name, address)
+    text = CLIENT_FILE.format(name=name, address=address, methods=method, least=MIN_SAMPLES)
+    write_whole(place / "client.toml", text.encode())
+    return Bundle(place, name, address, Policy((method,)))
 
 
-def _write_facts(place: Path, name: str, address: str) -> None:
-    """Write client.toml: what a client is called, and where the server is."""
-    write_whole(place, f'name = "{name}"\naddress = "{address}"\n'.encode())
+def _with_address(text: str, address: str) -> str:
+    """Return the text of a client.toml with another address; its owner's settings stay as they are."""
+    return re.sub(r"^address\s*=.*$", lambda _: f'address = "{address}"', text, count=1, flags=re.MULTILINE)
 
 
 def _check_address(address: str) -> None:

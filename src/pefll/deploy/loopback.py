@@ -100,6 +100,7 @@ class Loopback(Processes):
             "data": str(data.resolve()),
             "state": str((bundle.folder / "state").resolve()),
             **({"model": str(model.resolve())} if model else {}),
+            **bundle.policy.to_node(),
             **more,
         }
         resident = self.start_resident(name)

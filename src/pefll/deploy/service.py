@@ -8,9 +8,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -76,7 +78,14 @@ def serve(folder: Path, host: str | None, console: Console) -> None:
 
 
 def take_part(
-    folder: Path, name: str | None, data: Path, label: str, model: Path | None, counts: bool, console: Console
+    folder: Path,
+    name: str | None,
+    data: Path,
+    label: str,
+    model: Path | None,
+    counts: bool,
+    console: Console,
+    limits: dict[str, Any] | None = None,
 ) -> None:
     """Run a client until it is ended.
 
@@ -88,8 +97,10 @@ def take_part(
         model: where its personal model goes; None for its folder.
         counts: whether the server may know how many samples there are.
         console: is told what happens.
+        limits: fields of the client's `Policy` that differ from its client.toml.
     """
     bundle = find_bundle(folder, name)
+    policy = replace(bundle.policy, **(limits or {}))
     if not data.expanduser().exists():
         raise PefllError(f"there is no file or folder {data}")
     check_server(bundle.address, bundle.folder / "ca.crt")
@@ -108,12 +119,14 @@ def take_part(
         "state": str((bundle.folder / "state").resolve()),
         "model": str((model or bundle.folder / "model.safetensors").resolve()),
         "tells-counts": counts,
+        **policy.to_node(),
         "resident": str(resident),
     }
     with ended_by_signals(), ExitStack() as stack:
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
         staying = _start(stack, resident_command(resident), home, "resident")
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
+        say(console, policy.sentence)
         while True:
             with ExitStack() as once:
                 # A command of its own each time: another program may have taken the local port meanwhile.

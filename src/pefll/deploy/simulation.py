@@ -14,6 +14,7 @@ from pefll.data.federation import Federation
 from pefll.deploy.plan import Plan, read_app
 from pefll.deploy.server import cohort_size, config_of
 from pefll.engines.flower.member import Member
+from pefll.engines.flower.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.record import RunFolder
@@ -95,7 +96,7 @@ def _member(plan: Plan, name: str, data: Path, label: str) -> Federation:
     """Read one client's samples, as the client itself would."""
     for kind in KINDS:
         if (place := data / f"{name}{kind}").exists():
-            return Member(name, place, label, None, True, None, plan.agreement).federation()
+            return Member(name, place, label, None, True, None, NO_LIMITS, plan.agreement).federation()
     raise PefllError(
         f"{data} has no data for the client {name}: put {name}.npz, {name}.csv, {name}.parquet or a folder there",
         code="PEFLL-F111",

@@ -80,7 +80,7 @@ def init(
     from pefll.deploy.folder import check_new, make_federation
     from pefll.deploy.plan import Plan
     from pefll.deploy.processes import check_connection, write_connection
-    from pefll.deploy.setup import agreement_like, client_names
+    from pefll.deploy.setup import agreement_like, client_names, refused_by_default
     from pefll.engines.flower.terms import Terms
 
     names = client_names(clients)
@@ -109,6 +109,8 @@ def init(
     if rounds < 1:
         raise PefllError(f"--rounds is {rounds:,}; a federation trains for at least one")
     check_new(folder, address)
+    for sentence in refused_by_default(agreed):
+        say(err, sentence)
     if connection:
         check_connection(connection, folder / "server" / "ca.crt")  # before anything is made
     make_federation(folder, plan, address, host or [], connection)
@@ -152,15 +154,39 @@ def client(
         Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
     ] = None,
     counts: Annotated[bool, typer.Option(help="Tell the server how many samples there are.")] = True,
+    methods: Annotated[
+        str | None, typer.Option(help="The methods to take part in, with commas. [default: as in client.toml]")
+    ] = None,
+    min_samples: Annotated[
+        int | None,
+        typer.Option(min=0, help="Send nothing made from a batch of fewer samples. [default: 8, as in client.toml]"),
+    ] = None,
+    allow_few: Annotated[
+        bool | None,
+        typer.Option(help="Use a split with fewer samples too, where all of it is used.", show_default="no"),
+    ] = None,
+    numbers_per_sample: Annotated[
+        float | None,
+        typer.Option(min=0, help="The most numbers of a descriptor for each sample behind it; 0 for any. [default: 1]"),
+    ] = None,
 ) -> None:
     """Take part: Flower's SuperNode with this machine's data; Ctrl-C ends it.
+
+    What it refuses is the owner's choice and never the server's: see docs/deploy.md.
 
     For example: `pefll flower client hospital-7 --data samples.npz`
     """
     need_flower()
     from pefll.deploy.service import take_part
 
-    take_part(folder, name, data, label, model, counts, err)
+    limits = {
+        "methods": None if methods is None else tuple(part.strip() for part in methods.split(",") if part.strip()),
+        "min_samples": min_samples,
+        "allow_few": allow_few,
+        "numbers_per_sample": numbers_per_sample,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    take_part(folder, name, data, label, model, counts, err, given)
 
 
 @app.command()

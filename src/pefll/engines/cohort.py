@@ -305,6 +305,16 @@ class Engine(Protocol):
         """Hold this for work that later rounds need not wait for: on a GPU it goes on beside them."""
         ...
 
+    def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
+        """Return clients' sums with the weights that they have in means; those of simulated clients as they are.
+
+        Args:
+            clients: their numbers.
+            sums: samples, correct, masked correct and summed loss of each, float64 [clients, 4].
+            chooses: whether the best round is chosen by them.
+        """
+        ...
+
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, Any]]:
         """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
 
