@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -15,7 +16,6 @@ from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
     DoorCohort,
-    EngineSettings,
     Ids,
     Ledger,
     check_cohort_size,
@@ -25,6 +25,7 @@ from pefll.engines.cohort import (
 )
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
+from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 from pefll.ops.recorded import overwriting, recording, rehearsal
 from pefll.tree import Tree, leaves, map_tree
@@ -34,6 +35,11 @@ from pefll.tree import Tree, leaves, map_tree
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
 PARAMETERS_AT_ONCE = 1 << 28
 CLIENTS_AT_ONCE = 65_535  # as many as a grid of CUDA programs has along its second axis
+
+
+# Threads take turns on GPUs: a recording would get, or be broken by, what another thread launches, and what kernels are
+# told beside their arguments (`pefll.ops.together`) is a process's, since autograd has threads of its own there.
+_one_thread = threading.RLock()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -189,10 +195,14 @@ class VectorEngine:
 
     def turn(self) -> AbstractContextManager[Any]:
         """Make the engine's own stream the current one, on a GPU; what was begun before the turn comes first."""
-        if self.stream is None:
-            return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.stream)
+        return nullcontext() if self.stream is None else self._turn(self.stream)
+
+    @contextmanager
+    def _turn(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        with _one_thread:
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                yield
 
     def aside(self) -> AbstractContextManager[Any]:
         """Make another stream of the engine the current one, on a GPU; what the current one was given comes first."""
