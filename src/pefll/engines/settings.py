@@ -32,6 +32,11 @@ class ThreadSettings(NamedTuple):
         torch.set_num_threads(self.threads)
         torch.set_flush_denormal(self.flush_denormal)
 
+    def without_engines(self, usual: ThreadSettings) -> ThreadSettings:
+        """Return these, less what a thread has begun with because another one's engine was open."""
+        threads = usual.threads if self.threads == AT_WORK.threads else self.threads
+        return ThreadSettings(threads, self.flush_denormal and usual.flush_denormal)
+
 
 # One thread a process: clients are small, and sums of several threads would not repeat on machines with other numbers
 # of cores. Numbers below 1e-38, which a CPU computes a hundred times slower than others, become 0.
@@ -89,7 +94,7 @@ class EngineSettings:
     """
 
     _found: ClassVar[DeviceSettings | None] = None
-    _usual_threads: ClassVar[int] = 1
+    _usual: ClassVar[ThreadSettings]  # of the thread of the first one
     _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts as long as somebody has it
     _keeps_memory: ClassVar[bool] = False
     _of_thread: ClassVar[_OfThread] = _OfThread()
@@ -110,14 +115,12 @@ class EngineSettings:
                     "close it first, or train runs of different precision one after another",
                     code="PEFLL-T001",
                 )
+            found = ThreadSettings.now()
             if cls._found is None:
-                cls._found, cls._usual_threads = DeviceSettings.now(), torch.get_num_threads()
+                cls._found, cls._usual = DeviceSettings.now(), found
             mine = cls._of_thread
             if mine.found is None:
-                found = ThreadSettings.now()
-                # A thread that is new to torch begins with what another one's engine has set.
-                is_new = bool(cls._open) and found.threads == AT_WORK.threads
-                mine.found = found._replace(threads=cls._usual_threads) if is_new else found
+                mine.found = found.without_engines(cls._usual) if cls._open else found
             cls._open.add(engine)
             mine.open.add(engine)
             set_for_engines(precision)
