@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import multiprocessing
 import pickle
 import threading
 import time
@@ -16,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
+from rich.errors import LiveError
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -30,6 +34,8 @@ from pefll.models import Network
 from pefll.models.fused import fused
 from pefll.models.head import last_linear
 from pefll.ops import recorded
+from pefll.progress import monitor
+from pefll.record import RunFolder
 from tests.faults.threads import at_once, digits, fitting, in_pairs, mixed, new_clients, personalising, trained
 from tests.federations import problem_of, ragged
 
@@ -335,6 +341,40 @@ def test_workers_of_one_engine_hold_no_pipe_of_another():
         second.advance(second.start(), 0, 1)
     finally:
         second.close()
+
+
+def test_a_run_folder_is_free_though_another_threads_processes_go_on(tmp_path: Path):
+    """A process that was forked meanwhile has a copy of every open file, and so of the lock."""
+    folder = RunFolder(tmp_path / "run")
+    with folder.held():
+        folder.config_file.touch()
+        other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        other.start()
+    try:
+        with folder.held():
+            pass
+    finally:
+        other.kill()
+        other.join()
+
+
+def test_bars_of_two_threads_on_one_terminal(monkeypatch):
+    terminal = Console(file=io.StringIO(), force_terminal=True)
+
+    def show(number: int) -> str:
+        with monitor(terminal, f"job {number}", 3) as watch:
+            watch.at(1)
+            time.sleep(0.1)
+            watch.at(3)
+            return "shown"
+
+    assert both(show) == ["shown", "shown"]
+    monkeypatch.setattr(terminal, "set_live", _refuse)  # as older versions of rich do for the second one
+    assert show(3) == "shown"
+
+
+def _refuse(_: object) -> bool:
+    raise LiveError("Only one live display may be active at once")
 
 
 def test_no_process_is_forked_in_the_middle_of_a_recording():

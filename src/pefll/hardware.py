@@ -16,7 +16,7 @@ from pefll.config import Config
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
-from pefll.engines.vector import VectorEngine
+from pefll.engines.vector import VectorEngine, one_thread
 from pefll.engines.workers import can_fork
 from pefll.errors import PefllError
 from pefll.methods.contract import Method, Problem
@@ -68,7 +68,10 @@ def forward_flops(problem: Problem) -> int:
 def place_data(config: Config, federation: Federation, problem: Problem, copies: dict[object, Tensor]) -> Federation:
     """Return the federation where the engine that a config asks for wants it; see `Federation.to` about `copies`."""
     device = pick_device(config.device)
-    return federation.to(device, copies) if _kind(config, device, problem) == "vector" else federation
+    if _kind(config, device, problem) != "vector":
+        return federation
+    with one_thread(device):
+        return federation.to(device, copies)
 
 
 def _kind(config: Config, device: torch.device, problem: Problem) -> str:

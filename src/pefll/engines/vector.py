@@ -37,9 +37,16 @@ PARAMETERS_AT_ONCE = 1 << 28
 CLIENTS_AT_ONCE = 65_535  # as many as a grid of CUDA programs has along its second axis
 
 
-# Threads take turns on GPUs: a recording would get, or be broken by, what another thread launches, and what kernels are
-# told beside their arguments (`pefll.ops.together`) is a process's, since autograd has threads of its own there.
-_one_thread = threading.RLock()
+_gpu = threading.RLock()
+
+
+def one_thread(device: torch.device) -> AbstractContextManager[Any]:
+    """Let other threads wait with a GPU while the block is at work; on a CPU they need not.
+
+    A recording would get, or be broken by, what another thread launches. And what kernels are told beside their
+    arguments (`pefll.ops.together`) is the process's, since autograd has threads of its own there.
+    """
+    return _gpu if device.type == "cuda" else nullcontext()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -129,7 +136,8 @@ class VectorEngine:
         check_cohort_size(federation, clients_per_round)
         self._counts = federation.count.numpy(force=True)
         self.device = torch.device(device)
-        self.federation = federation.to(self.device)
+        with one_thread(self.device):
+            self.federation = federation.to(self.device)
         self.method, self.seed, self.dtype = method, seed, dtype
         self.clients_per_round = clients_per_round
         self.breaks_off = self.device.type == "cpu"  # a graph that is being recorded is not to be broken off
@@ -199,7 +207,7 @@ class VectorEngine:
 
     @contextmanager
     def _turn(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        with _one_thread:
+        with one_thread(self.device):
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
                 yield
@@ -231,13 +239,14 @@ class VectorEngine:
 
     def close(self) -> None:
         """Free the graphs and give torch its settings back."""
-        for stream in (self.stream, self.beside):
-            if stream is not None:
-                stream.synchronize()  # after an error there may be work left, whose memory others must not get
-        self._graph = None
-        if self.company is not None:
-            self.company.close()
-            self.company = None
+        with one_thread(self.device):
+            for stream in (self.stream, self.beside):
+                if stream is not None:
+                    stream.synchronize()  # after an error there may be work left, whose memory others must not get
+            self._graph = None
+            if self.company is not None:
+                self.company.close()
+                self.company = None
         EngineSettings.give_back(self)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
