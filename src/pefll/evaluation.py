@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from pefll.data.federation import SPLITS, Federation
 from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
@@ -19,6 +18,7 @@ from pefll.engines.later import Clock, Later
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Each, Everyone, Method, Own, each
+from pefll.ops.flops import FlopCounter
 from pefll.tree import Tree, map_tree
 
 Floats = npt.NDArray[np.float64]
@@ -333,7 +333,7 @@ class _Weighed:
         self.flops = 0
 
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounter() as counter:
             replies = self._cohort.run(task, *arguments, **static)
         self.flops += int(counter.get_total_flops())
         return replies

@@ -101,6 +101,8 @@ class RunFolder:
             _lock(handle, self.path)
             yield
         finally:
+            with suppress(OSError):  # not only closed: processes that other threads have forked have copies of it
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
             if not self.config_file.exists():  # nothing came of it
                 with suppress(OSError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -351,10 +350,18 @@ def places(offset: Array, count: Array) -> Array:
 
 def _tensor(array: Array) -> Tensor:
     """Return an array as a tensor, without a copy where it can be; nobody writes to it."""
-    with warnings.catch_warnings():
-        # A user's read-only or mapped array is as good as any other here.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(np.ascontiguousarray(array))
+    contiguous = np.ascontiguousarray(array)
+    # A user's read-only or mapped array is as good as any other here. torch would warn of it, and to filter warnings is
+    # a setting of the whole process.
+    return torch.from_numpy(contiguous if contiguous.flags.writeable else np.asarray(_CalledWritable(contiguous)))
+
+
+class _CalledWritable:
+    """The same memory as an array's, which is kept as long as this is."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
 
 
 def assemble(

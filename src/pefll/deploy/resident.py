@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from pefll.deploy.apps import client
-from pefll.engines.cohort import EngineSettings
+from pefll.engines.settings import EngineSettings
 from pefll.errors import PefllError
 from pefll_node import receive_part, send_part
 

@@ -14,7 +14,6 @@ from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
     DoorCohort,
-    EngineSettings,
     Ids,
     Ledger,
     check_cohort_size,
@@ -23,6 +22,7 @@ from pefll.engines.cohort import (
     seen_and_new,
 )
 from pefll.engines.prompt import PromptEngine
+from pefll.engines.settings import EngineSettings
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -15,7 +16,6 @@ from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
     DoorCohort,
-    EngineSettings,
     Ids,
     Ledger,
     check_cohort_size,
@@ -25,6 +25,7 @@ from pefll.engines.cohort import (
 )
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
+from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 from pefll.ops.recorded import overwriting, recording, rehearsal
 from pefll.tree import Tree, leaves, map_tree
@@ -34,6 +35,18 @@ from pefll.tree import Tree, leaves, map_tree
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
 PARAMETERS_AT_ONCE = 1 << 28
 CLIENTS_AT_ONCE = 65_535  # as many as a grid of CUDA programs has along its second axis
+
+
+_gpu = threading.RLock()
+
+
+def one_thread(device: torch.device) -> AbstractContextManager[Any]:
+    """Let other threads wait with a GPU while the block is at work; on a CPU they need not.
+
+    A recording would get, or be broken by, what another thread launches. And what kernels are told beside their
+    arguments (`pefll.ops.together`) is the process's, since autograd has threads of its own there.
+    """
+    return _gpu if device.type == "cuda" else nullcontext()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -123,7 +136,8 @@ class VectorEngine:
         check_cohort_size(federation, clients_per_round)
         self._counts = federation.count.numpy(force=True)
         self.device = torch.device(device)
-        self.federation = federation.to(self.device)
+        with one_thread(self.device):
+            self.federation = federation.to(self.device)
         self.method, self.seed, self.dtype = method, seed, dtype
         self.clients_per_round = clients_per_round
         self.breaks_off = self.device.type == "cpu"  # a graph that is being recorded is not to be broken off
@@ -189,10 +203,14 @@ class VectorEngine:
 
     def turn(self) -> AbstractContextManager[Any]:
         """Make the engine's own stream the current one, on a GPU; what was begun before the turn comes first."""
-        if self.stream is None:
-            return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.stream)
+        return nullcontext() if self.stream is None else self._turn(self.stream)
+
+    @contextmanager
+    def _turn(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        with one_thread(self.device):
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                yield
 
     def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
         """Return the sums as they are: simulated clients do not lie about themselves."""
@@ -226,13 +244,14 @@ class VectorEngine:
 
     def close(self) -> None:
         """Free the graphs and give torch its settings back."""
-        for stream in (self.stream, self.beside):
-            if stream is not None:
-                stream.synchronize()  # after an error there may be work left, whose memory others must not get
-        self._graph = None
-        if self.company is not None:
-            self.company.close()
-            self.company = None
+        with one_thread(self.device):
+            for stream in (self.stream, self.beside):
+                if stream is not None:
+                    stream.synchronize()  # after an error there may be work left, whose memory others must not get
+            self._graph = None
+            if self.company is not None:
+                self.company.close()
+                self.company = None
         EngineSettings.give_back(self)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:

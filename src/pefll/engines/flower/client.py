@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from pefll.engines.cohort import EngineSettings
 from pefll.engines.flower.keep import Store
 from pefll.engines.flower.member import Member, name_in
 from pefll.engines.flower.message import (
@@ -25,6 +24,7 @@ from pefll.engines.flower.message import (
     write_numbers,
 )
 from pefll.engines.flower.policy import Refusal
+from pefll.engines.settings import EngineSettings
 from pefll.engines.wire import build
 from pefll.errors import PefllError
 from pefll.methods.contract import Method, Own

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pefll.data.federation import TRAIN
-from pefll.engines.cohort import EngineSettings, Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
+from pefll.engines.cohort import Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import SHARED
 from pefll.engines.flower.cohort import FlowerCohort
@@ -32,6 +32,7 @@ from pefll.engines.flower.roster import Roster
 from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
 from pefll.engines.flower.weights import WeightLimits
 from pefll.engines.prompt import PromptEngine
+from pefll.engines.settings import EngineSettings
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Score
 from pefll.tree import Tree, map_tree
