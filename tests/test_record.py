@@ -78,7 +78,7 @@ def test_summary(tmp_path):
     for content in ("{", "[1]"):
         folder.summary_file.write_text(content)
         with pytest.raises(
-            PefllError, match=r"is damaged: .*; remove it, and pefll\.fit\(federation, \.\.\., out=.*\) makes it again"
+            PefllError, match=r"is damaged: .*; move it away, and pefll\.fit\(federation, .*\) makes it again"
         ):
             folder.summary()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from pefll.models.probe import check_same_model, probe
 from pefll.personal import PersonalModel, check_input
 from pefll.preparing import federation_of, opened
 from pefll.progress import monitor, say
-from pefll.record import RunFolder
+from pefll.record import RunFolder, rounds_of
 from pefll.saving import restore
 from pefll.summary import counting
 from pefll.tree import Tree, map_tree
@@ -206,7 +207,8 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
 
     Args:
         path: the folder.
-        console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
+        console: is told of damaged checkpoints that are passed over, and of a run that is not finished; where it is
+            None, these are warnings.
         model: the architecture, for a run that was trained on an `nn.Module` given in Python, with the same buffers and
             frozen parameters: these are not in the run. One that gives a made-up sample other scores is refused.
     """
@@ -214,11 +216,21 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
         raise PefllError(f"the model must be a torch.nn.Module that is made, not {model!r}")
     folder = RunFolder(Path(path))
     folder.check_is_run()
-    config = Config.load(folder.config_file)
-    saved = checkpoint.latest(folder.checkpoints, lambda sentence: say(console, sentence) if console else None)
-    if console and saved.round < config.rounds:
+    config = Config.load(folder.config_file, folder.trained_with())
+
+    def note(sentence: str) -> None:
+        if console:
+            say(console, sentence)
+        else:
+            warnings.warn(sentence, stacklevel=3)
+
+    if age := folder.note_of_age():
+        note(age)
+    saved = checkpoint.latest(folder.checkpoints, note, folder.run_id())
+    summary = folder.summary() or {}
+    if saved.round < max(config.rounds, rounds_of(summary)):
         best = saved.facts["progress"]["best_round"]
-        say(console, f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
+        note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
@@ -233,7 +245,7 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     # Only now: a model of another size has a sentence of its own.
     found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
     check_same_model(facts, found, str(path))
-    return Run(config, method, best, final, facts, folder.summary() or {})
+    return Run(config, method, best, final, facts, summary)
 
 
 def method_template(method: Method[Any], config: Config) -> Tree:
