@@ -117,11 +117,13 @@ def read_rows(content: bytes, run: str) -> Rows:
 def last_check(path: Path) -> str:
     """Return the check of the last line of a history, without a look at the others; empty where there is none."""
     with suppress(OSError, ValueError), path.open("rb") as file:
-        end, size = file.seek(0, os.SEEK_END), 1 << 12
-        lines: list[bytes] = []
-        while len(lines) < 2 and size < 8 * end:
+        end, size, lines = file.seek(0, os.SEEK_END), 1 << 12, list[bytes]()
+        while len(lines) < 2:  # the last one is whole where there is one before it
             file.seek(max(0, end - size))
-            lines, size = file.read().splitlines(), 8 * size
+            lines = file.read().splitlines()
+            if size >= end:
+                break
+            size *= 8
         row = parse_json(lines[-1]) if lines else None
         return str(row.get(CHECK, "")) if isinstance(row, dict) else ""
     return ""
