@@ -231,6 +231,8 @@ def load(path: str | Path, console: Console | None = None, model: nn.Module | No
     if saved.round < max(config.rounds, rounds_of(summary)):
         best = saved.facts["progress"]["best_round"]
         note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
+    elif not summary:
+        note(f"{path} has no summary.json: it was never tested, or the file is gone; {folder.going_on} makes it")
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")

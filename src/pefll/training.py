@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -152,6 +153,8 @@ def _taken_up(engine: Engine, config: Config, folder: RunFolder | None, monitor:
         # Also where a run was stopped before its first checkpoint. The evaluation where it ended before goes too, but
         # not where that one's state is the best: checkpoints of earlier versions have no other.
         gone = between and progress.best_round < progress.round
+        if progress.round == 0 and os.path.lexists(folder.history_file) and config.rounds:
+            monitor.say(f"{folder.path} has no checkpoint: the run starts anew")
         folder.keep_history_until(progress.round - gone, copy, monitor.say)
         # Of a run that is being extended; not before, so that one that cannot go on keeps its results.
         folder.put_summary_away(monitor.say)
