@@ -111,9 +111,8 @@ def swap_checkpoints(rng: Random, folder: Path, other: Path) -> str:
 
 def rename_checkpoint(rng: Random, folder: Path, other: Path) -> str:
     path = rng.choice(sorted((folder / "checkpoints").iterdir()))
-    path.rename(
-        path.with_name(f"round-{rng.randrange(1, 20):08d}x"[:-1]) if rng.random() < 0.8 else path.with_name("x")
-    )
+    new = path.with_name(f"round-{rng.randrange(1, 20):08d}")
+    path.rename(path.with_name("elsewhere") if new.exists() else new)
     return path.name
 
 

@@ -166,7 +166,7 @@ def show(folder: Path) -> tuple[Any, list[str]]:
     described = os.path.lexists(run.folder.descriptors_file)
     rest = [array.tobytes() for array in vars(read_descriptors(run.folder)).values()] if described else []
     notes = [*filter(None, [run.folder.note_of_age()]), *([] if run.finished else ["it is not finished"])]
-    return (json.dumps([run.config, run.summary]), rest, run.history), notes
+    return (json.dumps([run.config, run.summary], sort_keys=True), rest, run.history), notes
 
 
 def resume(folder: Path) -> tuple[Any, list[str]]:
@@ -247,6 +247,8 @@ def campaign(base: Base, count: int, seed: int, resumed: float, progress: bool =
             assert not wanted[original, reader].fault, wanted[original, reader].fault
             assert not wanted[original, reader].refused
     for number in track(range(count), "damaged run folders", disable=not progress):
+        if progress and not sys.stdout.isatty() and number % 200 == 0:
+            print(f"{number} of {count}: {dict(counts)}", *examples[-3:], flush=True)
         original, damage = rng.choice(originals), rng.choice(DAMAGES)
         folder = fresh(base, original)
         place = damage(rng, folder, base.other)
