@@ -117,6 +117,7 @@ def test_the_newest_checkpoint_cannot_go_unnoticed(folder):
         (b"eval_every = 1", b"eval_every = \xff", "PEFLL-R001", "facts.run.config"),
         (b"eval_every = 1", b"eval_every = " + b"[" * 10_000, "PEFLL-R001", "brackets"),
         (b"local_steps = 1\n", b"", "PEFLL-R002", "local_steps = nothing"),
+        (b"[settings]", b"[[settings]]", "PEFLL-R002", "= nothing"),
     ],
 )
 def test_settings_that_were_changed_by_hand_are_named(folder, old, new, code, words):

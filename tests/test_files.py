@@ -182,6 +182,12 @@ def test_a_file_that_is_there_is_never_taken_for_a_temporary_one(tmp_path, monke
     assert not (tmp_path / "a").is_symlink()
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "\u00e9" * 127])
+def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path, name):
+    write_whole(tmp_path / name, b"new")
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_a_link_in_a_files_place_is_replaced(tmp_path):
     (tmp_path / "mine.txt").write_bytes(b"precious")
     (tmp_path / "a").symlink_to(tmp_path / "mine.txt")

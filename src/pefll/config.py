@@ -209,7 +209,7 @@ def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, t
     }
     flat = [
         {key: value for key, value in one.items() if key != "settings"}
-        | {f"settings.{key}": value for key, value in dict(one.get("settings", {})).items()}
+        | {f"settings.{key}": value for key, value in _table(one.get("settings")).items()}
         for one in (values, defaults | trained)
     ]
     found = {}
@@ -219,6 +219,10 @@ def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, t
             words = [_toml(each[0]) if each else "nothing" for each in (mine, was)]
             found[name.removeprefix("settings.")] = (words[0], words[1])
     return found
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _toml(value: Any) -> str:

@@ -118,8 +118,9 @@ def _open_temporary(path: Path, mode: int) -> tuple[Path, int]:
 
     A file that is there already, or a link, is never opened.
     """
+    name = path.name.encode("utf-8", "surrogateescape")[:_LONGEST].decode("utf-8", "ignore")
     while True:
-        temporary = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(8)}.pefll-tmp")
+        temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.pefll-tmp")
         try:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         except FileExistsError:
