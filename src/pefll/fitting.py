@@ -13,12 +13,14 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor, nn
 
-from pefll import checkpoint
+from pefll import checkpoint, manifest
+from pefll.checksums import new_run
 from pefll.config import Config
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.joint import join
 from pefll.errors import PefllError
+from pefll.files import is_temporary
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, typed_settings
@@ -27,7 +29,7 @@ from pefll.models.probe import check_same_model
 from pefll.named import allow
 from pefll.preparing import Order, describe_problem, headline, opened, other_precision
 from pefll.progress import Display, display, say
-from pefll.record import LOCK, RunFolder, seed_folder
+from pefll.record import LOCK, RunFolder, rounds_of, seed_folder
 from pefll.run import Run, method_template
 from pefll.saving import restore
 from pefll.summary import summary_of, write_descriptors
@@ -190,6 +192,8 @@ def outcomes_of(
         # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
         for order, _, _, facts in prepared:
             _check_claim(order.out, order.config, facts)
+            if console and order.out is not None and (age := RunFolder(Path(order.out)).note_of_age()):
+                say(console, age)
         folders = [stack.enter_context(_held(order.out)) for order, *_ in prepared]
         for (order, _, _, facts), folder in zip(prepared, folders, strict=True):
             _claim(folder, order.config, facts)
@@ -239,12 +243,14 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
 
 def finished_state(folder: RunFolder, rounds: int) -> checkpoint.Checkpoint | None:
     """Return a run's last state where it has its results and that state is whole: then nothing is left to do."""
-    summary = folder.summary()
-    if summary is None or summary.get("rounds", -1) < rounds or summary.get("split", "test") != "test":
-        return None
     try:
-        saved = checkpoint.latest(folder.checkpoints, lambda damage: None)
-    except PefllError:  # to be said by who goes on from there
+        summary = folder.summary()
+        if summary is None or rounds_of(summary) < rounds or summary.get("split", "test") != "test":
+            return None
+        folder.history()
+        folder.check_other_files()
+        saved = checkpoint.latest(folder.checkpoints, lambda damage: None, folder.run_id())
+    except PefllError:  # to be said, and mended, by who goes on from there
         return None
     return saved if saved.round >= rounds else None
 
@@ -346,13 +352,17 @@ def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) 
         return
     folder = RunFolder(Path(out))
     if folder.config_file.is_file():
-        started = Config.load(folder.config_file)
+        started = Config.load(folder.config_file, folder.trained_with())
         try:
             started.check_same(config)
         except PefllError as error:  # where several runs have folders of their own, the user named none of them
             raise PefllError(f"{folder.path}: {error}") from error
-        check_same_model(checkpoint.newest_facts(folder.checkpoints).get("problem", {}), facts, str(folder.path))
-    elif folder.path.exists() and (not folder.path.is_dir() or {each.name for each in folder.path.iterdir()} - {LOCK}):
+        newest = manifest.newest(folder.checkpoints, folder.run_id())
+        check_same_model(newest.facts.get("problem", {}) if newest else {}, facts, str(folder.path))
+    elif folder.path.exists() and (
+        not folder.path.is_dir()
+        or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
+    ):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another {argument('out')}")
 
 
@@ -371,4 +381,9 @@ def _claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> N
     """Write what was asked for now into a folder that is held; somebody may have been there since it was looked at."""
     if folder:
         _check_claim(folder.path, config, facts)
-        config.save(folder.config_file)
+        checkpoint.sweep(folder.checkpoints)
+        run = folder.run_id()
+        if not run:
+            run = new_run()
+            folder.give_checks(run)  # before the settings say that there are some
+        config.save(folder.config_file, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from pefll.named import allow
 from pefll.personal import PersonalModel, check_input, warn_of_positions
 from pefll.preparing import federation_of, opened
 from pefll.progress import monitor, say
-from pefll.record import RunFolder
+from pefll.record import RunFolder, rounds_of
 from pefll.saving import restore
 from pefll.summary import counting
 from pefll.tree import Tree, map_tree
@@ -303,7 +304,8 @@ def load(
 
     Args:
         path: the folder.
-        console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
+        console: is told of damaged checkpoints that are passed over, and of a run that is not finished; where it is
+            None, these are warnings.
         model: the architecture, for a run that was trained on code of your own: its name, `package.module:function`, or
             an `nn.Module` with the same buffers and frozen parameters, since these are not in the run. One that gives a
             made-up sample other scores is refused.
@@ -314,11 +316,23 @@ def load(
     allow(model, method)
     folder = RunFolder(Path(path))
     folder.check_is_run()
-    config = Config.load(folder.config_file)
-    saved = checkpoint.latest(folder.checkpoints, lambda sentence: say(console, sentence) if console else None)
-    if console and saved.round < config.rounds:
+    config = Config.load(folder.config_file, folder.trained_with())
+
+    def note(sentence: str) -> None:
+        if console:
+            say(console, sentence)
+        else:
+            warnings.warn(sentence, stacklevel=3)
+
+    if age := folder.note_of_age():
+        note(age)
+    saved = checkpoint.latest(folder.checkpoints, note, folder.run_id())
+    summary = folder.summary() or {}
+    if saved.round < max(config.rounds, rounds_of(summary)):
         best = saved.facts["progress"]["best_round"]
-        say(console, f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
+        note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
+    elif not summary:
+        note(f"{path} has no summary.json: it was never tested, or the file is gone; {folder.going_on} makes it")
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
@@ -335,7 +349,7 @@ def load(
     # Only now: a model of another size has a sentence of its own.
     found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
     check_same_model(facts, found, str(path))
-    return Run(config, learner, best, final, facts, folder.summary() or {})
+    return Run(config, learner, best, final, facts, summary)
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pefll import checkpoint
+from pefll import checkpoint, manifest
 from pefll.checkpoint import Writer
 from pefll.config import Config
 from pefll.engines.cohort import Engine, Ledger
@@ -83,7 +83,7 @@ class Saver:
     def __init__(
         self, engine: Engine, config: Config, folder: RunFolder | None, facts: dict[str, Any], round_: int
     ) -> None:
-        self._engine, self._config, self._facts = engine, config, facts
+        self._engine, self._config, self._facts, self._folder = engine, config, facts, folder
         self._writer = Writer(folder.checkpoints, folder.sync_history, folder.go_on) if folder else None
         self._at, self._round = time.monotonic(), round_
 
@@ -136,7 +136,11 @@ class Saver:
             "ledger": vars(ledger).copy(),
         }
         tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
-        self._writer.begin(progress.round, tensors, facts)
+        history = None
+        if self._folder is not None and (run := self._folder.run_id()):
+            history, last = self._folder.history_to_keep(self._config.eval_every)
+            facts["run"] = {"id": run, "config": self._config.toml(), "history": last}
+        self._writer.begin(progress.round, tensors, facts, history)
         self._at, self._round = time.monotonic(), progress.round
 
     def save_now(self, progress: Progress) -> None:
@@ -156,32 +160,38 @@ class Saver:
             self._writer.close()
 
 
-def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progress | None:
-    """Return how far the run in a folder is; None for one that has not begun."""
-    if folder is None or not any(folder.checkpoints.glob("round-*")):
+def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> tuple[Progress, bytes | None] | None:
+    """Return how far the run in a folder is, and its evaluations until then; None for one that has not begun."""
+    if folder is None or not manifest.newest_first(folder.checkpoints):
         return None
-    saved = checkpoint.latest(folder.checkpoints, monitor.say)
-    checkpoint.drop_newer(folder.checkpoints, saved.round)  # damaged ones; they must not push out good ones
+    saved = checkpoint.latest(folder.checkpoints, monitor.say, folder.run_id())
+    checkpoint.set_newer_aside(folder.checkpoints, saved.round, monitor.say)
     numbers = dict(saved.facts["progress"])
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
     scheduled = saved.facts.get("scheduled")
     numbers["engines"] = [(str(name), int(first)) for name, first in numbers.get("engines", [])]
     numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # of an earlier version
-    return Progress(
+    progress = Progress(
         round=saved.round,
         server=restore(template, saved.tensors, "server"),
         best=restore(template, saved.tensors, "best"),
         scheduled=Best(restore(template, saved.tensors, "scheduled"), **scheduled) if scheduled else None,
         **numbers,
     )
+    return progress, saved.history
 
 
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
     """Return a state shaped as `template` from the tensors of a checkpoint; PefllError where it is of another model."""
     chosen = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
     for name, old in named_leaves(template):
-        if name in chosen and chosen[name].shape != old.shape:
+        if name not in chosen:
+            raise PefllError(
+                f"the checkpoint has no {part}.{name}: the run was trained with another method or model",
+                code="PEFLL-R016",
+            )
+        if chosen[name].shape != old.shape:
             shapes = f"shape {list(chosen[name].shape)}, not {list(old.shape)}"
             raise PefllError(f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients")
     # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.

@@ -182,7 +182,9 @@ def write_descriptors(
     if v is not None:
         seen = np.arange(federation.num_clients) < federation.num_seen
         content = io.BytesIO()
-        np.savez_compressed(content, descriptors=v, histograms=federation.histograms(), seen=seen)
+        np.savez_compressed(
+            content, descriptors=v, histograms=federation.histograms(), seen=seen, run=np.array(folder.run_id())
+        )
         write_whole(folder.descriptors_file, content.getvalue())
 
 

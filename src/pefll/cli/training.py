@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pefll import data as sources
-from pefll import fitting, preparing
-from pefll.checkpoint import newest_facts
+from pefll import fitting, manifest, preparing
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
@@ -203,7 +202,7 @@ def train(
         say(err, f"{_saved(stopped, len(orders))} Go on with: pefll train --resume {target}{_own_code(configs[0])}")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
-        if not any(any(each.checkpoints.glob("round-*")) for each in folders):
+        if not any(manifest.newest_first(each.checkpoints) for each in folders):
             raise
         going_on = f"pefll train --resume {target}{_own_code(configs[0])}"
         say(err, f"Ended at once. Go on from what was saved before with: {going_on}")
@@ -236,12 +235,13 @@ def _own_code(config: Config) -> str:
 
 def _started(folder: RunFolder) -> Config:
     folder.check_is_run()
-    return Config.load(folder.config_file)
+    return Config.load(folder.config_file, folder.trained_with())
 
 
 def _check_is_found_here(folder: RunFolder, config: Config) -> None:
     """Raise PefllError where what a run was trained on was given in Python, and so is not found from here."""
-    problem = newest_facts(folder.checkpoints).get("problem", {})
+    newest = manifest.newest(folder.checkpoints)
+    problem = newest.facts.get("problem", {}) if newest else {}
     given = [
         *(["data"] if preparing.data_of_python(config) else []),
         *(["a model"] if problem.get("model") == "" else []),

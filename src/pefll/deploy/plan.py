@@ -22,7 +22,7 @@ from typing import Any
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
-from pefll.files import write_whole
+from pefll.files import check_file_name, write_whole
 
 # Flower's own rule for apps' names is the same.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
@@ -110,6 +110,7 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise PefllError(f"{name!r} cannot be a name: use letters, digits and hyphens, beginning with a letter")
+        check_file_name(name, "a name")
     if len(set(names)) < len(names):
         raise PefllError("two clients have the same name")
 
