@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from pefll.arguments import shown, whole_number
 from pefll.data.federation import SPLITS, Federation
 from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
 from pefll.engines.later import Clock, Later
@@ -294,6 +295,11 @@ def cost_of_new_client(federation: Federation, method: Method[Any], server: Any,
         client: its number, `federation.num_seen` or higher.
         seed: of the run.
     """
+    if not isinstance(federation, Federation):
+        raise PefllError(
+            f"federation is {shown(federation)}; make one with pefll.federation_from_arrays(x, y, client)", "PEFLL-A019"
+        )
+    client, seed = whole_number(client, "client", 0), whole_number(seed, "seed", 0)
     if not federation.num_seen <= client < federation.num_clients:
         raise PefllError(f"client {client} is not one of the new ones, {federation.num_seen} and higher")
     engine = SerialEngine(federation.to(torch.device("cpu")), method, seed, 0)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor, nn
 
-from pefll import checkpoint
+from pefll import arguments, checkpoint
 from pefll.config import Config
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
@@ -21,7 +21,7 @@ from pefll.engines.joint import join
 from pefll.errors import PefllError
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
-from pefll.methods import build_method, typed_settings
+from pefll.methods import build_method, method_name, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
 from pefll.preparing import Order, describe_problem, headline, opened, other_precision
@@ -36,7 +36,7 @@ from pefll.wording import argument
 
 def fit(
     federation: Federation,
-    method: str = "pefll",
+    method: str | type = "pefll",
     *,
     model: str | nn.Module = "auto",
     rounds: int = 1000,
@@ -50,7 +50,7 @@ def fit(
 
     Args:
         federation: who has what.
-        method: a key of `pefll.METHODS`, or package.module:Class, one of your own.
+        method: a key of `pefll.METHODS`, or its class, such as `pefll.FedAvg`; or package.module:Class, your own.
         model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
         rounds: of training.
@@ -65,14 +65,21 @@ def fit(
         The run, with the state of the round that was best on seen clients' validation samples.
     """
     _check_asked(federation, model)
+    out = _checked_places(out, console)
     if config is None:
         config = _config(federation, method, model, rounds, seed, settings)
+    elif not isinstance(config, Config):
+        raise PefllError(
+            f"config is {arguments.shown(config)}; it must be a pefll.config.Config, or left away for settings as "
+            "arguments, such as rounds=100",
+            code="PEFLL-A017",
+        )
     return fit_together([Order(config, federation, out)], model, console)[0]
 
 
 def fit_seeds(
     federation: Federation | Callable[[int], Federation],
-    method: str = "pefll",
+    method: str | type = "pefll",
     *,
     seeds: Sequence[int],
     model: str | nn.Module = "auto",
@@ -102,8 +109,10 @@ def fit_seeds(
         RunsFailed: when a run diverged, after the others have finished; it has their runs.
         Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
     """
+    seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must be different from each other, and there must be at least one")
+    out = _checked_places(out, console)
     orders = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
@@ -306,7 +315,8 @@ def _check_asked(federation: Any, model: Any) -> None:
     if not isinstance(federation, Federation):
         raise PefllError(
             f"a federation is needed, not a {type(federation).__name__}: make one with "
-            "pefll.federation_from_arrays(x, y, client)"
+            "pefll.federation_from_arrays(x, y, client)",
+            code="PEFLL-A019",
         )
     if isinstance(model, type):
         raise PefllError(
@@ -316,13 +326,31 @@ def _check_asked(federation: Any, model: Any) -> None:
         raise PefllError(f"the model must be a name or a torch.nn.Module, not a {type(model).__name__}")
 
 
+def _checked_places(out: Any, console: Any) -> Path | None:
+    """Return the folder for a run; PefllError for what is no path, or where progress is to be shown on no console."""
+    if console is not None and not isinstance(console, Console):
+        raise PefllError(
+            f"console is {arguments.shown(console)}; it must be a rich.console.Console, or None for silence",
+            code="PEFLL-A018",
+        )
+    return None if out is None else arguments.path(out, "out")
+
+
 def _config(
-    federation: Federation, method: str, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
+    federation: Federation, method: str | type, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
 ) -> Config:
+    method = method_name(method)
     names = {each.name for each in dataclasses.fields(Config)}
     for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
         if name in settings:
             raise PefllError(f"{name} belongs to the federation, which is made before it is given to fit")
+    for name in ("settings", "seed"):  # the second where several seeds are trained
+        if name in settings:
+            raise PefllError(
+                f"{name} is no argument here: give hyper-parameters one by one, such as local_steps=10, and seeds as "
+                "seeds=[0, 1]",
+                code="PEFLL-A023",
+            )
     return Config(
         method=method,
         data=federation.name,
