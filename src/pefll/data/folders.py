@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -111,8 +110,7 @@ def read_images(files: Sequence[Path]) -> Array:
 def _pixels(image_module: Any, path: Path) -> Array:
     """Return uint8 [H, W, 1 or 3]."""
     try:
-        with warnings.catch_warnings(), image_module.open(path) as image:
-            warnings.simplefilter("ignore")  # about large pictures, which have a sentence here
+        with image_module.open(path) as image:
             width, height = image.size
             check_picture(str(path), width, height, len(image.getbands()))
             if image.mode.startswith(("I", "F")):
