@@ -111,6 +111,7 @@ class Exam:
             unseen = unseen[:0]
         self._seen = len(seen)
         clients = np.concatenate([seen, unseen])
+        self._clients = clients
         cohorts = list(engine.cohorts(clients))
         # The place of each client, in the order in which the engine takes them, among the clients.
         self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
@@ -125,7 +126,8 @@ class Exam:
 
     def _read(self, scores: Tensor) -> Evaluation:
         sums = np.zeros((len(self._place), 4))
-        sums[self._place] = _finite(scores.numpy())
+        sums[self._place] = scores.numpy()
+        _check_finite(sums, self._engine, self._clients)
         return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
 
 
@@ -183,7 +185,8 @@ def client_scores(
             told.end()
     sums = np.zeros((len(clients), 4))
     # Gathered at the end: the first look at a number would wait for the device.
-    sums[_places(engine, clients)[np.concatenate(order)]] = _finite(torch.cat(parts).numpy(force=True))
+    sums[_places(engine, clients)[np.concatenate(order)]] = torch.cat(parts).numpy(force=True)
+    _check_finite(sums, engine, clients)
     return sums
 
 
@@ -216,11 +219,19 @@ def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tens
     return torch.stack([part.double() for part in scores], dim=1)
 
 
-def _finite(values: Floats) -> Floats:
-    """Return the values; PefllError where one is not finite, as a client's is when anything it was sent was not."""
-    if not np.isfinite(values).all():
-        raise not_finite("evaluation", None, None)
-    return values
+def _check_finite(values: Floats, engine: Engine, clients: Ids) -> None:
+    """Raise PefllError where a row is not finite, as a client's is when anything it was sent was not.
+
+    Args:
+        values: [clients, ...].
+        engine: knows the clients' names.
+        clients: whose rows they are.
+    """
+    fine = np.isfinite(values).all(axis=1)
+    if not fine.all():
+        # Where everybody's is bad, nobody's own data is the reason.
+        who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
+        raise not_finite("evaluation", who, None)
 
 
 def summarise(sums: Floats) -> Accuracy | None:
@@ -261,7 +272,9 @@ def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | No
             return None
         parts.append((ids, v.double()))
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))
-    return _finite(torch.cat([v for _, v in parts]).numpy(force=True)[order])
+    found: Floats = torch.cat([v for _, v in parts]).numpy(force=True)[order]
+    _check_finite(found, engine, np.arange(engine.federation.num_clients))
+    return found
 
 
 class Cost(NamedTuple):

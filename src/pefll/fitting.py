@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from pefll import arguments, checkpoint
 from pefll.config import Config
 from pefll.data.federation import Federation
+from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.joint import join
-from pefll.errors import PefllError
+from pefll.errors import Diverged, PefllError
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, method_name, typed_settings
@@ -206,6 +207,7 @@ def outcomes_of(
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
             elif note := other_precision(order.config):
                 warnings.warn(f"training in float32: {note}", stacklevel=2)
+            _tell_of_ranges(order.federation, console)
             turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(prepared))
             jobs.append(Job(_told(turns, order, ended), engine.turn))
         for place, recorded in known.items():  # the first place first, so that each comes to its own
@@ -298,16 +300,32 @@ def _fitting(
     with screen.line(order.title, config.rounds) as watch:
         try:
             progress = yield from train(engine, learner, config, folder, watch, facts, asked_to_stop, together)
-        except PefllError as error:
+        except PefllError as problem:
+            error = _with_cause(problem, federation)
             if together > 1:  # said now, because the others may go on for long
                 watch.say(f"{order.label or f'seed {config.seed}'} failed: {error}")
-            raise
+            raise error from problem
     summary = summary_of(engine, learner, order, progress, screen, asked_to_stop)
     if folder:
         if not order.tunes:
             write_descriptors(engine, learner, progress.best, federation, folder)
         folder.write_summary(summary)
     return Run(config, learner, progress.best, progress.server, facts, summary, federation)
+
+
+def _tell_of_ranges(federation: Federation, console: Console | None) -> None:
+    """Say which clients and columns have values that are out of proportion."""
+    for sentence in out_of_proportion(federation):
+        if console:
+            say(console, sentence)
+        else:
+            warnings.warn(sentence, stacklevel=2)
+
+
+def _with_cause(error: PefllError, federation: Federation) -> PefllError:
+    """Return the error; where training diverged on data that is out of proportion, with that as its likely cause."""
+    causes = out_of_proportion(federation) if isinstance(error, Diverged) else []
+    return Diverged(f"{error.args[0]}, but first look at the data: {causes[0]}", error.code) if causes else error
 
 
 def _check_asked(federation: Any, model: Any) -> None:

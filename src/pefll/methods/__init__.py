@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -129,7 +130,8 @@ def _as_type_of(default: Any, value: Any, what: str) -> Any:
         raise wrong
     try:
         converted = kind(value)
-        fits = kind not in (int, float) or (0 <= converted <= MOST and float(converted) == float(value))
+        most = MOST if kind is int else sys.float_info.max
+        fits = kind not in (int, float) or (0 <= converted <= most and float(converted) == float(value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise wrong from error
     if not fits:
