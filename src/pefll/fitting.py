@@ -25,7 +25,7 @@ from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turn
 from pefll.methods import build_method, method_name, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
-from pefll.preparing import Order, describe_problem, headline, opened, other_precision
+from pefll.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
 from pefll.progress import Display, display, say
 from pefll.record import LOCK, RunFolder, seed_folder
 from pefll.run import Run, method_template
@@ -183,6 +183,7 @@ def outcomes_of(
             federation = order.federation
             config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
             problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+            check_memory(config, federation, problem, len(orders))
             learner = build_method(config.method, problem, config.settings)
             if not learner.trains_in_rounds:
                 config = dataclasses.replace(config, rounds=0)

@@ -19,7 +19,7 @@ _SPLIT_WORDS |= {"test": TEST, "testing": TEST}
 # Without `classes`, a label beyond this and beyond the number of samples is a mistake and not a class.
 _MANY_CLASSES = 1000
 # A model has scores for each class, and so has every sample of a batch.
-_MOST_CLASSES = 10_000_000
+_MOST_CLASSES = 1_000_000
 # No class and no client has a longer name.
 _LONG_NAME = 1000
 
