@@ -1,4 +1,4 @@
-"""The estimate of a run's memory beside its measured peak: python -m benchmarks.memory [--out results/memory.json]
+"""The estimate of a run's memory beside its measured peak: python -m benchmarks.memory [--out results/memory.json].
 
 Each case is a process of its own, since a process's peak never falls. What the program takes before training (torch,
 the data, a first tiny run that loads what torch loads late) is measured first and is not counted.
@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -19,7 +20,7 @@ from torch import nn
 import pefll
 from pefll.memory import Plan, parts_of
 
-CASES = {
+CASES: dict[str, tuple[tuple[int, ...], int | str]] = {
     "mlp of 100,000 weights": ((64,), 1_333),
     "mlp of 1,000,000 weights": ((64,), 13_333),
     "lenet": ((3, 32, 32), "lenet"),
@@ -37,7 +38,13 @@ def measure(case: str, method: str, engine: str) -> dict[str, float | str]:
     pixels = len(shape) == 3
     x = rng.integers(0, 256, (len(y), *shape)).astype(np.uint8) if pixels else rng.normal(size=(len(y), *shape))
     federation = pefll.federation_from_arrays(x, y, client)
-    settings = {"clients_per_round": PER_ROUND, "local_steps": STEPS, "engine": engine, "processes": 1, "device": "cpu"}
+    settings: dict[str, Any] = {
+        "clients_per_round": PER_ROUND,
+        "local_steps": STEPS,
+        "engine": engine,
+        "processes": 1,
+        "device": "cpu",
+    }
     pefll.fit(federation, method, model="tiny", rounds=1, **settings)
     before = _peak()
     model = nn.Sequential(nn.Linear(64, kind), nn.ReLU(), nn.Linear(kind, 10)) if isinstance(kind, int) else kind

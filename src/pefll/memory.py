@@ -16,11 +16,12 @@ from pefll.wording import argument
 
 NUMBER = 4  # bytes of a float32
 # How many times the server's networks exist at the peak of a round: they and Adam's two moments, the same again as they
-# come out of the round, the best round's, a gradient, and the modules they were drawn from (benchmarks/memory.py).
-NETWORKS = 12
+# come out of the round, those of the best round and of one under way, a gradient in parts and joined, and the modules
+# they were drawn from. benchmarks/memory.py measures 12 to 17.
+NETWORKS = 16
 # How many times a client's model exists while it is trained: itself, a gradient in parts and joined, a velocity, and
 # what a step makes of them.
-MODELS = 6
+MODELS = 8
 # For one sample of a step: 20 rounds of a shuffle that draws it, its number, its label, and what they pass through.
 DRAWN, PER_STEP = 8 * 8, 8 * 60
 # A sample's values on their way through a network, forwards and backwards, roughly.
@@ -167,7 +168,7 @@ def _advice(parts: Parts, plan: Plan, there: int) -> str:
 
 def _round(number: int) -> int:
     """Return a whole number cut to two digits."""
-    unit = 10 ** max(0, len(str(number)) - 2)
+    unit = int(10 ** max(0, len(str(number)) - 2))
     return number // unit * unit
 
 
