@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pefll.arguments import plain, share, shown, text, whole_number
 from pefll.checksums import read_first_line, with_first_line
 from pefll.errors import PefllError, unknown
 from pefll.files import write_whole
@@ -20,6 +21,9 @@ ENGINES = ("auto", "serial", "vector", "flower")
 # What may differ when a run is resumed: where things are and how fast they go. Another engine or device computes the
 # same, but rounds differently.
 MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
+
+# No run of more rounds would end in a lifetime, at a ten thousandth of a second for each.
+MOST_ROUNDS = 10**12
 
 # What does not belong into the command that makes a run again elsewhere.
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
@@ -84,15 +88,6 @@ class Config:
             raise unknown("engine", self.engine, ENGINES)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
-        for name in ("rounds", "clients", "clients_per_round", "processes", "seed", "eval_clients"):
-            if getattr(self, name) < 0:
-                raise PefllError(f"{argument(name)} is {getattr(self, name)}; it cannot be negative")
-        for name in ("eval_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise PefllError(f"{argument(name)} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.unseen < 1:
-            name = argument("unseen")
-            raise PefllError(f"{name} is {self.unseen}; it must be a share between 0 and 1, for example 0.1")
 
     def toml(self) -> str:
         """Return the settings as TOML."""
@@ -127,11 +122,17 @@ class Config:
             raise PefllError(f"{path}: {error}") from error
 
     def _check_type(self, name: str, kind: str) -> None:
-        value = getattr(self, name)
-        if kind == "float" and type(value) is int:
-            object.__setattr__(self, name, float(value))  # `unseen = 0` means 0.0
-        elif type(value).__name__ != kind:
-            raise PefllError(f"{name} must be {kind}, not {value!r}")
+        value: Any = plain(getattr(self, name))
+        if kind == "int":
+            least = 1 if name in ("eval_every", "checkpoint_every") else 0
+            value = whole_number(value, argument(name), least, **({"most": MOST_ROUNDS} if name == "rounds" else {}))
+        elif kind == "float":
+            value = share(value, argument(name))  # the only one is `unseen`
+        elif kind == "str":
+            value = text(value, argument(name))
+        elif not isinstance(value, dict):
+            raise PefllError(f"{name} is {shown(value)}; it must be a dictionary", code="PEFLL-A012")
+        object.__setattr__(self, name, value)  # a number of NumPy is Python's own from here on
 
     def command(self) -> str:
         """Return the command that makes this run again: the data, and all settings that differ from their defaults."""

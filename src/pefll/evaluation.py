@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pefll.arguments import shown, whole_number
 from pefll.data.federation import SPLITS, Federation
 from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
 from pefll.engines.later import Clock, Later
@@ -122,7 +123,8 @@ class Exam:
 
     def _read(self, scores: Tensor) -> Evaluation:
         sums = np.zeros((len(self._place), 4))
-        sums[self._place] = _finite(scores.numpy())
+        sums[self._place] = scores.numpy()
+        _check_finite(sums, self._engine, self._clients)
         sums = self._engine.weighed(self._clients, sums, chooses=True)
         return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
 
@@ -181,7 +183,8 @@ def client_scores(
             told.end()
     sums = np.zeros((len(clients), 4))
     # Gathered at the end: the first look at a number would wait for the device.
-    sums[_places(engine, clients)[np.concatenate(order)]] = _finite(torch.cat(parts).numpy(force=True))
+    sums[_places(engine, clients)[np.concatenate(order)]] = torch.cat(parts).numpy(force=True)
+    _check_finite(sums, engine, clients)
     weighed: Floats = engine.weighed(clients, sums, chooses=False)
     return weighed
 
@@ -215,11 +218,19 @@ def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tens
     return torch.stack([part.double() for part in scores], dim=1)
 
 
-def _finite(values: Floats) -> Floats:
-    """Return the values; PefllError where one is not finite, as a client's is when anything it was sent was not."""
-    if not np.isfinite(values).all():
-        raise not_finite("evaluation", None, None)
-    return values
+def _check_finite(values: Floats, engine: Engine, clients: Ids) -> None:
+    """Raise PefllError where a row is not finite, as a client's is when anything it was sent was not.
+
+    Args:
+        values: [clients, ...].
+        engine: knows the clients' names.
+        clients: whose rows they are.
+    """
+    fine = np.isfinite(values).all(axis=1)
+    if not fine.all():
+        # Where everybody's is bad, nobody's own data is the reason.
+        who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
+        raise not_finite("evaluation", who, None)
 
 
 def summarise(sums: Floats) -> Accuracy | None:
@@ -260,7 +271,9 @@ def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | No
             return None
         parts.append((ids, v.double()))
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))
-    return _finite(torch.cat([v for _, v in parts]).numpy(force=True)[order])
+    found: Floats = torch.cat([v for _, v in parts]).numpy(force=True)[order]
+    _check_finite(found, engine, np.arange(engine.federation.num_clients))
+    return found
 
 
 class Cost(NamedTuple):
@@ -294,6 +307,11 @@ def cost_of_new_client(federation: Federation, method: Method[Any], server: Any,
         client: its number, `federation.num_seen` or higher.
         seed: of the run.
     """
+    if not isinstance(federation, Federation):
+        raise PefllError(
+            f"federation is {shown(federation)}; make one with pefll.federation_from_arrays(x, y, client)", "PEFLL-A019"
+        )
+    client, seed = whole_number(client, "client", 0), whole_number(seed, "seed", 0)
     if not federation.num_seen <= client < federation.num_clients:
         raise PefllError(f"client {client} is not one of the new ones, {federation.num_seen} and higher")
     engine = SerialEngine(federation.to(torch.device("cpu")), method, seed, 0)

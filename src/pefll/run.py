@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pefll import checkpoint
+from pefll import arguments, checkpoint
 from pefll.config import Config
 from pefll.data.arrays import labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble
@@ -146,6 +146,12 @@ class Run:
     ) -> list[ClientScore]:
         """Do as `evaluate`, but return each client's own score, seen clients first."""
         number = split_number(split)
+        if federation is not None and not isinstance(federation, Federation):
+            raise PefllError(
+                f"federation is {arguments.shown(federation)}; make one with pefll.federation_from_arrays(x, y, "
+                "client)",
+                code="PEFLL-A019",
+            )
         data = federation or self.federation or federation_of(self.config, console)
         if data.input_shape != tuple(self.facts["input_shape"]) or data.classes != self.facts["classes"]:
             raise PefllError(
@@ -314,7 +320,7 @@ def load(
     if model is not None and not isinstance(model, nn.Module | str):
         raise PefllError(f"the model must be a torch.nn.Module that is made, or a name, not {model!r}")
     allow(model, method)
-    folder = RunFolder(Path(path))
+    folder = RunFolder(arguments.path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file, folder.trained_with())
 

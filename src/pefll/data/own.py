@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pefll import arguments
 from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
@@ -39,7 +40,10 @@ def read_samples(
         split: a table's column, or an npz's array, with train, validation, test; may be absent.
         classes: how many classes there are; by default the largest label + 1.
     """
-    path = Path(path).expanduser()
+    path = arguments.path(path).expanduser()
+    label, client, split = (
+        arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, "split"))
+    )
     kind = _kind(path)
     if kind == "folder":
         refuse_columns(path.name, label, client)
@@ -325,6 +329,7 @@ def federation_from_arrays(
         tokens: x holds whole numbers that a model embeds, a text as [N, length], say.
     """
     if client is None:
+        name = arguments.text(name, "name")
         raise PefllError(f"{name}: there is no client column; name the clients, or partition the samples by class")
     samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens)
     return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))

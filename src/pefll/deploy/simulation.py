@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from pefll import checkpoint, fitting
+from pefll import fitting, manifest
 from pefll.data import LABEL
 from pefll.data.federation import Federation
 from pefll.deploy.plan import Plan, read_app
@@ -46,7 +46,8 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
             code="PEFLL-F110",
         )
     run = RunFolder(replace(plan, folder=str(folder.resolve())).run)
-    progress = checkpoint.newest_facts(run.checkpoints).get("progress", {})
+    newest = manifest.newest(run.checkpoints)
+    progress = newest.facts.get("progress", {}) if newest else {}
     if any(name != SerialEngine.name for name, _ in progress.get("engines", [])):
         raise PefllError(
             f"real clients have trained in {run.path} already; a simulation comes before them: make another federation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
@@ -234,10 +234,38 @@ def check_cohort_size(federation: Federation, size: int) -> None:
         )
 
 
-def not_finite(task: str, client: int | None, round_: int | None) -> Diverged:
-    """Return the error for a reply with NaN or infinity."""
+def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
+    """Return the error for a reply with NaN or infinity.
+
+    Args:
+        task: that was replied to.
+        client: the name of the first one whose reply it was; None where nobody knows, or where all did.
+        round_: of training; None in an evaluation.
+    """
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
     return Diverged(
-        f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr"
+        f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr",
+        code="PEFLL-D012",
     )
+
+
+def first_sick(fine: Tensor, ids: Tensor, sent: Iterable[Everyone | Each]) -> int | None:
+    """Return the first client whose reply is not finite though what it was sent is; None where there is no such one.
+
+    After a server's own numbers have overflown every reply is as bad, and the first one's client has no part in it.
+
+    Args:
+        fine: bool [c], which replies are finite.
+        ids: int64 [c], whose they are.
+        sent: what clients were sent, on the CPU.
+    """
+    for argument in sent:
+        for leaf in leaves(argument.value):
+            if not leaf.is_floating_point():
+                continue
+            if isinstance(argument, Everyone) and not bool(torch.isfinite(leaf).all()):
+                return None
+            if isinstance(argument, Each):
+                fine = fine | ~torch.isfinite(leaf.reshape(len(ids), -1)).all(dim=1)
+    return None if bool(fine.all()) else int(ids[int(fine.int().argmin())])

@@ -17,6 +17,7 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
+    first_sick,
     not_finite,
     sample_cohort,
     seen_and_new,
@@ -51,8 +52,9 @@ class SerialCohort(DoorCohort):
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf.reshape(self.size, leaf.numel() // self.size)).all(dim=1)
             if not bool(fine.all()):
-                client = int(self.ids[int(fine.int().argmin())])
-                raise not_finite(name or "a task", client, self.round if self.trains else None)
+                client = first_sick(fine, self.ids, cast)
+                who = None if client is None else self.engine.federation.name_of(client)
+                raise not_finite(name or "a task", who, self.round if self.trains else None)
         return replies
 
 

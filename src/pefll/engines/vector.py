@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
+    first_sick,
     not_finite,
     sample_cohort,
     seen_and_new,
@@ -60,6 +62,7 @@ class VectorCohort(DoorCohort):
     round: Tensor
     capacity: tuple[int, int, int]
     healthy: Tensor | None = None
+    sick: int | None = None  # who was first, on a CPU; a GPU does not stop to look
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -73,6 +76,10 @@ class VectorCohort(DoorCohort):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf).all()
+            if self.ids.device.type == "cpu" and bool(~fine) and (self.healthy is None or bool(self.healthy)):
+                of_client = torch.isfinite(leaf.reshape(self.size, -1)).all(dim=1)
+                sent = [type(argument)(value) for argument, value in zip(arguments, values, strict=True)]
+                self.sick = first_sick(of_client, self.ids, sent)
             self.healthy = fine if self.healthy is None else self.healthy & fine
         if self.beat is not None:
             self.beat(False)
@@ -80,7 +87,7 @@ class VectorCohort(DoorCohort):
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent, counted or checked yet."""
-        return replace(super().anew(), healthy=None)
+        return replace(super().anew(), healthy=None, sick=None)
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -145,6 +152,7 @@ class VectorEngine:
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
         self.company: Company | None = None
+        self.sick_client: str | None = None  # the name of the one that was first in the last round, on a CPU
         self.stream: torch.cuda.Stream | None = None
         self.beside: torch.cuda.Stream | None = None
         self.queues = self.device.type == "cuda"
@@ -184,7 +192,9 @@ class VectorEngine:
             bad = torch.full((), -1)
             for t in range(first, first + rounds):
                 server, healthy = self._round(server, torch.full((), t))
-                bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
+                if not bool(healthy) and int(bad) < 0:
+                    bad.fill_(t)
+                    return server, clock.later(bad, partial(raise_if_bad, who=self.sick_client))
         return server, clock.later(bad, raise_if_bad)
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
@@ -258,6 +268,7 @@ class VectorEngine:
         cohort = self._cohort(self._sample(t), t, self.ledger)
         server = self.method.round(server, cohort)
         healthy = cohort.healthy
+        self.sick_client = None if cohort.sick is None else self.federation.name_of(cohort.sick)
         return server, torch.full((), True, device=self.device) if healthy is None else healthy
 
     def _sample(self, t: Tensor) -> Tensor:
@@ -362,10 +373,15 @@ def put_back(old: Tree, new: Tree) -> Tree:
     return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)
 
 
-def raise_if_bad(round_: Tensor) -> None:
-    """Raise PefllError where a round, int64 [], was the first with a reply that is not finite; -1 where none was."""
+def raise_if_bad(round_: Tensor, who: str | None = None) -> None:
+    """Raise PefllError where a round, int64 [], was the first with a reply that is not finite; -1 where none was.
+
+    Args:
+        round_: which one.
+        who: the name of the client whose reply it was, where somebody knows.
+    """
     if int(round_) >= 0:
-        raise not_finite("training", None, int(round_))
+        raise not_finite("training", who, int(round_))
 
 
 def _capacity(counts: Any) -> tuple[int, int, int]:
