@@ -250,22 +250,29 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
     )
 
 
-def first_sick(fine: Tensor, ids: Tensor, sent: Iterable[Everyone | Each]) -> int | None:
-    """Return the first client whose reply is not finite though what it was sent is; None where there is no such one.
+def spoilt_by(fine: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
+    """Return whose replies are not finite though what they were sent is, bool [c]; no number is looked at.
 
-    After a server's own numbers have overflown every reply is as bad, and the first one's client has no part in it.
+    After a server's own numbers have overflown every reply is as bad, and no client has a part in it.
 
     Args:
         fine: bool [c], which replies are finite.
-        ids: int64 [c], whose they are.
         sent: what clients were sent, on the CPU.
     """
+    sick = ~fine
     for argument in sent:
         for leaf in leaves(argument.value):
-            if not leaf.is_floating_point():
-                continue
-            if isinstance(argument, Everyone) and not bool(torch.isfinite(leaf).all()):
-                return None
-            if isinstance(argument, Each):
-                fine = fine | ~torch.isfinite(leaf.reshape(len(ids), -1)).all(dim=1)
-    return None if bool(fine.all()) else int(ids[int(fine.int().argmin())])
+            if leaf.is_floating_point():
+                rows = leaf.reshape(len(fine) if isinstance(argument, Each) else 1, -1)
+                sick = sick & torch.isfinite(rows).all(dim=1)
+    return sick
+
+
+def first_sick(fine: Tensor, ids: Tensor, sent: Iterable[Everyone | Each]) -> int | None:
+    """Return the first client that `spoilt_by` finds, with ids int64 [c]; None where there is none."""
+    return first_of(spoilt_by(fine, sent), ids)
+
+
+def first_of(sick: Tensor, ids: Tensor) -> int | None:
+    """Return the first of clients `ids`, int64 [c], for which `sick`, bool [c], holds; None where there is none."""
+    return int(ids[int(sick.int().argmax())]) if bool(sick.any()) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -20,10 +20,11 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
-    first_sick,
+    first_of,
     not_finite,
     sample_cohort,
     seen_and_new,
+    spoilt_by,
 )
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
@@ -62,7 +63,8 @@ class VectorCohort(DoorCohort):
     round: Tensor
     capacity: tuple[int, int, int]
     healthy: Tensor | None = None
-    sick: int | None = None  # who was first, on a CPU; a GPU does not stop to look
+    # Of each exchange on a CPU: whether all replies are finite, and whose are not though what they were sent is, [c].
+    spoilt: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -76,10 +78,10 @@ class VectorCohort(DoorCohort):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf).all()
-            if self.ids.device.type == "cpu" and bool(~fine) and (self.healthy is None or bool(self.healthy)):
+            if self.ids.device.type == "cpu":  # a GPU would spend time on what is hardly ever asked for
                 of_client = torch.isfinite(leaf.reshape(self.size, -1)).all(dim=1)
                 sent = [type(argument)(value) for argument, value in zip(arguments, values, strict=True)]
-                self.sick = first_sick(of_client, self.ids, sent)
+                self.spoilt.append((fine, spoilt_by(of_client, sent)))
             self.healthy = fine if self.healthy is None else self.healthy & fine
         if self.beat is not None:
             self.beat(False)
@@ -87,7 +89,11 @@ class VectorCohort(DoorCohort):
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent, counted or checked yet."""
-        return replace(super().anew(), healthy=None, sick=None)
+        return replace(super().anew(), healthy=None, spoilt=[])
+
+    def first_sick(self) -> int | None:
+        """Return the client that made the first reply which is not finite; None where nobody knows."""
+        return next((first_of(sick, self.ids) for fine, sick in self.spoilt if not bool(fine)), None)
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -152,7 +158,7 @@ class VectorEngine:
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
         self.company: Company | None = None
-        self.sick_client: str | None = None  # the name of the one that was first in the last round, on a CPU
+        self._cohort_of_round: VectorCohort | None = None  # of the last round, on a CPU
         self.stream: torch.cuda.Stream | None = None
         self.beside: torch.cuda.Stream | None = None
         self.queues = self.device.type == "cuda"
@@ -194,7 +200,7 @@ class VectorEngine:
                 server, healthy = self._round(server, torch.full((), t))
                 if not bool(healthy) and int(bad) < 0:
                     bad.fill_(t)
-                    return server, clock.later(bad, partial(raise_if_bad, who=self.sick_client))
+                    return server, clock.later(bad, partial(raise_if_bad, who=self._sick_client()))
         return server, clock.later(bad, raise_if_bad)
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
@@ -264,11 +270,17 @@ class VectorEngine:
                 self.company = None
         EngineSettings.give_back(self)
 
+    def _sick_client(self) -> str | None:
+        """Return the name of the client whose reply spoilt the last round; None where nobody knows."""
+        client = self._cohort_of_round.first_sick() if self._cohort_of_round else None
+        return None if client is None else self.federation.name_of(client)
+
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
         cohort = self._cohort(self._sample(t), t, self.ledger)
         server = self.method.round(server, cohort)
         healthy = cohort.healthy
-        self.sick_client = None if cohort.sick is None else self.federation.name_of(cohort.sick)
+        if self.device.type == "cpu":
+            self._cohort_of_round = cohort
         return server, torch.full((), True, device=self.device) if healthy is None else healthy
 
     def _sample(self, t: Tensor) -> Tensor:
