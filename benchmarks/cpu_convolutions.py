@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pefll.engines.cohort import TorchSettings, keep_freed_memory
+from pefll.engines.settings import keep_freed_memory, set_for_engines
 from pefll.ops.blocks import conv_block
 
 Block = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=25)
     turns = parser.parse_args().turns
-    TorchSettings.of_engines("float32").set()
+    set_for_engines("float32")
     keep_freed_memory(True)
     x, of_output = torch.randn(32, 3, 32, 32), torch.randn(32, 32, 5, 5)
     weights = [torch.randn(shape) / 10 for shape in ((16, 3, 5, 5), (16,), (32, 16, 5, 5), (32,))]

@@ -60,6 +60,7 @@ from pefll.engines.flower.terms import Terms
 from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.methods.contract import Cohort, Problem, Score, each
+from pefll.named import CODE
 from pefll.summary import commit
 
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)
@@ -147,6 +148,7 @@ def agreement_of(clients: int, method: str, model: str = "lenet") -> Agreement:
 
 
 ECHO = "benchmarks.flower_exchanges:Echo"
+os.environ.setdefault(CODE, ECHO)  # also for the processes that are started here
 server = ServerApp()
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pefll import randomness
-from pefll.engines.cohort import TorchSettings
+from pefll.engines.settings import set_for_engines
 from pefll.errors import PefllError
 from pefll.files import write_json
 from pefll.hardware import device_name, pick_device
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
     device = card(parser)
-    TorchSettings.of_engines(options.precision).set()
+    set_for_engines(options.precision)
     console, rows = Console(), []
     for clients in (5, 50):
         copies = [operations(clients) for _ in range(3)]

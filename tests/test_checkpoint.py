@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 from pefll import checkpoint
+from pefll.checksums import digest
 from pefll.errors import PefllError
 from pefll.tree import from_named, leaves, map_tree, named_leaves
 from tests.federations import flat
@@ -207,7 +208,7 @@ def test_tensors_that_are_no_safetensors_are_damaged_even_with_the_right_sha(tmp
     manifest = json.loads((newest / checkpoint.MANIFEST).read_text())
     del manifest["sha256"]
     manifest["files"][checkpoint.TENSORS] = {"bytes": 8, "sha256": hashlib.sha256(b"nonsense").hexdigest()}
-    manifest["sha256"] = checkpoint._digest(manifest)
+    manifest["sha256"] = digest(manifest)
     (newest / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(PefllError, match="is damaged"):
         checkpoint.load(newest)
@@ -302,6 +303,6 @@ def test_damaged_ones_that_were_passed_over_do_not_push_out_good_ones(tmp_path):
         checkpoint.save(tmp_path, round_, {"a": torch.zeros(2)}, {})
     (tmp_path / "round-00000002" / "state.safetensors").write_bytes(b"no")
     assert checkpoint.latest(tmp_path, lambda sentence: None).round == 1
-    checkpoint.drop_newer(tmp_path, 1)
+    checkpoint.set_newer_aside(tmp_path, 1, lambda sentence: None)
     checkpoint.save(tmp_path, 3, {"a": torch.zeros(2)}, {})
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["round-00000001", "round-00000003"]
+    assert entries(tmp_path) == ["round-00000001", "round-00000002.damaged-1", "round-00000003"]

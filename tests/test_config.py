@@ -49,11 +49,11 @@ def test_a_whole_number_where_a_share_is_wanted(tmp_path):
     ("text", "sentence"),
     [
         ("roundz = 3", "unknown setting in .*did you mean 'rounds'"),
-        ('rounds = "3"', "rounds must be int, not '3'"),
-        ("rounds = 3.0", "rounds must be int"),
-        ("rounds = true", "rounds must be int"),
-        ("method = 1", "method must be str"),
-        ("settings = 1", r"settings must be dict"),
+        ('rounds = "3"', r"rounds is '3'; it must be a whole number \[PEFLL-A001\]"),
+        ("rounds = 3.0", "whole number, for example 3 .PEFLL-A001"),
+        ("rounds = true", "PEFLL-A001"),
+        ("method = 1", "PEFLL-A008"),
+        ("settings = 1", "PEFLL-A012"),
         ("rounds = ", "is damaged"),
         ("rounds = -1", "config.toml: rounds is -1; it cannot be negative"),
         ("eval_every = 0", "config.toml: eval_every is 0; it must be at least 1"),
@@ -137,7 +137,7 @@ def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():
 
 @pytest.mark.parametrize(("name", "value"), [("rounds", "5"), ("rounds", 2.5), ("device", object()), ("seed", True)])
 def test_settings_of_a_wrong_type_are_refused_before_anything_is_written(name, value):
-    with pytest.raises(PefllError, match=f"{name} must be"):
+    with pytest.raises(PefllError, match=f"{name} is .* it must be"):
         Config(**{name: value})
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import fcntl
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
 
+from pefll import files
 from pefll.errors import PefllError, unknown
 from pefll.files import (
+    check_file_name,
     check_folder,
+    is_temporary,
     make_folder,
     read_json,
+    safe_file_name,
     sentences_for_disk_errors,
+    set_aside,
+    sweep,
     write_csv,
     write_json,
     write_whole,
@@ -149,3 +160,162 @@ def test_a_file_beyond_the_limit_names_the_limit():
     sentence = "cannot write it: File too large; raise the limit that `ulimit -f` shows"
     with pytest.raises(PefllError, match=sentence), sentences_for_disk_errors("it"):
         raise OSError(errno.EFBIG, "File too large")
+
+
+def test_a_link_under_a_guessed_name_is_not_followed(tmp_path):
+    mine, target = tmp_path / "mine.txt", tmp_path / "config.toml"
+    mine.write_bytes(b"precious")
+    (tmp_path / f".config.toml.{os.getpid()}.tmp").symlink_to(mine)  # what such files were called once
+    write_whole(target, b"new")
+    assert mine.read_bytes() == b"precious"
+    assert target.read_bytes() == b"new"
+
+
+def test_a_file_that_is_there_is_never_taken_for_a_temporary_one(tmp_path, monkeypatch):
+    mine, names = tmp_path / "mine.txt", iter(["0" * 16, "1" * 16])
+    mine.write_bytes(b"precious")
+    (tmp_path / f".a.{'0' * 16}.pefll-tmp").symlink_to(mine)
+    monkeypatch.setattr("secrets.token_hex", lambda size: next(names))
+    write_whole(tmp_path / "a", b"new")
+    assert mine.read_bytes() == b"precious"
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert not (tmp_path / "a").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "\u00e9" * 127])
+def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path, name):
+    write_whole(tmp_path / name, b"new")
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_link_in_a_files_place_is_replaced(tmp_path):
+    (tmp_path / "mine.txt").write_bytes(b"precious")
+    (tmp_path / "a").symlink_to(tmp_path / "mine.txt")
+    write_whole(tmp_path / "a", b"new")
+    assert (tmp_path / "mine.txt").read_bytes() == b"precious"
+    assert not (tmp_path / "a").is_symlink()
+
+
+@pytest.mark.parametrize(("private", "wanted"), [(False, 0o640), (True, 0o600)])
+def test_the_umask_is_honoured_and_a_secret_is_its_owners(tmp_path, private, wanted):
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "a", b"new", private)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == wanted
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pefll import files
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+files.write_whole(Path(sys.argv[1]), b"half")
+"""
+
+
+def test_what_a_killed_writer_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "a")])
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert is_temporary(left.name)
+    living, handle = files._open_temporary(tmp_path / "b", 0o666)
+    (tmp_path / ".notes.tmp").touch()  # somebody else's
+    sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted([living.name, ".notes.tmp"])
+    os.close(handle)
+    write_whole(tmp_path / "c", b"")  # the first time that this process writes here
+    assert sorted(os.listdir(tmp_path)) == [".notes.tmp", "c"]
+
+
+def test_a_temporary_file_that_was_swept_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    lock, times = fcntl.flock, []
+
+    def swept_first(handle, how):
+        if how == fcntl.LOCK_EX and not times:
+            times.append(1)
+            sweep(tmp_path)
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", swept_first)
+    write_whole(tmp_path / "a", b"whole")
+    assert times
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_what_is_damaged_is_renamed_and_nothing_is_lost(tmp_path):
+    for number in (1, 2):
+        (tmp_path / "a").write_text(str(number))
+        assert set_aside(tmp_path / "a").name == f"a.damaged-{number}"
+    (tmp_path / "b").symlink_to(tmp_path / "nowhere")
+    assert set_aside(tmp_path / "b").is_symlink()
+    assert (tmp_path / "a.damaged-1").read_text() == "1"
+
+
+ODD_NAMES = [
+    "",
+    ".",
+    "..",
+    ".hidden",
+    "CON",
+    "nul",
+    "aux.txt",
+    "Com1",
+    "LPT9.x",
+    "a.",
+    "a ",
+    " a",
+    "a/b",
+    "a\\b",
+    "a:b",
+]
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, "a\nb", "a\x00b", "a\x7f", "q?", "\udc80", "x" * 300])
+def test_names_that_are_no_files_everywhere(name):
+    with pytest.raises(PefllError) as error:
+        check_file_name(name, "a client's name")
+    assert error.value.code == "PEFLL-R012"
+    check_file_name(safe_file_name(name), "a client's name")
+
+
+def test_every_text_has_a_file_name_of_its_own():
+    texts = [
+        *ODD_NAMES,
+        "bob",
+        "Bob",
+        "BOB",
+        "bob ",
+        "b\u00f6b",
+        "bo\u0308b",
+        "\udc80",
+        "../bob",
+        "x" * 1000,
+        "x" * 1001,
+    ]
+    texts.append(safe_file_name("Bob"))  # somebody who calls himself what another one's file is called
+    names = [safe_file_name(text) for text in texts]
+    assert len({name.lower() for name in names}) == len(texts)
+    assert safe_file_name("bob") == "bob"
+    for name in names:
+        check_file_name(name, "a file's name")
+        assert name.isascii()
+
+
+def test_cells_that_begin_a_formula_are_text(tmp_path):
+    cells = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\t1", "-0.5", "+3", "-inf", "a=1", ""]
+    rows = [{"=name": cell, "n": -1.5} for cell in cells]
+    write_csv(tmp_path / "a.csv", rows)
+    with (tmp_path / "a.csv").open(newline="") as file:
+        heading, *read = list(csv.reader(file))
+    assert heading == ["'=name", "n"]
+    assert [row[0] for row in read] == [f"'{cell}" for cell in cells[:7]] + cells[7:]
+    assert {row[1] for row in read} == {"-1.5"}
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b'{"a": ', b""])
+def test_json_that_is_none_is_a_sentence(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(PefllError, match="is damaged"):
+        read_json(tmp_path / "a.json")

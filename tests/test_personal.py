@@ -18,7 +18,7 @@ PIXELS = {
     "tokens": False,
     "class_names": [],
 }
-FEATURES = {"model": "", "input_shape": [4], "normalise": None, "tokens": False, "class_names": []}
+FEATURES = {"model": "", "input_shape": [4], "classes": 3, "normalise": None, "tokens": False, "class_names": []}
 TOKENS = {"model": "lstm", "classes": 6, "input_shape": [5], "normalise": None, "tokens": True, "class_names": []}
 
 

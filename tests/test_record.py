@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 import pefll
 from pefll import checkpoint
+from pefll.checksums import last_check
+from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.record import RunFolder, run_folders, seed_folder
 from tests.federations import ragged
@@ -78,7 +81,7 @@ def test_summary(tmp_path):
     for content in ("{", "[1]"):
         folder.summary_file.write_text(content)
         with pytest.raises(
-            PefllError, match=r"is damaged: .*; remove it, and pefll\.fit\(federation, \.\.\., out=.*\) makes it again"
+            PefllError, match=r"is damaged: .*; move it away, and pefll\.fit\(federation, .*\) makes it again"
         ):
             folder.summary()
 
@@ -181,3 +184,13 @@ def test_nobody_trains_into_a_folder_that_is_held(tmp_path):
     assert not (tmp_path / "config.toml").exists()
     run = pefll.fit(federation, "fedavg", rounds=1, out=tmp_path, device="cpu", clients_per_round=3)
     assert run.summary["rounds"] == 1
+
+
+def test_the_last_check_is_found_in_files_of_any_size(tmp_path):
+    folder, path = RunFolder(tmp_path), tmp_path / "history.jsonl"
+    assert last_check(path) == ""
+    Config().save(folder.config_file, "0123456789abcdef")
+    for round_, padding in ((1, 10), (2, 5000), (3, 100_000), (4, 1), (5, 1)):
+        folder.append_history({"round": round_, "note": padding * "x"})
+        assert json.loads(path.read_text().splitlines()[-1])["check"] == last_check(path)
+    assert [row["round"] for row in folder.history()] == [1, 2, 3, 4, 5]

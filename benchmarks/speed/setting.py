@@ -18,6 +18,7 @@ from pefll.data import DATASETS, Federation, Samples, load_samples
 from pefll.data.federation import TRAIN, Normalise, assemble
 from pefll.engines.cohort import sample_cohort
 from pefll.methods import Problem
+from pefll.named import allow
 from pefll.preparing import describe_problem
 
 CLASSES = 10
@@ -87,6 +88,7 @@ class Work:
     @cached_property
     def problem(self) -> Problem:
         """What there is to learn."""
+        allow(self.setting.model)
         problem, _ = describe_problem(self.federation, self.setting.model)
         return problem
 

@@ -29,12 +29,13 @@ from pefll.fitting import RunsFailed, fit, fit_seeds
 from pefll.lockstep import Stopped
 from pefll.methods import METHODS, FedAvg, FedRep, KNNPer, Local, PeFLL, PeFLLPrior, PerFedAvg, PFedHN, PFedMe
 from pefll.personal import PersonalModel
-from pefll.run import Run, load
+from pefll.run import ClientsFailed, Run, load
 from pefll.version import __version__
 
 __all__ = [
     "METHODS",
     "Accuracy",
+    "ClientsFailed",
     "Cost",
     "Evaluation",
     "FedAvg",

@@ -31,7 +31,7 @@ from pefll.evaluation import evaluate, scores_of
 from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
-from pefll.named import fault
+from pefll.named import allow, fault
 from pefll.saving import restore
 from pefll.tree import Tree, leaves, map_tree, named_leaves
 
@@ -103,6 +103,7 @@ def check_method(name: str, settings: dict[str, Any] | None = None) -> list[Find
     Returns:
         One finding for each rule. After a method that is not one at all, nothing else is tried.
     """
+    allow(name)
     subject = Subject(name, settings or {})
     findings = []
     for check in CHECKS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
@@ -21,11 +22,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from pefll import manifest
 from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors, sync_folder
+from pefll.files import sentences_for_disk_errors, set_aside, sync_folder
+from pefll.manifest import MANIFEST
 
 KEEP = 2
-TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+TENSORS, HISTORY = "state.safetensors", "history.jsonl"
 # What safetensors calls the types that a state may have.
 TYPES = {
     torch.float64: "F64",
@@ -53,11 +56,13 @@ class Checkpoint(NamedTuple):
         round: rounds done.
         tensors: by name.
         facts: what the writer put into the manifest.
+        history: the run's evaluations until then, as the file has them; None where an earlier version wrote it.
     """
 
     round: int
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
+    history: bytes | None = None
 
 
 class Writer:
@@ -75,13 +80,16 @@ class Writer:
         self._held: dict[str, Tensor] = {}
         self._error: BaseException | None = None
 
-    def begin(self, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def begin(
+        self, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any], history: bytes | None = None
+    ) -> None:
         """Start to write a checkpoint, as soon as the one before is written; see `save` and `wait`.
 
         Args:
             round_: rounds done.
             tensors: by name, in the host's memory; nobody writes to them any more.
             facts: anything JSON can hold.
+            history: the run's evaluations until then, to be kept beside them.
         """
         self.wait()
         # Held here until somebody waits or looks: memory that a GPU copied into is not to be freed by another thread,
@@ -92,7 +100,7 @@ class Writer:
         def work() -> None:
             try:
                 context.run(self._before)
-                context.run(save, self._folder, round_, tensors, facts, self._then)
+                context.run(save, self._folder, round_, tensors, facts, self._then, history)
             except BaseException as error:  # noqa: BLE001 (raised again by who waits)
                 self._error = error
 
@@ -124,7 +132,14 @@ class Writer:
         return error
 
 
-def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any], then: str = "") -> Path:
+def save(
+    folder: Path,
+    round_: int,
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    then: str = "",
+    history: bytes | None = None,
+) -> Path:
     """Write a checkpoint; it appears whole or not at all, and older ones go only afterwards.
 
     Args:
@@ -133,30 +148,41 @@ def save(folder: Path, round_: int, tensors: dict[str, Tensor], facts: dict[str,
         tensors: by name, in the host's memory.
         facts: anything JSON can hold.
         then: what to do where it cannot be written, when that is mended.
+        history: the run's evaluations until then; None for none.
 
     Returns:
         The folder of this checkpoint.
     """
-    final = folder / f"round-{round_:08d}"
-    building = folder / f".building-{os.getpid()}"
+    final = manifest.folder_of(folder, round_)
+    building = folder / f".building-{secrets.token_hex(8)}"
     with sentences_for_disk_errors(f"the checkpoint {final}", then):
         try:
-            for left_over in folder.glob(".building-*"):  # by a process that was killed
-                shutil.rmtree(left_over, ignore_errors=True)
+            sweep(folder)
             building.mkdir(parents=True)
-            written = _write(building / TENSORS, _safetensors(tensors))
-            manifest = {"round": round_, "files": {TENSORS: written}, "facts": facts}
-            manifest["sha256"] = _digest(manifest)
-            _write(building / MANIFEST, [memoryview((json.dumps(manifest, indent=2) + "\n").encode())])
+            written = {TENSORS: _write(building / TENSORS, _safetensors(tensors))}
+            if history is not None:
+                written[HISTORY] = _write(building / HISTORY, [memoryview(history)])
+            text = json.dumps(manifest.write(round_, written, facts), indent=2) + "\n"
+            _write(building / MANIFEST, [memoryview(text.encode())])
             sync_folder(building)
-            shutil.rmtree(final, ignore_errors=True)
+            if os.path.lexists(final):  # a folder cannot be moved onto another one
+                final.rename(folder / f".building-{secrets.token_hex(8)}")
             building.rename(final)
             sync_folder(folder)
+            sweep(folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
-    for old in _newest_first(folder)[KEEP:]:
+    for old in manifest.newest_first(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half written; for who holds the run's folder alone."""
+    for left_over in folder.glob(".building-*"):
+        if left_over.is_symlink():
+            left_over.unlink(missing_ok=True)
+        shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _write(path: Path, parts: Iterable[memoryview]) -> dict[str, Any]:
@@ -194,81 +220,78 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[memoryview]:
         yield tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path, run: str = "") -> Checkpoint:
     """Read one checkpoint and check every byte of it.
 
+    Args:
+        path: its folder.
+        run: the number of the run that it should be of; empty where that is not known.
+
     Raises:
-        PefllError: where it is damaged; the sentence says how.
+        PefllError: where it is damaged, or in another's place; the sentence says how.
     """
+    found = manifest.read(path, run)
+    contents = {name: _read(path, name, wanted) for name, wanted in found.files.items()}
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        if manifest.pop("sha256") != _digest(manifest):
-            raise ValueError("its SHA-256 is wrong")
-        expected = manifest["files"][TENSORS]
-        content = (path / TENSORS).read_bytes()
-        round_, facts = int(manifest["round"]), manifest["facts"]
+        tensors = safetensors.torch.load(contents[TENSORS])
+    except (safetensors.SafetensorError, KeyError) as error:
+        raise _damaged(path, str(error)) from error
+    return Checkpoint(found.round, tensors, found.facts, contents.get(HISTORY))
+
+
+def _read(path: Path, name: str, wanted: dict[str, Any]) -> bytes:
+    """Return the content of a checkpoint's file, where it is what its manifest says."""
+    try:
+        content = (path / name).read_bytes()
     except FileNotFoundError as error:
-        raise PefllError(f"the checkpoint {path} is incomplete: {error.filename} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PefllError(f"the checkpoint {path} is damaged: its manifest cannot be read ({error})") from error
-    if len(content) != expected["bytes"]:
         raise PefllError(
-            f"the checkpoint {path} is damaged: {TENSORS} has {len(content):,} bytes instead of {expected['bytes']:,}"
-        )
-    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        raise PefllError(f"the checkpoint {path} is damaged: the SHA-256 of {TENSORS} is wrong")
-    try:
-        return Checkpoint(round_, safetensors.torch.load(content), facts)
-    except safetensors.SafetensorError as error:
-        raise PefllError(f"the checkpoint {path} is damaged: {error}") from error
+            f"the checkpoint {path} is incomplete: {error.filename} is missing", code="PEFLL-R004"
+        ) from error
+    except OSError as error:
+        raise _damaged(path, f"{name} cannot be read ({error.strerror})") from error
+    if len(content) != wanted["bytes"]:
+        raise _damaged(path, f"{name} has {len(content):,} bytes instead of {wanted['bytes']:,}")
+    if hashlib.sha256(content).hexdigest() != wanted["sha256"]:
+        raise _damaged(path, f"the SHA-256 of {name} is wrong")
+    return content
 
 
-def newest_facts(folder: Path) -> dict[str, Any]:
-    """Return what the newest manifest that can be read says, without a look at the tensors; {} where there is none."""
-    for path in _newest_first(folder):
-        try:
-            facts = json.loads((path / MANIFEST).read_text())["facts"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(facts, dict):
-            return facts
-    return {}
+def _damaged(path: Path, how: str) -> PefllError:
+    return PefllError(f"the checkpoint {path} is damaged: {how}", code="PEFLL-R004")
 
 
-def latest(folder: Path, report: Callable[[str], None]) -> Checkpoint:
+def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkpoint:
     """Return the newest checkpoint that is whole.
 
     Args:
         folder: of all checkpoints of a run.
         report: told of each damaged one that was passed over.
+        run: the run's number; see `load`.
 
     Raises:
         PefllError: where there is none.
     """
-    candidates = _newest_first(folder)
+    candidates = manifest.newest_first(folder)
     if not candidates:
         raise PefllError(
-            f"{folder.parent} has no checkpoint yet: the run was stopped before its first one; start it anew"
+            f"{folder.parent} has no checkpoint yet: the run was stopped before its first one; start it anew",
+            code="PEFLL-R015",
         )
+    reasons: list[str] = []
     for path in candidates:
         try:
-            return load(path)
+            return load(path, run)
         except PefllError as error:
-            report(f"{error}; it is passed over")
-    raise PefllError(f"no checkpoint in {folder} is whole; start the run anew")
+            report(f"{error.args[0]}; it is passed over")
+            if error.code in (manifest.OTHER_ROUND, manifest.OTHER_RUN):
+                reasons.append(error.args[0])
+    if reasons:  # nothing is lost yet
+        raise PefllError(f"no checkpoint in {folder} is in its place: {reasons[0]}", code="PEFLL-R007")
+    raise PefllError(f"no checkpoint in {folder} is whole; start the run anew", code="PEFLL-R007")
 
 
-def _digest(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's content, however it is laid out."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def drop_newer(folder: Path, round_: int) -> None:
-    """Remove the checkpoints after a round: a run that goes on from there makes them again."""
-    for path in _newest_first(folder):
-        if path.name > f"round-{round_:08d}":
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*"), reverse=True)
+def set_newer_aside(folder: Path, round_: int, report: Callable[[str], None]) -> None:
+    """Rename the checkpoints after a round, which are damaged: they must not push out whole ones."""
+    for path in manifest.newest_first(folder):
+        if int(path.name[6:]) > round_:
+            report(f"{path} is kept as {set_aside(path).name}")

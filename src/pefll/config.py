@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pefll.arguments import plain, share, shown, text, whole_number
+from pefll.checksums import read_first_line, with_first_line
 from pefll.errors import PefllError, unknown
 from pefll.files import write_whole
 from pefll.wording import argument, counted, for_the_command_line
@@ -19,6 +21,9 @@ ENGINES = ("auto", "serial", "vector", "flower")
 # What may differ when a run is resumed: where things are and how fast they go. Another engine or device computes the
 # same, but rounds differently.
 MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
+
+# No run of more rounds would end in a lifetime, at a ten thousandth of a second for each.
+MOST_ROUNDS = 10**12
 
 # What does not belong into the command that makes a run again elsewhere.
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
@@ -83,33 +88,29 @@ class Config:
             raise unknown("engine", self.engine, ENGINES)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
-        for name in ("rounds", "clients", "clients_per_round", "processes", "seed", "eval_clients"):
-            if getattr(self, name) < 0:
-                raise PefllError(f"{argument(name)} is {getattr(self, name)}; it cannot be negative")
-        for name in ("eval_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise PefllError(f"{argument(name)} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.unseen < 1:
-            name = argument("unseen")
-            raise PefllError(f"{name} is {self.unseen}; it must be a share between 0 and 1, for example 0.1")
 
-    def save(self, path: Path) -> None:
-        """Write the settings as TOML."""
+    def toml(self) -> str:
+        """Return the settings as TOML."""
         plain = dataclasses.asdict(self)
         settings = plain.pop("settings")
         lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
         lines += ["", "[settings]", *(f"{key} = {_toml(value)}" for key, value in settings.items())]
-        write_whole(path, ("\n".join(lines) + "\n").encode())
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: Path, run: str = "") -> None:
+        """Write the settings as TOML.
+
+        Args:
+            path: the file.
+            run: the number of the run; with it the file gets a first line that checks the others.
+        """
+        text = self.toml()
+        write_whole(path, (with_first_line(text, run) if run else text).encode())
 
     @classmethod
-    def load(cls, path: Path) -> Config:
-        """Read settings from TOML."""
-        try:
-            values = tomllib.loads(path.read_text())
-        except FileNotFoundError as error:
-            raise PefllError(f"there is no {path}") from error
-        except (OSError, ValueError) as error:
-            raise PefllError(f"{path} is damaged: {error}") from error
+    def load(cls, path: Path, trained: str | None = None) -> Config:
+        """Read settings from TOML; see `read_settings`."""
+        values = read_settings(path, trained)
         known = {each.name for each in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
@@ -121,11 +122,17 @@ class Config:
             raise PefllError(f"{path}: {error}") from error
 
     def _check_type(self, name: str, kind: str) -> None:
-        value = getattr(self, name)
-        if kind == "float" and type(value) is int:
-            object.__setattr__(self, name, float(value))  # `unseen = 0` means 0.0
-        elif type(value).__name__ != kind:
-            raise PefllError(f"{name} must be {kind}, not {value!r}")
+        value: Any = plain(getattr(self, name))
+        if kind == "int":
+            least = 1 if name in ("eval_every", "checkpoint_every") else 0
+            value = whole_number(value, argument(name), least, **({"most": MOST_ROUNDS} if name == "rounds" else {}))
+        elif kind == "float":
+            value = share(value, argument(name))  # the only one is `unseen`
+        elif kind == "str":
+            value = text(value, argument(name))
+        elif not isinstance(value, dict):
+            raise PefllError(f"{name} is {shown(value)}; it must be a dictionary", code="PEFLL-A012")
+        object.__setattr__(self, name, value)  # a number of NumPy is Python's own from here on
 
     def command(self) -> str:
         """Return the command that makes this run again: the data, and all settings that differ from their defaults."""
@@ -154,6 +161,69 @@ class Config:
         if other.rounds < self.rounds:
             rounds = counted(self.rounds, "round")
             raise PefllError(f"the run was started for {rounds}; it can be extended but not shortened: {advice}")
+
+
+def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
+    """Return what a file of settings holds, where that is what was written and what its run was trained with.
+
+    Args:
+        path: the file.
+        trained: the settings in the run's newest checkpoint, as TOML; empty where it has none, and None for a file that
+            is no run's.
+
+    Raises:
+        PefllError: where the file is damaged, or was changed by hand.
+    """
+    try:
+        text = path.read_bytes().decode()
+        values = tomllib.loads(text)
+        if trained is not None and not values:
+            raise ValueError("it is empty")
+    except FileNotFoundError as error:
+        raise PefllError(f"there is no {path}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "it has too many brackets inside each other" if isinstance(error, RecursionError) else error
+        advice = "; its newest checkpoint's manifest.json has a copy, facts.run.config: put it back" if trained else ""
+        raise PefllError(f"{path} is damaged: {reason}{advice}", code="PEFLL-R001") from error
+    new_run = f"start a new run with another {argument('out')}"
+    differing = _differences(values, tomllib.loads(trained)) if trained else {}
+    for name, (mine, was) in differing.items():
+        if name not in MAY_CHANGE or (name == "data_sha256" and mine and was):
+            raise PefllError(
+                f"{path} has {name} = {mine}, but the run was trained with {name} = {was}; put it back, or {new_run}",
+                code="PEFLL-R002",
+            )
+    if read_first_line(text)[1] is False and (differing or not trained):
+        changed = "".join(f": {name} = {mine}, and was {was}" for name, (mine, was) in differing.items())
+        raise PefllError(
+            f"{path} was changed since pefll wrote it{changed}; put it back and give what may change to "
+            f"{argument('resume')}, or {new_run}",
+            code="PEFLL-R003",
+        )
+    return values
+
+
+def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return both values, in words, of each setting that differs; a setting of a later version had its default."""
+    defaults = {
+        each.name: each.default for each in dataclasses.fields(Config) if each.default is not dataclasses.MISSING
+    }
+    flat = [
+        {key: value for key, value in one.items() if key != "settings"}
+        | {f"settings.{key}": value for key, value in _table(one.get("settings")).items()}
+        for one in (values, defaults | trained)
+    ]
+    found = {}
+    for name in dict.fromkeys([*flat[1], *flat[0]]):
+        mine, was = ([each[name]] if name in each else [] for each in flat)
+        if mine != was and (name in flat[0] or name in trained or name.startswith("settings.")):
+            words = [_toml(each[0]) if each else "nothing" for each in (mine, was)]
+            found[name.removeprefix("settings.")] = (words[0], words[1])
+    return found
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _toml(value: Any) -> str:

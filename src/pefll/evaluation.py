@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
+from pefll.arguments import shown, whole_number
 from pefll.data.federation import SPLITS, Federation
 from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
 from pefll.engines.later import Clock, Later
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Each, Everyone, Method, Own, each
+from pefll.ops.flops import FlopCounter
 from pefll.tree import Tree, map_tree
 
 Floats = npt.NDArray[np.float64]
@@ -84,10 +85,8 @@ def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
     """Return how many samples each client has and how many are right, as whole numbers, from sums [clients, 4]."""
     groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
-    return {
-        name: {"samples": group[:, 0].astype(int).tolist(), "correct": group[:, 1].astype(int).tolist()}
-        for name, group in groups.items()
-    }
+    whole = {name: np.rint(group).astype(int) for name, group in groups.items()}  # a limited weight may have fractions
+    return {name: {"samples": group[:, 0].tolist(), "correct": group[:, 1].tolist()} for name, group in whole.items()}
 
 
 class Exam:
@@ -109,7 +108,7 @@ class Exam:
         if method.trains_new_clients:  # too much work to be done again and again
             unseen = unseen[:0]
         self._seen = len(seen)
-        clients = np.concatenate([seen, unseen])
+        clients = self._clients = np.concatenate([seen, unseen])
         cohorts = list(engine.cohorts(clients))
         # The place of each client, in the order in which the engine takes them, among the clients.
         self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
@@ -124,7 +123,9 @@ class Exam:
 
     def _read(self, scores: Tensor) -> Evaluation:
         sums = np.zeros((len(self._place), 4))
-        sums[self._place] = _finite(scores.numpy())
+        sums[self._place] = scores.numpy()
+        _check_finite(sums, self._engine, self._clients)
+        sums = self._engine.weighed(self._clients, sums, chooses=True)
         return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
 
 
@@ -182,8 +183,10 @@ def client_scores(
             told.end()
     sums = np.zeros((len(clients), 4))
     # Gathered at the end: the first look at a number would wait for the device.
-    sums[_places(engine, clients)[np.concatenate(order)]] = _finite(torch.cat(parts).numpy(force=True))
-    return sums
+    sums[_places(engine, clients)[np.concatenate(order)]] = torch.cat(parts).numpy(force=True)
+    _check_finite(sums, engine, clients)
+    weighed: Floats = engine.weighed(clients, sums, chooses=False)
+    return weighed
 
 
 class _Beats:
@@ -215,11 +218,19 @@ def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tens
     return torch.stack([part.double() for part in scores], dim=1)
 
 
-def _finite(values: Floats) -> Floats:
-    """Return the values; PefllError where one is not finite, as a client's is when anything it was sent was not."""
-    if not np.isfinite(values).all():
-        raise not_finite("evaluation", None, None)
-    return values
+def _check_finite(values: Floats, engine: Engine, clients: Ids) -> None:
+    """Raise PefllError where a row is not finite, as a client's is when anything it was sent was not.
+
+    Args:
+        values: [clients, ...].
+        engine: knows the clients' names.
+        clients: whose rows they are.
+    """
+    fine = np.isfinite(values).all(axis=1)
+    if not fine.all():
+        # Where everybody's is bad, nobody's own data is the reason.
+        who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
+        raise not_finite("evaluation", who, None)
 
 
 def summarise(sums: Floats) -> Accuracy | None:
@@ -260,7 +271,9 @@ def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | No
             return None
         parts.append((ids, v.double()))
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))
-    return _finite(torch.cat([v for _, v in parts]).numpy(force=True)[order])
+    found: Floats = torch.cat([v for _, v in parts]).numpy(force=True)[order]
+    _check_finite(found, engine, np.arange(engine.federation.num_clients))
+    return found
 
 
 class Cost(NamedTuple):
@@ -294,6 +307,11 @@ def cost_of_new_client(federation: Federation, method: Method[Any], server: Any,
         client: its number, `federation.num_seen` or higher.
         seed: of the run.
     """
+    if not isinstance(federation, Federation):
+        raise PefllError(
+            f"federation is {shown(federation)}; make one with pefll.federation_from_arrays(x, y, client)", "PEFLL-A019"
+        )
+    client, seed = whole_number(client, "client", 0), whole_number(seed, "seed", 0)
     if not federation.num_seen <= client < federation.num_clients:
         raise PefllError(f"client {client} is not one of the new ones, {federation.num_seen} and higher")
     engine = SerialEngine(federation.to(torch.device("cpu")), method, seed, 0)
@@ -333,7 +351,7 @@ class _Weighed:
         self.flops = 0
 
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounter() as counter:
             replies = self._cohort.run(task, *arguments, **static)
         self.flops += int(counter.get_total_flops())
         return replies

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
+import hashlib
 import io
 import json
 import os
 import re
+import secrets
+import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pefll.errors import PefllError
+
+# Names of files that are being written: nobody can guess them, and nobody else has such names.
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pefll-tmp")
+# Names that Windows keeps for devices, whatever comes after a dot.
+_DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])(\..*)?", re.IGNORECASE)
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+_HASHED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
+_LONGEST = 200  # bytes of a name; file systems take 255, and endings are added
+# What a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @contextmanager
@@ -72,21 +87,142 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_whole(path: Path, content: bytes, private: bool = False) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part of it.
+
+    A link in the file's place is replaced and not followed.
+
+    Args:
+        path: the file.
+        content: all of it.
+        private: whether only its owner may read it, whatever the umask.
+    """
     if path.exists() and not (path.is_file() or path.is_dir()):  # which would be gone then, and not written to
         raise PefllError(f"cannot write {path}: it is a device or a pipe, not a file; choose another place")
     with sentences_for_disk_errors(str(path)):
+        _sweep_once(path.parent)
+        temporary, handle = _open_temporary(path, 0o600 if private else 0o666)
         try:
-            with temporary.open("wb") as file:
+            with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+                temporary.replace(path)  # still locked, so that nobody takes it for left behind
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _open_temporary(path: Path, mode: int) -> tuple[Path, int]:
+    """Make a new file beside a path, under a name that nobody can guess, locked as long as it is open.
+
+    A file that is there already, or a link, is never opened.
+    """
+    name = path.name.encode("utf-8", "surrogateescape")[:_LONGEST].decode("utf-8", "ignore")
+    while True:
+        temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.pefll-tmp")
+        try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        except FileExistsError:
+            continue
+        with suppress(OSError):  # file systems without locks: see `sweep`
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return temporary, handle
+        os.close(handle)  # somebody swept it away before it was locked
+
+
+_swept: set[str] = set()
+_sweeping = threading.Lock()
+
+
+def _sweep_once(folder: Path) -> None:
+    """Sweep a folder when this process writes into it for the first time."""
+    name = os.path.abspath(folder)
+    with _sweeping:
+        if name in _swept:
+            return
+        _swept.add(name)
+    sweep(folder)
+
+
+def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
+    """Remove the files that killed writers left half written in a folder.
+
+    A living writer holds a lock on its file, here or on another machine. Where a file system has no locks, nothing is
+    removed.
+
+    Args:
+        folder: is looked at, without those below it.
+        older: names of such files by earlier versions, which held no locks; for a folder that the caller holds alone.
+    """
+    with suppress(OSError):
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            if _TEMPORARY.fullmatch(name) or (older is not None and older.fullmatch(name)):
+                _remove_unless_locked(folder / name)
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a name is that of a file that is being written, or was when its writer was killed."""
+    return bool(_TEMPORARY.fullmatch(name))
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with suppress(OSError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(handle)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is damaged, a file or a folder, and return its new name: nothing that might be wanted is deleted."""
+    with sentences_for_disk_errors(str(path)):
+        number = 1
+        while os.path.lexists(kept := path.with_name(f"{path.name}.damaged-{number}")):
+            number += 1
+        os.rename(path, kept)
+        sync_folder(path.parent)
+    return kept
+
+
+def check_file_name(name: str, what: str) -> None:
+    """Raise PefllError for a name that cannot be a file's everywhere, or that means something else there.
+
+    Args:
+        name: without folders.
+        what: the name is of, for the sentence.
+    """
+    reason = ""
+    if not name or name.startswith(".") or name.endswith((".", " ")) or name != name.strip():
+        reason = "it is empty, or begins with a dot or a space, or ends with one"
+    elif any(ord(letter) < 32 or 127 <= ord(letter) < 160 or letter in '<>:"/\\|?*' for letter in name):
+        reason = 'it has a control character or one of < > : " / \\ | ? *'
+    elif any(0xD800 <= ord(letter) < 0xE000 for letter in name):
+        reason = "it is not valid Unicode"
+    elif _DEVICES.fullmatch(name):
+        reason = "Windows keeps that name for a device"
+    elif len(name.encode()) > _LONGEST:
+        reason = f"it is longer than {_LONGEST} bytes"
+    if reason:
+        raise PefllError(f"{name!r} cannot be {what}: {reason}; choose another name", code="PEFLL-R012")
+
+
+def safe_file_name(text: str) -> str:
+    """Return a file name for any text: another one for each text, also where upper and lower case are the same.
+
+    Plain names stay as they are; others keep what is plain of them and get a hash of the whole text.
+    """
+    if _PLAIN.fullmatch(text) and not _DEVICES.fullmatch(text) and not _HASHED.fullmatch(text):
+        return text
+    kept = re.sub(r"[^a-z0-9]+", "-", text.lower())[:40].strip("-") or "id"
+    return f"{kept}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 _WHOLE_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s*\]")
@@ -101,21 +237,45 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows that all have the same keys as a table with a heading, atomically."""
+    """Write rows that all have the same keys as a table with a heading, atomically.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are.
+    """
     table = io.StringIO()
+    columns = csv.writer(table, lineterminator="\n")
+    # A carriage return in a cell would begin a new row for some readers.
+    quoted = csv.writer(table, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for place, row in enumerate(rows):
-        if not place:
-            columns = csv.DictWriter(table, list(row), lineterminator="\n")
-            columns.writeheader()
-        columns.writerow(row)
+        for cells in (row.keys(), row.values()) if not place else (row.values(),):
+            plain = [_plain_cell(cell) for cell in cells]
+            (quoted if any("\r" in str(cell) for cell in plain) else columns).writerow(plain)
     write_whole(path, table.getvalue().encode())
+
+
+def _plain_cell(value: Any) -> Any:
+    """Return a cell that no spreadsheet takes for a formula."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value if value.isprintable() else f"'{value}"
 
 
 def read_json(path: Path) -> Any:
     """Read JSON, or raise PefllError with one sentence."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise PefllError(f"there is no {path}") from error
     except (OSError, ValueError) as error:
         raise PefllError(f"{path} is damaged: {error}") from error
+
+
+def parse_json(content: bytes) -> Any:
+    """Return what JSON in UTF-8 holds; ValueError where it is none, or too deep for a computer."""
+    try:
+        return json.loads(content.decode())
+    except RecursionError:
+        raise ValueError("it has too many brackets inside each other") from None

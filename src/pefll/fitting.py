@@ -13,20 +13,24 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor, nn
 
-from pefll import checkpoint
+from pefll import arguments, checkpoint, manifest
+from pefll.checksums import new_run
 from pefll.config import Config
 from pefll.data.federation import Federation
+from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.joint import join
-from pefll.errors import PefllError
+from pefll.errors import Diverged, PefllError
+from pefll.files import is_temporary
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
-from pefll.methods import build_method, typed_settings
+from pefll.methods import build_method, method_name, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
-from pefll.preparing import Order, describe_problem, headline, opened, other_precision
+from pefll.named import allow
+from pefll.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
 from pefll.progress import Display, display, say
-from pefll.record import LOCK, RunFolder, seed_folder
+from pefll.record import LOCK, RunFolder, rounds_of, seed_folder
 from pefll.run import Run, method_template
 from pefll.saving import restore
 from pefll.summary import summary_of, write_descriptors
@@ -36,7 +40,7 @@ from pefll.wording import argument
 
 def fit(
     federation: Federation,
-    method: str = "pefll",
+    method: str | type = "pefll",
     *,
     model: str | nn.Module = "auto",
     rounds: int = 1000,
@@ -50,7 +54,7 @@ def fit(
 
     Args:
         federation: who has what.
-        method: a key of `pefll.METHODS`, or package.module:Class, one of your own.
+        method: a key of `pefll.METHODS`, or its class, such as `pefll.FedAvg`; or package.module:Class, your own.
         model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
         rounds: of training.
@@ -65,14 +69,22 @@ def fit(
         The run, with the state of the round that was best on seen clients' validation samples.
     """
     _check_asked(federation, model)
+    allow(method, model, *((config.method, config.model) if config else ()))
+    out = _checked_places(out, console)
     if config is None:
         config = _config(federation, method, model, rounds, seed, settings)
+    elif not isinstance(config, Config):
+        raise PefllError(
+            f"config is {arguments.shown(config)}; it must be a pefll.config.Config, or left away for settings as "
+            "arguments, such as rounds=100",
+            code="PEFLL-A017",
+        )
     return fit_together([Order(config, federation, out)], model, console)[0]
 
 
 def fit_seeds(
     federation: Federation | Callable[[int], Federation],
-    method: str = "pefll",
+    method: str | type = "pefll",
     *,
     seeds: Sequence[int],
     model: str | nn.Module = "auto",
@@ -102,8 +114,11 @@ def fit_seeds(
         RunsFailed: when a run diverged, after the others have finished; it has their runs.
         Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
     """
+    seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must be different from each other, and there must be at least one")
+    allow(method, model)
+    out = _checked_places(out, console)
     orders = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
@@ -173,6 +188,7 @@ def outcomes_of(
             federation = order.federation
             config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
             problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+            check_memory(config, federation, problem, len(orders))
             learner = build_method(config.method, problem, config.settings)
             if not learner.trains_in_rounds:
                 config = dataclasses.replace(config, rounds=0)
@@ -187,6 +203,8 @@ def outcomes_of(
         # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
         for order, _, _, facts in prepared:
             _check_claim(order.out, order.config, facts)
+            if console and order.out is not None and (age := RunFolder(Path(order.out)).note_of_age()):
+                say(console, age)
         folders = [stack.enter_context(_held(order.out)) for order, *_ in prepared]
         for (order, _, _, facts), folder in zip(prepared, folders, strict=True):
             _claim(folder, order.config, facts)
@@ -197,6 +215,7 @@ def outcomes_of(
                 say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
             elif note := other_precision(order.config):
                 warnings.warn(f"training in float32: {note}", stacklevel=2)
+            _tell_of_ranges(order.federation, console)
             turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(prepared))
             jobs.append(Job(_told(turns, order, ended), engine.turn))
         for place, recorded in known.items():  # the first place first, so that each comes to its own
@@ -236,12 +255,14 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
 
 def finished_state(folder: RunFolder, rounds: int) -> checkpoint.Checkpoint | None:
     """Return a run's last state where it has its results and that state is whole: then nothing is left to do."""
-    summary = folder.summary()
-    if summary is None or summary.get("rounds", -1) < rounds or summary.get("split", "test") != "test":
-        return None
     try:
-        saved = checkpoint.latest(folder.checkpoints, lambda damage: None)
-    except PefllError:  # to be said by who goes on from there
+        summary = folder.summary()
+        if summary is None or rounds_of(summary) < rounds or summary.get("split", "test") != "test":
+            return None
+        folder.history()
+        folder.check_other_files()
+        saved = checkpoint.latest(folder.checkpoints, lambda damage: None, folder.run_id())
+    except PefllError:  # to be said, and mended, by who goes on from there
         return None
     return saved if saved.round >= rounds else None
 
@@ -289,10 +310,11 @@ def _fitting(
     with screen.line(order.title, config.rounds) as watch:
         try:
             progress = yield from train(engine, learner, config, folder, watch, facts, asked_to_stop, together)
-        except PefllError as error:
+        except PefllError as problem:
+            error = _with_cause(problem, federation)
             if together > 1:  # said now, because the others may go on for long
                 watch.say(f"{order.label or f'seed {config.seed}'} failed: {error}")
-            raise
+            raise error from problem
     summary = summary_of(engine, learner, order, progress, screen, asked_to_stop)
     if folder:
         if not order.tunes:
@@ -301,12 +323,28 @@ def _fitting(
     return Run(config, learner, progress.best, progress.server, facts, summary, federation)
 
 
+def _tell_of_ranges(federation: Federation, console: Console | None) -> None:
+    """Say which clients and columns have values that are out of proportion."""
+    for sentence in out_of_proportion(federation):
+        if console:
+            say(console, sentence)
+        else:
+            warnings.warn(sentence, stacklevel=2)
+
+
+def _with_cause(error: PefllError, federation: Federation) -> PefllError:
+    """Return the error; where training diverged on data that is out of proportion, with that as its likely cause."""
+    causes = out_of_proportion(federation) if isinstance(error, Diverged) else []
+    return Diverged(f"{error.args[0]}, but first look at the data: {causes[0]}", error.code) if causes else error
+
+
 def _check_asked(federation: Any, model: Any) -> None:
     """Raise PefllError for what is easily given in place of a federation or of a model."""
     if not isinstance(federation, Federation):
         raise PefllError(
             f"a federation is needed, not a {type(federation).__name__}: make one with "
-            "pefll.federation_from_arrays(x, y, client)"
+            "pefll.federation_from_arrays(x, y, client)",
+            code="PEFLL-A019",
         )
     if isinstance(model, type):
         raise PefllError(
@@ -316,13 +354,31 @@ def _check_asked(federation: Any, model: Any) -> None:
         raise PefllError(f"the model must be a name or a torch.nn.Module, not a {type(model).__name__}")
 
 
+def _checked_places(out: Any, console: Any) -> Path | None:
+    """Return the folder for a run; PefllError for what is no path, or where progress is to be shown on no console."""
+    if console is not None and not isinstance(console, Console):
+        raise PefllError(
+            f"console is {arguments.shown(console)}; it must be a rich.console.Console, or None for silence",
+            code="PEFLL-A018",
+        )
+    return None if out is None else arguments.path(out, "out")
+
+
 def _config(
-    federation: Federation, method: str, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
+    federation: Federation, method: str | type, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
 ) -> Config:
+    method = method_name(method)
     names = {each.name for each in dataclasses.fields(Config)}
     for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
         if name in settings:
             raise PefllError(f"{name} belongs to the federation, which is made before it is given to fit")
+    for name in ("settings", "seed"):  # the second where several seeds are trained
+        if name in settings:
+            raise PefllError(
+                f"{name} is no argument here: give hyper-parameters one by one, such as local_steps=10, and seeds as "
+                "seeds=[0, 1]",
+                code="PEFLL-A023",
+            )
     return Config(
         method=method,
         data=federation.name,
@@ -343,13 +399,17 @@ def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) 
         return
     folder = RunFolder(Path(out))
     if folder.config_file.is_file():
-        started = Config.load(folder.config_file)
+        started = Config.load(folder.config_file, folder.trained_with())
         try:
             started.check_same(config)
         except PefllError as error:  # where several runs have folders of their own, the user named none of them
             raise PefllError(f"{folder.path}: {error}") from error
-        check_same_model(checkpoint.newest_facts(folder.checkpoints).get("problem", {}), facts, str(folder.path))
-    elif folder.path.exists() and (not folder.path.is_dir() or {each.name for each in folder.path.iterdir()} - {LOCK}):
+        newest = manifest.newest(folder.checkpoints, folder.run_id())
+        check_same_model(newest.facts.get("problem", {}) if newest else {}, facts, str(folder.path))
+    elif folder.path.exists() and (
+        not folder.path.is_dir()
+        or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
+    ):
         raise PefllError(f"{folder.path} exists and is not a run folder; choose another {argument('out')}")
 
 
@@ -368,4 +428,9 @@ def _claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> N
     """Write what was asked for now into a folder that is held; somebody may have been there since it was looked at."""
     if folder:
         _check_claim(folder.path, config, facts)
-        config.save(folder.config_file)
+        checkpoint.sweep(folder.checkpoints)
+        run = folder.run_id()
+        if not run:
+            run = new_run()
+            folder.give_checks(run)  # before the settings say that there are some
+        config.save(folder.config_file, run)

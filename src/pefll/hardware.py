@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from pefll.config import Config
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
-from pefll.engines.vector import VectorEngine
+from pefll.engines.vector import VectorEngine, one_thread
 from pefll.engines.workers import can_fork
 from pefll.errors import PefllError
 from pefll.methods.contract import Method, Problem
+from pefll.ops.flops import FlopCounter
 from pefll.wording import argument
 
 SMALL_FLOPS = 10_000_000
@@ -60,7 +60,7 @@ def pick_precision(name: str, device: torch.device) -> str:
 def forward_flops(problem: Problem) -> int:
     """Return the floating point operations of the client model on a batch of 32; the same on every machine."""
     kind = torch.int64 if problem.tokens else torch.float32
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), FlopCounter() as counter:
         problem.model.module(torch.zeros((32, *problem.input_shape), dtype=kind))
     return int(counter.get_total_flops())
 
@@ -68,7 +68,10 @@ def forward_flops(problem: Problem) -> int:
 def place_data(config: Config, federation: Federation, problem: Problem, copies: dict[object, Tensor]) -> Federation:
     """Return the federation where the engine that a config asks for wants it; see `Federation.to` about `copies`."""
     device = pick_device(config.device)
-    return federation.to(device, copies) if _kind(config, device, problem) == "vector" else federation
+    if _kind(config, device, problem) != "vector":
+        return federation
+    with one_thread(device):
+        return federation.to(device, copies)
 
 
 def _kind(config: Config, device: torch.device, problem: Problem) -> str:

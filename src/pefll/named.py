@@ -1,4 +1,8 @@
-"""Code of a user's own, named as `package.module:name` on the command line or in a config."""
+"""Code of a user's own, named as `package.module:name` on the command line or in Python.
+
+Files and servers name code too: a run's config, a result, a federation's settings. These may come from a stranger, so
+that what they name is imported only where the user has named it too, in this process or in the environment.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,15 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pefll.errors import PefllError
+from pefll.wording import argument
+
+# In the environment: code that processes may import which others start, with commas between the names.
+CODE = "PEFLL_CODE"
+_allowed: set[str] = set()
 
 
 class OwnCodeFailed(Exception):
@@ -34,27 +42,43 @@ def fault(error: BaseException) -> str:
     return ""
 
 
-_ALLOWED: frozenset[str] | None = None  # None for whatever is named
+def allow(*names: object) -> None:
+    """Let code be imported that the user named.
+
+    Args:
+        names: as the user gave them, for example `"package.module:function"`; names of other kinds are passed over.
+    """
+    _allowed.update(name for name in names if isinstance(name, str) and ":" in name)
 
 
-def allow_only(references: Iterable[str]) -> None:
-    """Import nothing by name in this process but these, from now on: for names that come from another machine."""
-    global _ALLOWED
-    _ALLOWED = frozenset(references)
+def allow_only(*names: object) -> None:
+    """Do as `allow`, and forget what was named before, in the environment too: for a process that obeys a server."""
+    _allowed.clear()
+    os.environ.pop(CODE, None)
+    allow(*names)
+
+
+def is_allowed(reference: str) -> bool:
+    """Return whether the user named this code, in this process or in the environment."""
+    return reference in _allowed or reference in os.environ.get(CODE, "").split(",")
 
 
 def import_name(reference: str, what: str) -> Any:
     """Return what `package.module:name` names, also from the current folder.
 
     Args:
-        reference: as the user wrote it.
+        reference: the name.
         what: it should be, for example `"model"`.
+
+    Raises:
+        PefllError: where only a file or a server names it, or where it cannot be imported.
     """
-    if _ALLOWED is not None and reference not in _ALLOWED:
+    if not is_allowed(reference):
         raise PefllError(
-            f"the server names the {what} {reference!r}, code that nobody allowed here; where you trust it, install it "
-            f"and start the client with --code {reference}",
-            code="PEFLL-F005",
+            f"the {what} {reference!r} is code that a file or a server names, and it runs only where you name it too: "
+            f"give {argument(what, reference)}, to a client --code {reference}, or set {CODE}={reference} in the "
+            "environment",
+            code="PEFLL-M001",
         )
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:

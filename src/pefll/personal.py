@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from pefll import modelfile
 from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
+from pefll.data.frames import is_frame, matrix_by_name
 from pefll.errors import PefllError
+from pefll.facts import fault_of, parse_facts
 from pefll.files import write_whole
-from pefll.models import MODELS, build_model
+from pefll.models import MODELS, build_model, weights_of
+from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
+from pefll.named import allow
 from pefll.wording import argument, either
 
 Array = npt.NDArray[Any]
-FORMAT = "pefll-personal-model-1"
+# Types of weights that are rounded into each other; all others must be the architecture's own.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_TYPES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
 
 
 class PersonalModel(nn.Module):
@@ -39,6 +45,7 @@ class PersonalModel(nn.Module):
         self.network = network
         self.facts = facts
         self.normalise = Normalise(*map(tuple, facts["normalise"])) if facts["normalise"] else None
+        self.eval()  # it is made to predict; whoever trains it further says so with `train()`
 
     def forward(self, x: Any) -> Tensor:
         """Map samples, as stored in the training data, to scores [b, classes].
@@ -62,9 +69,18 @@ class PersonalModel(nn.Module):
             x = (x / 255 - mean) / std
         return self.network(x)  # type: ignore[no-any-return]
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One per class, in the order of `probabilities`; numbers where the data has no names."""
+        return tuple(self.facts.get("class_names") or map(str, range(self.facts["classes"])))
+
     @torch.no_grad()
     def probabilities(self, x: Any) -> Array:
-        """Return the probability of each class for samples [N, ...], float [N, classes]."""
+        """Return the probability of each class for samples [N, ...], float [N, classes].
+
+        Args:
+            x: see `predict`.
+        """
         # As a tensor, whose values are not looked at again.
         samples = torch.from_numpy(check_input(x, self.facts))
         device = next(self.network.parameters()).device
@@ -73,10 +89,16 @@ class PersonalModel(nn.Module):
         parts = [self(part.to(device)).softmax(dim=1) for part in alike]
         return torch.cat(parts).cpu().numpy()
 
-    def predict(self, x: Any) -> Array:
-        """Return the most likely class of each sample [N, ...], int64 [N]."""
+    def predict(self, x: Any, *, names: bool = False) -> Array:
+        """Return the most likely class of each sample, int64 [N]; or its name, as texts [N].
+
+        Args:
+            x: [N, ...] samples as an array, a list or a tensor; or a table, pandas' or polars', whose columns are found
+                by the names that the model was trained on. Its other columns are passed over.
+            names: whether to return names of classes, not their numbers.
+        """
         classes: Array = self.probabilities(x).argmax(axis=1)
-        return classes
+        return np.asarray(self.class_names)[classes] if names else classes
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
         """Write weights and facts as one safetensors file, which other programs can read too.
@@ -93,8 +115,14 @@ class PersonalModel(nn.Module):
             raise PefllError(f"{path} is there already: choose another name, or replace it with {may}")
         # Cloned, because a weight that is used twice is written under both of its names.
         tensors = {name: value.contiguous().clone() for name, value in self.network.state_dict().items()}
-        metadata = {"format": FORMAT, "facts": json.dumps(self.facts)}
-        write_whole(Path(path), safetensors.torch.save(tensors, metadata))
+        if bad := _not_finite(tensors):
+            raise PefllError(
+                f"the model is not saved as {path}: its weights {bad} are not all finite; it would predict nothing",
+                code="PEFLL-M015",
+            )
+        if fault := fault_of(self.facts):
+            raise PefllError(f"the model is not saved as {path}: {fault}", code="PEFLL-M016")
+        write_whole(Path(path), modelfile.to_bytes(tensors, json.dumps(self.facts)))
 
     @classmethod
     def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
@@ -105,43 +133,125 @@ class PersonalModel(nn.Module):
             network: the architecture, where it is not one that the package can build by name.
             architecture: the same, as a model's name or `package.module:function`.
         """
-        if Path(path).is_dir():
+        path = Path(path)
+        if path.is_dir():
             raise PefllError(f"{path} is a folder; make a model file from a run with `pefll personalize {path}`")
-        if not Path(path).is_file():
+        if not path.is_file():
             raise PefllError(f"there is no file {path}")
-        try:
-            with safetensors.safe_open(str(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except (safetensors.SafetensorError, OSError) as error:
-            raise PefllError(
-                f"{path} is not a safetensors file, or it is damaged; make one with `pefll personalize`"
-            ) from error
-        if metadata.get("format") != FORMAT:
-            raise PefllError(f"{path} is not a personal model; make one with `pefll personalize`")
-        facts = json.loads(metadata["facts"])
+        header = modelfile.read_header(path)
+        facts = parse_facts(header.facts)
+        if fault := fault_of(facts):
+            raise modelfile.damaged(path, fault, "PEFLL-M017")
+        allow(architecture)
+        name = architecture or facts["model"]
+        # A file from elsewhere must not choose code to run, so functions are named by the caller only.
+        if network is None and architecture is None and name not in MODELS:
+            give = argument("architecture", "module:function", option="--model")
+            module = either("", "; or the module itself, as network")
+            raise PefllError(f"{path} holds a model of your own: name the function that builds it with {give}{module}")
+        shape, classes = tuple(facts["input_shape"]), facts["classes"]
+        # Before anything is built or read: what the file asks for must be what it brings.
+        _check_fits(path, header.specs, facts, _weights_without_values(network, name, shape, classes))
+        tensors = modelfile.read_tensors(path, header)
+        if bad := _not_finite(tensors):
+            raise modelfile.damaged(path, f"its weights {bad} are not all finite", "PEFLL-M018")
         if network is None:
-            # A file from elsewhere must not choose code to run, so functions are named by the caller only.
-            name = architecture or facts["model"]
-            if architecture is None and name not in MODELS:
-                give = argument("architecture", "module:function", option="--model")
-                module = either("", "; or the module itself, as network")
-                raise PefllError(
-                    f"{path} holds a model of your own: name the function that builds it with {give}{module}"
-                )
-            network = build_model(name, tuple(map(int, facts["input_shape"])), int(facts["classes"]))
-        if facts.get("neighbours") and {"bank", "labels"} <= set(tensors):
-            network = NeighbourModel(network, tensors["bank"], tensors["labels"], facts["neighbours"])
+            network = build_model(name, shape, classes)
+            _check_fits(path, header.specs, facts, network.state_dict())
+        if facts.get("neighbours"):
+            network = _with_neighbours(path, network, tensors, facts)
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
             raise PefllError(f"{path} does not fit the architecture {type(network).__name__}") from error
-        return cls(network.eval(), facts)
+        if not header.checked:
+            warnings.warn(
+                f"{path} was written by an earlier version and has no SHA-256, so that damage to it goes unnoticed; "
+                "`pefll personalize` makes one that has",
+                stacklevel=2,
+            )
+        return cls(network, facts)
+
+
+def _weights_without_values(
+    network: nn.Module | None, name: str, shape: tuple[int, ...], classes: int
+) -> dict[str, Tensor] | None:
+    """Return what weights an architecture has; None for code of a user's own that must be run to know."""
+    if network is not None:
+        return dict(network.state_dict())
+    try:
+        return weights_of(name, shape, classes)
+    except (PefllError, RuntimeError, OverflowError, TypeError, ValueError):
+        if name in MODELS:
+            return {}  # no sizes like these: nothing fits
+        return None
+
+
+def _check_fits(
+    path: Path, specs: dict[str, modelfile.Spec], facts: dict[str, Any], weights: dict[str, Tensor] | None
+) -> None:
+    """Raise PefllError where a file's tensors are not those of an architecture, in names, shapes and types.
+
+    Args:
+        path: of the file.
+        specs: of its tensors.
+        facts: what it says of itself.
+        weights: of the architecture; None where they are not known.
+    """
+    if weights is None:
+        return
+    named = {f"network.{name}": weight for name, weight in weights.items()} if facts.get("neighbours") else weights
+    others = {name: spec for name, spec in specs.items() if name not in named}
+    fits = others.keys() == ({"bank", "labels"} if facts.get("neighbours") else set()) and all(
+        name in specs
+        and specs[name].shape == tuple(weight.shape)
+        and (specs[name].dtype in _FLOATS if weight.is_floating_point() else specs[name].dtype == _type_of(weight))
+        for name, weight in named.items()
+    )
+    if not fits:
+        model = facts["model"] or "that was given"
+        raise PefllError(
+            f"{path} does not fit the architecture {model} for samples of shape {facts['input_shape']} and "
+            f"{facts['classes']} classes: its weights have other names, shapes or types",
+            code="PEFLL-M019",
+        )
+
+
+def _type_of(weight: Tensor) -> str:
+    return "BOOL" if weight.dtype == torch.bool else _TYPES.get(weight.dtype, "")
+
+
+def _not_finite(tensors: dict[str, Tensor]) -> str:
+    """Return the name of the first tensor that holds a NaN or infinite number; nothing where none does."""
+    floats = ((name, value) for name, value in tensors.items() if value.is_floating_point())
+    return next((name for name, value in floats if not bool(value.isfinite().all())), "")
+
+
+def _with_neighbours(
+    path: Path, network: nn.Module, tensors: dict[str, Tensor], facts: dict[str, Any]
+) -> NeighbourModel:
+    """Return a network with the samples of its client that a file holds beside it."""
+    bank, labels = tensors["bank"], tensors["labels"]
+    last = network.get_submodule(last_linear(network))
+    fits = (
+        bank.is_floating_point()
+        and bank.dim() == 2
+        and labels.shape == bank.shape[:1]
+        and labels.dtype == torch.int64
+        and len(labels) > 0
+        and 0 <= int(labels.min()) <= int(labels.max()) < facts["classes"]
+        and bank.shape[1] == getattr(last, "in_features", -1)
+    )
+    if not fits:
+        raise modelfile.damaged(path, "the samples that it keeps are not like those it takes", "PEFLL-M020")
+    return NeighbourModel(network, bank, labels, facts["neighbours"])
 
 
 def check_input(x: Any, facts: dict[str, Any]) -> Array:
     """Return samples [N, ...] as the training data stores them; PefllError where they are not like it."""
     expected = tuple(facts["input_shape"])
+    if is_frame(x):
+        x = _matrix(x, facts)
     listed = isinstance(x, list | tuple)
     x = as_array(x, "x", "the samples")
     if x.shape == expected and expected[:1] != (1,):  # a grey image is also a stack of one without channels
@@ -162,6 +272,22 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
         raise PefllError("there is a NaN or infinite value among the samples; remove or fill it")
     return np.ascontiguousarray(x if facts["normalise"] or facts["tokens"] else x.astype(np.float32))
+
+
+def _matrix(frame: Any, facts: dict[str, Any]) -> Any:
+    """Return a table's columns as a model takes them: by name, or by position where the model knows no names."""
+    if facts.get("feature_names"):
+        return matrix_by_name(frame, facts["feature_names"], "the table", tokens=facts["tokens"])
+    warn_of_positions()
+    return np.stack([np.asarray(column) for column in frame.values()], axis=1) if isinstance(frame, dict) else frame
+
+
+def warn_of_positions() -> None:
+    """Tell the user that a table's columns are not found by name."""
+    warnings.warn(
+        "the model does not know the names of its columns, so that those of the table are taken by their position",
+        stacklevel=4,
+    )
 
 
 def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:

@@ -8,17 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from torch import nn
 
 from pefll.config import Config
 from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
-from pefll.data.federation import Federation, Samples
+from pefll.data.federation import TRAIN, Federation, Samples
 from pefll.engines.cohort import Engine
 from pefll.errors import PefllError
-from pefll.hardware import device_name, make_engine, pick_device, pick_precision
+from pefll.hardware import cores, device_name, make_engine, pick_device, pick_engine, pick_precision
+from pefll.memory import Plan, check_fits, check_model_fits, networks_of, sample_values
+from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
-from pefll.models import Network, build_model, check_model, resolve_model
+from pefll.models import MODELS, Network, build_model, check_model, resolve_model
 from pefll.models.probe import probe
 from pefll.progress import say
 from pefll.wording import argument, counted
@@ -54,6 +57,10 @@ class Order(NamedTuple):
 def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
     """Return what there is to learn, and the facts a personal model carries with it."""
     name = resolve_model(model, federation.input_shape, federation.tokens) if isinstance(model, str) else ""
+    if name in MODELS:  # weighed before it is made
+        with torch.device("meta"):
+            sketch = MODELS[name](federation.input_shape, federation.classes)
+        check_model_fits(f"the model {name}", sum(part.numel() for part in sketch.parameters()))
     module = model if isinstance(model, nn.Module) else build_model(name, federation.input_shape, federation.classes)
     network = Network(module)
     check_model(network, federation.input_shape, federation.classes, federation.tokens)
@@ -66,12 +73,43 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         "tokens": federation.tokens,
         "class_names": list(federation.class_names),
         "feature_names": list(federation.feature_names),
+        "label_column": federation.label_column,
+        "client_column": federation.client_column,
         "num_clients": federation.num_clients,
         "dataset": federation.name,
         "weights": network.size,
         "probe": probe(network, federation.input_shape, federation.tokens),
     }
     return problem, facts
+
+
+def check_memory(config: Config, federation: Federation, problem: Problem, runs: int = 1) -> None:
+    """Raise PefllError where a run would clearly not fit into memory, before its networks are made.
+
+    Args:
+        config: all its settings.
+        federation: who has what.
+        problem: what there is to learn.
+        runs: that are trained at once.
+    """
+    device = pick_device(config.device)
+    kind = config.engine if config.engine != "auto" else pick_engine(device, problem)
+    settings = {**hyperparameters(config.method), **typed_settings(config.method, config.settings)}
+    networks = networks_of(lambda: build_method(config.method, problem, config.settings))
+    clients = min(clients_per_round(config, federation), federation.num_seen)
+    most = int(federation.count[TRAIN].max())
+    plan = Plan(
+        weights=problem.model.size,
+        networks=networks,
+        clients=clients if kind == "vector" else min(config.processes or cores(), clients),
+        round_clients=clients,
+        steps=int(settings.get("local_steps") or 1),
+        batch=min(int(settings.get("batch_size") or most), most),
+        values=sample_values(problem),
+        runs=runs,
+        device=device if kind == "vector" else torch.device("cpu"),
+    )
+    check_fits(plan, config.method)
 
 
 def headline(config: Config, federation: Federation) -> str:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
+from rich.errors import LiveError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
@@ -90,6 +91,7 @@ class Bars:
     """Progress bars one below the other, in a terminal."""
 
     def __init__(self, console: Console) -> None:
+        self._is_shown = True
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -104,12 +106,16 @@ class Bars:
         )
 
     def __enter__(self) -> Bars:
-        self._progress.start()
+        try:
+            self._progress.start()
+        except LiveError:  # older versions of rich show one at a time: another thread's, if it was there first
+            self._is_shown = False
         return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # see `say`
-            self._progress.stop()
+            if self._is_shown:
+                self._progress.stop()
 
     def line(self, title: str, total: int) -> Bar:
         """Add a bar."""

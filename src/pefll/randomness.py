@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll import process
 from pefll.ops import client_axis, keys
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -158,8 +159,11 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 
 @contextmanager
 def initial_weights(seed: int, purpose: str) -> Iterator[None]:
-    """Let layers draw their first weights in the block, from torch's CPU generator; afterwards it is as it was."""
-    with torch.random.fork_rng(devices=[]):
+    """Let layers draw their first weights in the block, from torch's CPU generator; afterwards it is as it was.
+
+    The process has one such generator, so that one thread at a time is in such a block.
+    """
+    with process.lock, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also change a user's CUDA generators.
         torch.default_generator.manual_seed(_root(seed, purpose) & ((1 << 63) - 1))
         yield

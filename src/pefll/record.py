@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
+import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pefll import manifest
+from pefll.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
 from pefll.errors import PefllError
-from pefll.files import read_json, sentences_for_disk_errors, sync_folder, write_json, write_whole
-from pefll.wording import either
+from pefll.files import (
+    parse_json,
+    read_json,
+    sentences_for_disk_errors,
+    set_aside,
+    sweep,
+    sync_folder,
+    write_json,
+    write_whole,
+)
+from pefll.wording import counted, either
 
 LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
+# Files that killed writers of earlier versions left half written.
+_HALF_WRITTEN = re.compile(r"\.(config\.toml|history\.jsonl|summary\.json|descriptors\.npz)\.[0-9]+\.tmp")
 GROUPS = ("seen", "unseen")
 # How `timing` in a summary, which tells readers what its seconds are, says that they are the run's own.
 ALONE, TOOK_TURNS = "alone", "took turns"
@@ -60,6 +76,11 @@ class RunFolder:
         return self.path / "descriptors.npz"
 
     @property
+    def earlier_summary_file(self) -> Path:
+        """What came out of a run that is being extended, until the longer one is finished."""
+        return self.path / "summary.before.json"
+
+    @property
     def going_on(self) -> str:
         """What to do to go on with the run, for sentences."""
         return either(f"`pefll train --resume {self.path}`", f"pefll.fit(federation, ..., out={str(self.path)!r})")
@@ -96,33 +117,89 @@ class RunFolder:
             raise PefllError(f"cannot make the folder {self.path}: {error.strerror}; choose another place") from error
         lock = self.path / LOCK
         with sentences_for_disk_errors(str(lock)):
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             _lock(handle, self.path)
+            sweep(self.path, _HALF_WRITTEN)
             yield
         finally:
+            with suppress(OSError):  # not only closed: processes that other threads have forked have copies of it
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
             if not self.config_file.exists():  # nothing came of it
                 with suppress(OSError):
                     lock.unlink()
                     self.path.rmdir()
 
+    def run_id(self) -> str:
+        """Return the number that the run's files carry; empty for a run of an earlier version, and for none."""
+        with suppress(OSError, ValueError):
+            run, _ = read_first_line(self.config_file.read_bytes().decode())
+            if run:
+                return run
+        return self._newest_checkpoint().get("id", "")
+
+    def trained_with(self) -> str:
+        """Return the settings that the newest checkpoint was made with, as TOML; empty where there is none."""
+        # Of this run's checkpoints; where config.toml is another run's, any of them says what differs.
+        return (self._newest_checkpoint(self.run_id()) or self._newest_checkpoint()).get("config", "")
+
+    def note_of_age(self) -> str:
+        """Return a sentence for a run whose files carry no checks; empty for any other."""
+        if self.run_id() or not self.config_file.is_file():
+            return ""
+        return f"{self.path} was written by an earlier version: its files carry no checks, and damage may go unnoticed"
+
+    def _newest_checkpoint(self, run: str = "") -> dict[str, str]:
+        found = manifest.newest(self.checkpoints, run)
+        return found.run if found else {}
+
     def history(self) -> list[dict[str, Any]]:
-        """Return the evaluations so far, oldest first; a line cut off by a crash is left out."""
-        if not self.history_file.is_file():
-            return []
-        rows = []
-        for line in self.history_file.read_text().splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-        return rows
+        """Return the evaluations so far, oldest first; a line cut off by a crash is left out.
+
+        Raises:
+            PefllError: where they are not what was written.
+        """
+        found = self._read_history()
+        if found.damage:
+            raise PefllError(
+                f"{self.history_file} is damaged: {found.damage}; {self.going_on} restores it from the last checkpoint",
+                code="PEFLL-R008",
+            )
+        return found.rows
+
+    def _read_history(self) -> Rows:
+        """Return the evaluations as far as they are whole, and what is wrong after them."""
+        run = self.run_id()
+        try:
+            found = read_rows(self.history_file.read_bytes(), run)
+        except FileNotFoundError:
+            found = Rows([], [], [], "it is a link to nowhere" if os.path.lexists(self.history_file) else "")
+        except OSError as error:
+            found = Rows([], [], [], f"it cannot be read ({error.strerror})")
+        if found.damage or not run:
+            return found
+        saved = self._newest_checkpoint(run).get("history", "")
+        if saved and saved not in found.checks:
+            return found._replace(damage="evaluations that the newest checkpoint knows of are missing")
+        last = self._summary_check().get("history")
+        if last is not None and last != (found.checks[-1] if found.checks else ""):
+            return found._replace(damage="its last line is not the one that summary.json knows of")
+        return found
+
+    def history_to_keep(self, eval_every: int) -> tuple[bytes, str]:
+        """Return all evaluations so far as the file has them, and the check of the last that `eval_every` asked for."""
+        found = self._read_history()
+        pairs = zip(found.rows, found.checks, strict=True)
+        scheduled = [check for row, check in pairs if row["round"] % eval_every == 0]
+        return b"".join(found.lines), scheduled[-1] if scheduled else ""
 
     def append_history(self, row: dict[str, Any]) -> None:
         """Add one evaluation; others can read it at once, but it lasts only after `sync_history`."""
-        with sentences_for_disk_errors(str(self.history_file), self.go_on), self.history_file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        run = self.run_id()
+        line = checked_line(row, last_check(self.history_file) if run else "", run)
+        with sentences_for_disk_errors(str(self.history_file), self.go_on), self.history_file.open("ab") as file:
+            file.write(line)
 
     def sync_history(self) -> None:
         """Wait until the evaluations so far are on the disk; where it is busy with a checkpoint, that takes long."""
@@ -132,30 +209,133 @@ class RunFolder:
             os.fsync(file.fileno())
             sync_folder(self.path)
 
-    def keep_history_until(self, round_: int) -> None:
-        """Drop evaluations after a round: a resumed run makes them again."""
-        if not self.history_file.is_file():
+    def keep_history_until(
+        self, round_: int, copy: bytes | None = None, report: Callable[[str], None] = lambda sentence: None
+    ) -> None:
+        """Drop evaluations after a round: a resumed run makes them again.
+
+        A damaged file is kept aside, and its evaluations are restored.
+
+        Args:
+            round_: that the run goes on from.
+            copy: the evaluations until then as the checkpoint has them; None where it has none.
+            report: is told of damage.
+        """
+        run, found = self.run_id(), self._read_history()
+        if not found.damage and not os.path.lexists(self.history_file):
             return
-        rows = [row for row in self.history() if row["round"] <= round_]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        write_whole(self.history_file, text.encode())
+        if found.damage:
+            kept = set_aside(self.history_file).name if os.path.lexists(self.history_file) else "nothing"
+            restored = found if copy is None else read_rows(copy, run)
+            report(
+                f"{self.history_file} is damaged: {found.damage}; it is kept as {kept}, and "
+                f"{counted(sum(row['round'] <= round_ for row in restored.rows), 'evaluation')} of it are restored"
+            )
+            found = restored
+        content = b"".join(line for row, line in zip(found.rows, found.lines, strict=True) if row["round"] <= round_)
+        write_whole(self.history_file, content)
+
+    def give_checks(self, run: str) -> None:
+        """Write the evaluations and the summary of an earlier version anew, with checks; damaged ones stay as they are.
+
+        Args:
+            run: the number that the run gets; to be written into config.toml afterwards.
+        """
+        found = self._read_history()
+        if found.rows and not found.damage:
+            content, before = b"", ""
+            for row in found.rows:
+                line = checked_line(row, before, run)
+                content, before = content + line, str(parse_json(line)[CHECK])
+            write_whole(self.history_file, content)
+        with suppress(PefllError):
+            summary = self.summary()
+            if summary is not None:
+                self.write_summary(summary, run)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the summary, or None while the run is not finished."""
-        if not self.summary_file.is_file():
+        """Return the summary, or None while the run is not finished.
+
+        Raises:
+            PefllError: where it is damaged, or of another run.
+        """
+        if not os.path.lexists(self.summary_file):
             return None
-        advice = f"remove it, and {self.going_on} makes it again"
+        advice = f"move it away, and {self.going_on} makes it again"
         try:
             summary: Any = read_json(self.summary_file)
         except PefllError as error:
-            raise PefllError(f"{error}; {advice}") from error
+            raise PefllError(f"{error.args[0]}; {advice}", code="PEFLL-R009") from error
         if not isinstance(summary, dict):
-            raise PefllError(f"{self.summary_file} is damaged: it must hold a JSON object; {advice}")
+            raise PefllError(f"{self.summary_file} is damaged: it must hold a JSON object; {advice}", code="PEFLL-R009")
+        run, check = self.run_id(), summary.pop(CHECK, None)
+        if not run:
+            return summary
+        if not isinstance(check, dict) or check.pop("sha256", "") != digest([summary, check]):
+            raise PefllError(f"{self.summary_file} is damaged: it is not what was written; {advice}", code="PEFLL-R009")
+        if check.get("run") != run:
+            raise PefllError(f"{self.summary_file} is of another run than config.toml; {advice}", code="PEFLL-R010")
         return summary
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write the summary."""
+    def _summary_check(self) -> dict[str, Any]:
+        """Return what the summary says about other files; {} where there is none, or it is damaged."""
+        with suppress(PefllError):
+            if self.summary() is not None:
+                check = read_json(self.summary_file).get(CHECK)
+                return check if isinstance(check, dict) else {}
+        return {}
+
+    def check_other_files(self) -> None:
+        """Raise PefllError where a file that the summary knows of is missing or damaged."""
+        for name, wanted in self._summary_check().get("files", {}).items():
+            path, reason = self.path / name, "is damaged: its SHA-256 is wrong"
+            try:
+                if _hash_of(path.read_bytes()) == wanted:
+                    continue
+            except OSError as error:
+                reason = f"cannot be read ({error.strerror})"
+            raise PefllError(
+                f"{path} {reason}; put it back, or move summary.json away, and {self.going_on} makes both again",
+                code="PEFLL-R011",
+            )
+
+    def write_summary(self, summary: dict[str, Any], run: str = "") -> None:
+        """Write the summary, with a check of itself, of the history and of the descriptors."""
+        run = run or self.run_id()
+        if run:
+            others = [self.descriptors_file] if self.descriptors_file.is_file() else []
+            found = self._read_history()
+            check = {
+                "run": run,
+                "history": found.checks[-1] if found.checks else "",
+                "files": {path.name: _hash_of(path.read_bytes()) for path in others},
+            }
+            summary = parse_json(json.dumps(summary).encode())  # as it is read again
+            summary = summary | {CHECK: check | {"sha256": digest([summary, check])}}
         write_json(self.summary_file, summary)
+        self.earlier_summary_file.unlink(missing_ok=True)
+
+    def put_summary_away(self, report: Callable[[str], None]) -> None:
+        """Rename the summary of a run that goes on: it is kept until the new one is written, and longer if damaged."""
+        if not os.path.lexists(self.summary_file):
+            return
+        try:
+            self.summary()
+        except PefllError as error:
+            report(f"{error.args[0]}; it is kept as {set_aside(self.summary_file).name}")
+            return
+        with sentences_for_disk_errors(str(self.summary_file), self.go_on):
+            os.replace(self.summary_file, self.earlier_summary_file)
+
+
+def _hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def rounds_of(summary: Mapping[str, Any] | None) -> int:
+    """Return the rounds that a summary is of; -1 where there is none, or it does not say."""
+    rounds = (summary or {}).get("rounds")
+    return rounds if type(rounds) is int else -1
 
 
 def own_seconds(summary: Mapping[str, Any]) -> bool:
@@ -193,4 +373,20 @@ def _of_seeds(path: Path) -> list[RunFolder]:
     names = [
         below for below in path.glob("seed-*") if below.name[5:].isdecimal() and RunFolder(below).config_file.is_file()
     ]
-    return [RunFolder(below) for below in sorted(names, key=lambda below: int(below.name[5:]))]
+    found = [RunFolder(below) for below in sorted(names, key=lambda below: int(below.name[5:]))]
+    for folder in found:
+        _check_seed(folder)
+    return found
+
+
+def _check_seed(folder: RunFolder) -> None:
+    """Raise PefllError where the folder of a seed holds the run of another one; damage is left to who reads it."""
+    try:
+        seed = tomllib.loads(folder.config_file.read_bytes().decode()).get("seed")
+    except (OSError, ValueError, RecursionError):
+        return
+    if type(seed) is int and seed != int(folder.path.name[5:]):
+        raise PefllError(
+            f"{folder.path} holds the run of seed {seed}: folders were renamed or exchanged; call it seed-{seed}",
+            code="PEFLL-R013",
+        )

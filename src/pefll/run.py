@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pefll import checkpoint
+from pefll import arguments, checkpoint
 from pefll.config import Config
 from pefll.data.arrays import labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.data.frames import column, is_frame, matrix_by_name
+from pefll.data.frames import columns as columns_of
+from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, client_scores, split_number, summarise
@@ -27,16 +31,18 @@ from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
-from pefll.personal import PersonalModel, check_input
+from pefll.named import allow
+from pefll.personal import PersonalModel, check_input, warn_of_positions
 from pefll.preparing import federation_of, opened
 from pefll.progress import monitor, say
-from pefll.record import RunFolder
+from pefll.record import RunFolder, rounds_of
 from pefll.saving import restore
 from pefll.summary import counting
 from pefll.tree import Tree, map_tree
-from pefll.wording import either
+from pefll.wording import argument, counted, either, first_few
 
 Array = npt.NDArray[Any]
+_COLUMNS = ("label_column", "client_column")
 
 
 class ClientScore(NamedTuple):
@@ -78,6 +84,24 @@ def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
         for seen in (True, False)
     )
     return Evaluation(*groups)
+
+
+class ClientsFailed(PefllError):
+    """Some of several clients got no model.
+
+    Attributes:
+        models: those of the others, by client.
+        errors: why, by client.
+    """
+
+    def __init__(self, models: dict[Name, PersonalModel], errors: dict[Name, PefllError]) -> None:
+        reasons = first_few(f"{client}: {error}" for client, error in errors.items())
+        total = counted(len(models) + len(errors), "client")
+        super().__init__(f"{len(errors):,} of {total} got no model: {reasons}", code="PEFLL-M038")
+        self.models, self.errors = models, errors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.models, self.errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +146,12 @@ class Run:
     ) -> list[ClientScore]:
         """Do as `evaluate`, but return each client's own score, seen clients first."""
         number = split_number(split)
+        if federation is not None and not isinstance(federation, Federation):
+            raise PefllError(
+                f"federation is {arguments.shown(federation)}; make one with pefll.federation_from_arrays(x, y, "
+                "client)",
+                code="PEFLL-A019",
+            )
         data = federation or self.federation or federation_of(self.config, console)
         if data.input_shape != tuple(self.facts["input_shape"]) or data.classes != self.facts["classes"]:
             raise PefllError(
@@ -155,13 +185,22 @@ class Run:
             for client, (samples, correct, masked, loss) in enumerate(sums)
         ]
 
+    @property
+    def columns(self) -> Columns:
+        """Where tables like those that the run was trained on have what."""
+        features, label, client = (self.facts.get(what) for what in ("feature_names", *_COLUMNS))
+        return Columns(features or (), label or self.config.label, client or self.config.client_column)
+
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a client that was never seen: one forward pass, no training of shared weights.
 
         Args:
-            x: [m, ...] the client's samples, as in the training data.
-            y: [m] its labels; None for a client without labels.
+            x: [m, ...] the client's samples, as in the training data; or a table, pandas' or polars', whose columns are
+                found by their names. A column of clients may be in it if it names one client only.
+            y: [m] its labels; None for a client without labels, or for those in the table.
         """
+        if is_frame(x):
+            x, y = self._from_frame(x, y)
         x = check_input(x, self.facts)
         if y is None and self.method.uses_labels:
             kind = "convnet" if len(self.facts["input_shape"]) == 3 else "mlp"
@@ -187,6 +226,66 @@ class Run:
         facts = self.facts | ({"neighbours": module.settings} if isinstance(module, NeighbourModel) else {})
         return PersonalModel(module.eval(), facts)
 
+    def personalize_each(self, x: Any, y: Any = None, client: Any = None) -> dict[Name, PersonalModel]:
+        """Return a model for each of several clients that were never seen, by the names that the data has for them.
+
+        Args:
+            x: [N, ...] the samples of all clients; or a table, see `personalize`, with a column of clients.
+            y: [N] their labels; None for clients without labels, or for those in the table.
+            client: [N] whose each sample is; for a table the name of that column, by default the run's.
+
+        Raises:
+            ClientsFailed: when some clients' samples are faulty, after all others have their models; it has these.
+        """
+        models: dict[Name, PersonalModel] = {}
+        errors: dict[Name, PefllError] = {}
+        for one in self._owned(x, y, client):
+            try:
+                models[one.client] = self.personalize(one.x, one.y)
+            except PefllError as error:
+                errors[one.client] = error
+        if errors:
+            raise ClientsFailed(models, errors)
+        return models
+
+    def _owned(self, x: Any, y: Any, client: Any) -> list[Owned]:
+        """Return each client's samples, from arrays or from a table."""
+        if not is_frame(x):
+            if client is None:
+                raise PefllError(
+                    "there is nothing that says whose each sample is: give client=[N], or a table with a column of "
+                    "clients",
+                    code="PEFLL-M035",
+                )
+            return by_client(x, y, client, "the samples")
+        if client is not None and not isinstance(client, str):
+            raise PefllError(
+                f"client must be the name of the table's column of clients, not a {type(client).__name__}",
+                code="PEFLL-M036",
+            )
+        columns = self.columns._replace(client=client) if client else self.columns
+        if not columns.features:
+            warn_of_positions()
+        return from_frame(x, columns, y, tokens=self.facts["tokens"])
+
+    def _from_frame(self, frame: Any, y: Any) -> tuple[Any, Any]:
+        """Return one client's samples and labels in a table; PefllError where they are several clients'."""
+        columns, there = self.columns, set(columns_of(frame))
+        if columns.client in there:
+            owners = set(column(frame, columns.client, "the table").tolist())
+            if len(owners) > 1:
+                raise PefllError(
+                    f"the table holds the samples of {len(owners)} clients, by its column {columns.client!r}; give "
+                    "those of one, or make a model for each with run.personalize_each(frame)",
+                    code="PEFLL-M037",
+                )
+        if y is None and columns.label in there:
+            y = column(frame, columns.label, "the table")
+        if not columns.features:
+            warn_of_positions()
+        chosen = features_in(frame, columns, "the table")
+        return matrix_by_name(frame, chosen, "the table", tokens=self.facts["tokens"]), y
+
     def _alone(self, x: Array, y: Array) -> Federation:
         """Return a federation of one client that holds these samples for training."""
         samples = Samples(
@@ -201,39 +300,74 @@ class Run:
         return assemble(samples, nobody_else, nobody_else.astype(np.int8), num_seen=0, partition="one client")
 
 
-def load(path: str | Path, console: Console | None = None, model: nn.Module | None = None) -> Run:
+def load(
+    path: str | Path,
+    console: Console | None = None,
+    model: nn.Module | str | None = None,
+    method: str | None = None,
+) -> Run:
     """Read a run from its folder: the state of its best round, without data.
 
     Args:
         path: the folder.
-        console: is told of damaged checkpoints that are passed over, and of a run that is not finished.
-        model: the architecture, for a run that was trained on an `nn.Module` given in Python, with the same buffers and
-            frozen parameters: these are not in the run. One that gives a made-up sample other scores is refused.
+        console: is told of damaged checkpoints that are passed over, and of a run that is not finished; where it is
+            None, these are warnings.
+        model: the architecture, for a run that was trained on code of your own: its name, `package.module:function`, or
+            an `nn.Module` with the same buffers and frozen parameters, since these are not in the run. One that gives a
+            made-up sample other scores is refused.
+        method: `package.module:Class`, for a run of a method of your own.
     """
-    if model is not None and not isinstance(model, nn.Module):
-        raise PefllError(f"the model must be a torch.nn.Module that is made, not {model!r}")
-    folder = RunFolder(Path(path))
+    if model is not None and not isinstance(model, nn.Module | str):
+        raise PefllError(f"the model must be a torch.nn.Module that is made, or a name, not {model!r}")
+    allow(model, method)
+    folder = RunFolder(arguments.path(path))
     folder.check_is_run()
-    config = Config.load(folder.config_file)
-    saved = checkpoint.latest(folder.checkpoints, lambda sentence: say(console, sentence) if console else None)
-    if console and saved.round < config.rounds:
+    config = Config.load(folder.config_file, folder.trained_with())
+
+    def note(sentence: str) -> None:
+        if console:
+            say(console, sentence)
+        else:
+            warnings.warn(sentence, stacklevel=3)
+
+    if age := folder.note_of_age():
+        note(age)
+    saved = checkpoint.latest(folder.checkpoints, note, folder.run_id())
+    summary = folder.summary() or {}
+    if saved.round < max(config.rounds, rounds_of(summary)):
         best = saved.facts["progress"]["best_round"]
-        say(console, f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
+        note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
+    elif not summary:
+        note(f"{path} has no summary.json: it was never tested, or the file is gone; {folder.going_on} makes it")
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
-    # A module may have a length, and so be false.
-    module = build_model(facts["model"], tuple(facts["input_shape"]), facts["classes"]) if model is None else model
+    if model is None or isinstance(model, str):
+        module = build_model(model or facts["model"], tuple(facts["input_shape"]), facts["classes"])
+    else:
+        module = model
     problem = Problem(
         Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"]
     )
-    method = build_method(config.method, problem, config.settings)
-    template = method_template(method, config)
+    learner = build_method(_method_of(config, method, path), problem, config.settings)
+    template = method_template(learner, config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # Only now: a model of another size has a sentence of its own.
     found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
     check_same_model(facts, found, str(path))
-    return Run(config, method, best, final, facts, folder.summary() or {})
+    return Run(config, learner, best, final, facts, summary)
+
+
+def _method_of(config: Config, given: str | None, path: str | Path) -> str:
+    """Return the name of a run's method; code of the user's own may have been moved, and then goes by another name."""
+    if given in (None, config.method):
+        return config.method
+    if ":" in config.method and ":" in str(given):
+        return str(given)
+    raise PefllError(
+        f"{path} was trained with the method {config.method}, not {given}; leave {argument('method', given)} away",
+        code="PEFLL-M002",
+    )
 
 
 def method_template(method: Method[Any], config: Config) -> Tree:

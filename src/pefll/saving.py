@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pefll import checkpoint
+from pefll import checkpoint, manifest
 from pefll.checkpoint import Writer
 from pefll.config import Config
 from pefll.engines.cohort import Engine, Ledger
@@ -46,6 +46,7 @@ class Progress:
         lockstep: the most runs that were trained together with this one, itself included.
         scheduled: the best that `eval_every` asked for, where an evaluation that only the end of the run asked for was
             better: a longer run, which this may become, has no such evaluation.
+        engines: which engine did the rounds, each as (its name, rounds done before it); the last one goes on.
     """
 
     round: int
@@ -58,6 +59,14 @@ class Progress:
     wall_seconds: float = 0.0
     lockstep: int = 1
     scheduled: Best | None = None
+    engines: list[tuple[str, int]] = field(default_factory=list)
+
+    def take_over(self, engine: str) -> str:
+        """Note which engine does the rounds from here on; return which one did those before, where it was another."""
+        before = self.engines[-1][0] if self.engines else ""
+        if before != engine:
+            self.engines.append((engine, self.round))
+        return "" if before == engine else before
 
 
 class Saver:
@@ -74,7 +83,7 @@ class Saver:
     def __init__(
         self, engine: Engine, config: Config, folder: RunFolder | None, facts: dict[str, Any], round_: int
     ) -> None:
-        self._engine, self._config, self._facts = engine, config, facts
+        self._engine, self._config, self._facts, self._folder = engine, config, facts, folder
         self._writer = Writer(folder.checkpoints, folder.sync_history, folder.go_on) if folder else None
         self._at, self._round = time.monotonic(), round_
 
@@ -123,10 +132,15 @@ class Saver:
             "eval_seconds": progress.eval_seconds,
             "wall_seconds": progress.wall_seconds,
             "lockstep": progress.lockstep,
+            "engines": progress.engines,
             "ledger": vars(ledger).copy(),
         }
         tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
-        self._writer.begin(progress.round, tensors, facts)
+        history = None
+        if self._folder is not None and (run := self._folder.run_id()):
+            history, last = self._folder.history_to_keep(self._config.eval_every)
+            facts["run"] = {"id": run, "config": self._config.toml(), "history": last}
+        self._writer.begin(progress.round, tensors, facts, history)
         self._at, self._round = time.monotonic(), progress.round
 
     def save_now(self, progress: Progress) -> None:
@@ -146,31 +160,38 @@ class Saver:
             self._writer.close()
 
 
-def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> Progress | None:
-    """Return how far the run in a folder is; None for one that has not begun."""
-    if folder is None or not any(folder.checkpoints.glob("round-*")):
+def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> tuple[Progress, bytes | None] | None:
+    """Return how far the run in a folder is, and its evaluations until then; None for one that has not begun."""
+    if folder is None or not manifest.newest_first(folder.checkpoints):
         return None
-    saved = checkpoint.latest(folder.checkpoints, monitor.say)
-    checkpoint.drop_newer(folder.checkpoints, saved.round)  # damaged ones; they must not push out good ones
+    saved = checkpoint.latest(folder.checkpoints, monitor.say, folder.run_id())
+    checkpoint.set_newer_aside(folder.checkpoints, saved.round, monitor.say)
     numbers = dict(saved.facts["progress"])
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
     scheduled = saved.facts.get("scheduled")
+    numbers["engines"] = [(str(name), int(first)) for name, first in numbers.get("engines", [])]
     numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # of an earlier version
-    return Progress(
+    progress = Progress(
         round=saved.round,
         server=restore(template, saved.tensors, "server"),
         best=restore(template, saved.tensors, "best"),
         scheduled=Best(restore(template, saved.tensors, "scheduled"), **scheduled) if scheduled else None,
         **numbers,
     )
+    return progress, saved.history
 
 
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
     """Return a state shaped as `template` from the tensors of a checkpoint; PefllError where it is of another model."""
     chosen = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
     for name, old in named_leaves(template):
-        if name in chosen and chosen[name].shape != old.shape:
+        if name not in chosen:
+            raise PefllError(
+                f"the checkpoint has no {part}.{name}: the run was trained with another method or model",
+                code="PEFLL-R016",
+            )
+        if chosen[name].shape != old.shape:
             shapes = f"shape {list(chosen[name].shape)}, not {list(old.shape)}"
             raise PefllError(f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients")
     # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.

@@ -123,6 +123,7 @@ def summary_of(
         "local_steps": steps,
         "seed": config.seed,
         "engine": engine.name,
+        "engines": [{"engine": name, "after_round": first} for name, first in progress.engines],
         "device": device_name(engine.device),
         "processes": engine.processes,
         "precision": pick_precision(config.precision, engine.device),
@@ -181,7 +182,9 @@ def write_descriptors(
     if v is not None:
         seen = np.arange(federation.num_clients) < federation.num_seen
         content = io.BytesIO()
-        np.savez_compressed(content, descriptors=v, histograms=federation.histograms(), seen=seen)
+        np.savez_compressed(
+            content, descriptors=v, histograms=federation.histograms(), seen=seen, run=np.array(folder.run_id())
+        )
         write_whole(folder.descriptors_file, content.getvalue())
 
 

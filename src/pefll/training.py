@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -143,18 +144,22 @@ def train(
 
 def _taken_up(engine: Engine, config: Config, folder: RunFolder | None, monitor: Monitor) -> Progress:
     """Return how far a run is, with a folder that has nothing of what comes after that."""
-    progress = resume(engine, folder, monitor) or _begin(engine)
+    progress, copy = resume(engine, folder, monitor) or (_begin(engine), None)
+    if before := progress.take_over(engine.name):
+        monitor.say(f"rounds up to {progress.round} were done by the engine {before}; {engine.name} goes on with them")
     between = progress.round < config.rounds and not _scheduled(progress.round, config)
     if between and progress.scheduled is not None:  # the run ended here, and is being extended
         progress.best, progress.best_round, progress.best_value = progress.scheduled
         progress.scheduled = None
     if folder:
-        # Of a run that is being extended; not before, so that one that cannot go on keeps its results.
-        folder.summary_file.unlink(missing_ok=True)
         # Also where a run was stopped before its first checkpoint. The evaluation where it ended before goes too, but
         # not where that one's state is the best: checkpoints of earlier versions have no other.
         gone = between and progress.best_round < progress.round
-        folder.keep_history_until(progress.round - gone)
+        if progress.round == 0 and os.path.lexists(folder.history_file) and config.rounds:
+            monitor.say(f"{folder.path} has no checkpoint: the run starts anew")
+        folder.keep_history_until(progress.round - gone, copy, monitor.say)
+        # Of a run that is being extended; not before, so that one that cannot go on keeps its results.
+        folder.put_summary_away(monitor.say)
     return progress
 
 
@@ -247,6 +252,7 @@ def _record(
         "seconds": round(progress.train_seconds, 3),
         "bytes_down": ledger.down,
         "bytes_up": ledger.up,
+        "engine": progress.engines[-1][0],
         "seen": result.seen._asdict() if result.seen else None,
         "unseen": result.unseen._asdict() if result.unseen else None,
     }

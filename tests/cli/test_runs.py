@@ -57,7 +57,7 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
         assert said.code == 2
         *notes, error = said.err.splitlines()
         assert error.startswith("error: no checkpoint in ")
-        assert error.endswith("is whole; start the run anew")
+        assert error.endswith("is whole; start the run anew [PEFLL-R007]")
         assert all("damaged" in note for note in notes)
     shutil.rmtree(folder / "checkpoints")
     assert "has no checkpoint yet" in refused("evaluate", folder)

@@ -121,6 +121,15 @@ def test_a_part_that_is_whole_already(server, archive, tmp_path):
     assert fetch(archive, tmp_path).read_bytes() == CONTENT
 
 
+def test_a_link_in_place_of_the_part_is_not_followed(server, archive, tmp_path):
+    mine = tmp_path / "mine"
+    mine.touch()
+    download.part_of(archive, tmp_path).symlink_to(mine)
+    with pytest.raises(PefllError, match="cannot be written"):
+        fetch(archive, tmp_path)
+    assert mine.read_bytes() == b""
+
+
 def test_wrong_md5_is_removed(server, archive, tmp_path):
     with pytest.raises(PefllError, match=r"not the official file \(wrong md5\) and was removed"):
         fetch(archive._replace(md5="0" * 32), tmp_path)

@@ -258,7 +258,7 @@ def test_dirichlet_has_its_own_concentration_for_unseen_clients():
     ("arguments", "sentence"),
     [
         ({"alpha": 0.0}, "above 0"),
-        ({"alpha": float("inf")}, "above 0"),
+        ({"alpha": float("inf")}, "PEFLL-A005"),
         ({"alpha_unseen": -1.0}, "above 0"),
         ({"clients": 1000}, "too few for 1,000 clients"),
         ({"clients": 0}, "at least 1"),

@@ -27,7 +27,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 
-from pefll.deploy import gate, slow_heads, superlink
+from pefll.deploy import gate, slow_heads
 from pefll.deploy.folder import add_client, make_federation
 from pefll.deploy.operator_access import OperatorAccount
 from pefll.deploy.ownership import Ownership
@@ -184,13 +184,3 @@ class TestModes:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(PefllError, match="cannot write"):
             make_private_folder(tmp_path / "file" / "folder")
-
-
-def test_a_port_that_somebody_has_is_one_sentence():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(PefllError) as caught:
-            superlink._bind("127.0.0.1", other.getsockname()[1])
-    assert caught.value.code == "PEFLL-F001"
-    superlink._bind("127.0.0.1", 0).close()

@@ -27,6 +27,7 @@ from pefll.deploy.node import Answering, NodeSettings
 from pefll.deploy.plan import CLIENT_APP, read_app, renew_app
 from pefll.deploy.processes import client_command
 from pefll.errors import PefllError
+from pefll.named import CODE
 
 
 def test_settings_are_in_a_file_of_ones_own_and_not_in_the_argument_list(tmp_path):
@@ -46,20 +47,38 @@ def test_settings_are_in_a_file_of_ones_own_and_not_in_the_argument_list(tmp_pat
 def test_a_client_imports_no_code_that_only_the_server_names(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nModel = Method = None\n")
     program = (
-        "from pefll.named import allow_only, import_name\n"
+        "import os\n"
+        "from pefll.named import CODE, allow_only, import_name\n"
         "from pefll.errors import PefllError\n"
-        "allow_only(['json:dumps'])\n"
+        "os.environ[CODE] = 'subprocess:Popen'  # as inherited, and not named to the client\n"
+        "allow_only('json:dumps')\n"
         "import_name('json:dumps', 'method')\n"
         "for name in ('evil:Method', 'subprocess:Popen'):\n"
         "    try:\n"
         "        import_name(name, 'method')\n"
         "    except PefllError as error:\n"
-        "        assert error.code == 'PEFLL-F005', error\n"
+        "        assert error.code == 'PEFLL-M001', error\n"
         "    else:\n"
         "        raise SystemExit(f'{name} was imported')\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_owner_names_code_as_an_option_or_in_the_environment(monkeypatch, tmp_path):
+    from typer.testing import CliRunner
+
+    from pefll.deploy.verbs import app
+
+    named = []
+    monkeypatch.setattr("pefll.deploy.service.take_part", lambda *arguments: named.append(arguments[-2]))
+    words = ["client", str(tmp_path), "--data", "x.npz"]
+    monkeypatch.setenv(CODE, "mine:Own,mine:build")
+    for more in ([], ["--code", "a:B"], ["--code", "a:B,c:D", "--code", "e:F"]):
+        CliRunner().invoke(app, words + more, catch_exceptions=False)
+    monkeypatch.delenv(CODE)
+    CliRunner().invoke(app, words, catch_exceptions=False)
+    assert named == [["mine:Own", "mine:build"], ["a:B"], ["a:B", "c:D", "e:F"], []]
 
 
 def test_an_older_federation_names_the_clients_app_where_it_is_now(tmp_path):

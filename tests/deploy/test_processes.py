@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +21,7 @@ from pefll.deploy.processes import check_server, environment
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
+from tests.deploy.marked import WORD, alive_with, wait_until
 from tests.engines.flower.deployment import APPS, deploy, result, start
 from tests.engines.flower.federations import SEED, WithoutSome, setting, sha256
 from tests.engines.flower.matrix import strangers
@@ -37,20 +37,6 @@ def wait_for(process, path, words, seconds=120):
         time.sleep(0.2)
 
 
-def children_of(pid):
-    """Return the processes that a process has started, each of which leads a group."""
-    words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(word) for word in words]
-
-
-def alive(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_objects_come_one_at_a_time_unless_the_user_wants_more(monkeypatch):
     names = [f"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_{way}" for way in ("PULLS", "PUSHES")]
     for name in names:
@@ -60,7 +46,8 @@ def test_objects_come_one_at_a_time_unless_the_user_wants_more(monkeypatch):
     assert [environment()[name] for name in names] == ["4", "1"]
 
 
-def test_server_and_client_in_the_foreground_end_when_they_are_asked_to(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_server_and_client_in_the_foreground_leave_nobody_behind(number, status, tmp_path):
     here = setting(tmp_path, clients=1)
     there = deploy(here, tmp_path / "p", clients_per_round=1)
     data = str(tmp_path / "client-000.npz")
@@ -68,32 +55,28 @@ def test_server_and_client_in_the_foreground_end_when_they_are_asked_to(tmp_path
         "server": (["server", str(there.folder)], "1 client may come in, of which 1 new"),
         "client": (["client", str(there.folder), "--name", "client-000", "--data", data], "SuperNode ID"),
     }
-    started = []
-    groups_of = {}
+    started = {}
     try:
         for name, (words, sign) in verbs.items():
             output = tmp_path / f"{name}.log"
+            mine = {WORD: f"{tmp_path}-{name}"}
             with output.open("wb") as file:
                 command = [sys.executable, "-m", "pefll", "flower", *words]
                 process = subprocess.Popen(
-                    command, stdout=file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+                    command, stdout=file, stderr=subprocess.STDOUT, env=environment() | mine, start_new_session=True
                 )
-            started.append(process)
+            started[name] = process, mine
             wait_for(process, output, sign)
-            groups_of[process.pid] = [process.pid, *children_of(process.pid)]
-            assert len(groups_of[process.pid]) > 1
-        for process in reversed(started):
-            process.terminate()
-            assert process.wait(60) == 0
-            ends = time.monotonic() + 30  # what it started ends a moment later than it
-            while any(alive(group) for group in groups_of[process.pid]):
-                assert time.monotonic() < ends, "something that was started outlived it"
-                time.sleep(0.2)
+            wait_until(lambda mine=mine: len(alive_with(mine)) >= 3, 30)  # itself, a watchdog, and one of Flower's
+        for process, mine in reversed(started.values()):
+            process.send_signal(number)
+            assert process.wait(20) == status
+            wait_until(lambda mine=mine: not alive_with(mine), 15)
     finally:
-        for process in started:
-            for group in groups_of.get(process.pid, [process.pid]):
+        for process, mine in started.values():
+            for pid in [process.pid, *alive_with(mine)]:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
 
 

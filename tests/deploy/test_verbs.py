@@ -165,6 +165,7 @@ class TestWithFlower:
             (["run", "FED"], "[PEFLL-F003]"),
             (["add", "FED", "alice"], "there is a client alice already"),
             (["add", "FED", "a b"], "cannot be a name"),
+            (["add", "FED", "CON"], "'CON' cannot be a name: Windows keeps that name for a device"),
             (["client", "FED", "--data", "DATA"], "name the client with --name"),
             (["client", "FED", "--data", "DATA", "--name", "zoe"], "there is no client's folder"),
             (["client", "FED", "--data", "nothing.npz", "--name", "bob"], "there is no file or folder"),

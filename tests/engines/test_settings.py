@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pefll.engines.cohort import keep_freed_memory
 from pefll.engines.serial import SerialEngine
+from pefll.engines.settings import keep_freed_memory
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
 from pefll.methods import build_method

@@ -10,6 +10,7 @@ from torch import nn
 from pefll.errors import PefllError
 from pefll.fitting import fit
 from pefll.models import Network, build_model, check_model
+from pefll.named import allow
 from pefll.personal import PersonalModel
 from tests.federations import ragged
 from tests.models import zoo
@@ -164,6 +165,7 @@ def test_a_model_that_changes_its_own_buffers_is_refused():
     ],
 )
 def test_import_paths_that_do_not_lead_to_a_model(reference, sentence):
+    allow(reference)
     with pytest.raises(PefllError, match=sentence):
         build_model(reference, (6,), 3)
 

@@ -13,13 +13,24 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
-from pefll.cli.options import ClientColumn, Clients, DataDir, Label, Partition, parse_seeds, parse_settings
+from pefll.cli.options import (
+    ClientColumn,
+    Clients,
+    DataDir,
+    Label,
+    OwnMethods,
+    OwnModels,
+    Partition,
+    parse_seeds,
+    parse_settings,
+)
 from pefll.config import Config
 from pefll.errors import PefllError, unknown
 from pefll.files import check_folder
 from pefll.hardware import pick_device
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
+from pefll.named import allow
 from pefll.progress import say
 from pefll.wording import counted, first_few
 
@@ -107,6 +118,7 @@ def tune(
     """
     from pefll.experiments import tune as search
 
+    allow(method, model)
     config = Config(
         method=method,
         settings=typed_settings(method, parse_settings(settings or [])),
@@ -227,6 +239,8 @@ def cost(
     ],
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
     target: Annotated[Path | None, typer.Option("--out", help="Also write OUT.md and OUT.csv.", metavar="OUT")] = None,
+    model: OwnModels = None,
+    method: OwnMethods = None,
 ) -> None:
     """Show what a client that was never seen pays for its model: exchanges, bytes, FLOPs, seconds, method by method.
 
@@ -242,6 +256,7 @@ def cost(
     from pefll.experiments import costs
     from pefll.experiments.results import no_results
 
+    allow(*(model or ()), *(method or ()))
     if target is not None:
         check_folder(target.parent)
     found = costs.read_any(paths)

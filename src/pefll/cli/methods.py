@@ -11,6 +11,7 @@ from rich.table import Table
 from pefll.cli.console import out
 from pefll.cli.options import parse_settings
 from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
+from pefll.named import allow
 
 
 def methods(
@@ -19,6 +20,7 @@ def methods(
     ] = None,
 ) -> None:
     """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`."""
+    allow(name)
     for each in [name] if name else METHODS:
         defaults = hyperparameters(each)
         kind: Any = method_class(each)
@@ -44,6 +46,7 @@ def check_method(
     """Check that a method does what every method must, on both engines; exit code 1 where it does not."""
     from pefll import checking
 
+    allow(name)
     method_class(name)  # a name that stands for nothing is no method that breaks a rule
     findings = checking.check_method(name, typed_settings(name, parse_settings(settings)) if settings else {})
     for rule, problem in findings:

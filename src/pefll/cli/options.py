@@ -18,6 +18,15 @@ Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_defaul
 Clients = Annotated[int, typer.Option(help="As in `pefll train`.", show_default="the data's")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
 
+OwnModel = Annotated[
+    str | None, typer.Option("--model", help="your.module:function, for a run whose model is code of your own.")
+]
+OwnMethod = Annotated[
+    str | None, typer.Option("--method", help="your.module:Class, for a run whose method is code of your own.")
+]
+OwnModels = Annotated[list[str] | None, typer.Option("--model", help="your.module:function; may be repeated.")]
+OwnMethods = Annotated[list[str] | None, typer.Option("--method", help="your.module:Class; may be repeated.")]
+
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there already.")]
 
 

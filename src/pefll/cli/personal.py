@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,15 +13,16 @@ import numpy as np
 import typer
 
 from pefll import data as sources
-from pefll import files, preparing, run
-from pefll.cli.console import err, out
-from pefll.cli.options import Force, Label, RunPath, check_free
+from pefll import files, personalizing, preparing, run
+from pefll.cli.console import INTERRUPTED, err, out
+from pefll.cli.options import Force, Label, OwnMethod, OwnModel, RunPath, check_free
 from pefll.cli.tables import accuracy_table
 from pefll.errors import PefllError
+from pefll.files import check_folder
 from pefll.personal import PersonalModel
 from pefll.progress import say
 from pefll.record import MEASURES
-from pefll.wording import counted, without_samples
+from pefll.wording import counted, first_few, without_samples
 
 
 def evaluate(
@@ -40,6 +43,8 @@ def evaluate(
         ),
     ] = None,
     force: Force = False,
+    model: OwnModel = None,
+    method: OwnMethod = None,
 ) -> None:
     """Score the personal models of all clients of a run, seen and unseen, at its best round.
 
@@ -50,7 +55,7 @@ def evaluate(
     - `pefll evaluate runs/c10 --per-client clients.csv`
     """
     check_free(per_client, "--per-client", force)
-    trained = run.load(path, err)
+    trained = run.load(path, err, model, method)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
@@ -72,27 +77,56 @@ def evaluate(
 def personalize(
     path: RunPath,
     data: Annotated[
-        Path, typer.Option(help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png.")
+        Path,
+        typer.Option(
+            help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png. With --each those "
+            "of several clients, in a folder client/class/*.png."
+        ),
     ],
-    model: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors.")],
+    target: Annotated[
+        Path, typer.Option("--out", help="The file to write, a .safetensors; with --each a folder for them.")
+    ],
+    each: Annotated[
+        bool,
+        typer.Option(
+            "--each", help="Make one model for each client in the data; those that are there already are kept."
+        ),
+    ] = False,
     label: Label = sources.LABEL,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="The client's column in a table or .npz.", show_default="as the run was trained"),
+    ] = None,
     force: Force = False,
+    architecture: OwnModel = None,
+    method: OwnMethod = None,
 ) -> None:
     """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
 
-    For example: `pefll personalize runs/c10 --data my_samples.npz --out me.safetensors`
+    For example:
+
+    - `pefll personalize runs/c10 --data my_samples.npz --out me.safetensors`
+
+    - `pefll personalize runs/c10 --data all_users.parquet --each --out models`
     """
-    if model.suffix not in ("", ".safetensors"):
-        raise PefllError(f"personal models are .safetensors files; write to {model.with_suffix('.safetensors')}")
-    check_free(model, "--out", force)
-    trained = run.load(path, err)
-    x, y = _read_client(data, label, trained.facts, alone=True)
-    if y is None and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
-        raise PefllError(f"{data} has no column {label!r}; say with --label which one has the labels")
+    if each:
+        check_folder(target)
+    elif target.suffix not in ("", ".safetensors"):
+        raise PefllError(f"personal models are .safetensors files; write to {target.with_suffix('.safetensors')}")
+    else:
+        check_free(target, "--out", force)
+    trained = run.load(path, err, architecture, method)
+    if each:
+        _personalize_each(trained, data, target, label, client_column, force)
+        return
+    instead = "make one model for each with --each --out FOLDER"
+    client = client_column or trained.columns.client
+    x, y = _read_client(data, label, trained.facts, client=client, alone=True, instead=instead)
+    _check_labels(y is not None, trained, data, label)
     personal = trained.personalize(x, y)
-    files.make_folder(model.parent)
-    personal.save(model, overwrite=force)
-    say(out, f"{model}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
+    files.make_folder(target.parent)
+    personal.save(target, overwrite=force)
+    say(out, f"{target}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
     if y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
         say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
@@ -103,9 +137,43 @@ def personalize(
                 "not learned to serve clients like this one. More clients, rounds, or other learning rates may help; "
                 "compare with --method local.",
             )
+    say(out, f"Next: pefll predict {target} --data more_samples.npz{_own_model(trained)}")
+
+
+def _personalize_each(
+    trained: run.Run, data: Path, folder: Path, label: str, client_column: str | None, force: bool
+) -> None:
+    """Make one model for each client in a file or folder; PefllError at the end where some clients got none."""
+    columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
+    owned = sources.read_each(data, columns, tokens=trained.facts["tokens"])
+    _check_labels(owned[0].y is not None, trained, data, label)
+    try:
+        written = personalizing.write_each(trained, owned, folder, force=force, console=err)
+    except KeyboardInterrupt:
+        say(err, f"Stopped: what is in {folder} stays, and the same command goes on from there.")
+        sys.exit(INTERRUPTED)
+    if written.kept:
+        say(out, f"{folder}: {counted(len(written.kept), 'model')} {'was' if len(written.kept) == 1 else 'were'} there")
+    if written.made:
+        index = folder / personalizing.INDEX
+        say(out, f"{folder}: {counted(len(written.made), 'personal model')}; {index} says whose each file is")
+        example = folder / personalizing.file_name(written.made[0])
+        say(out, f"Next: pefll predict {example} --data more_samples.npz{_own_model(trained)}")
+    if written.errors:
+        reasons = first_few((f"{client}: {error}" for client, error in written.errors.items()), 10)
+        raise PefllError(
+            f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model: {reasons}", code="PEFLL-M041"
+        )
+
+
+def _check_labels(there: bool, trained: run.Run, data: Path, label: str) -> None:
+    if not there and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
+        raise PefllError(f"{data} has no column {label!r}; say with --label which one has the labels")
+
+
+def _own_model(trained: run.Run) -> str:
     name = trained.facts["model"]
-    of_own = f" --model {name}" if ":" in name else ""
-    say(out, f"Next: pefll predict {model} --data more_samples.npz{of_own}")
+    return f" --model {name}" if ":" in name else ""
 
 
 def predict(
@@ -125,7 +193,11 @@ def predict(
     For example: `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
     """
     check_free(target, "--out", force)
-    personal = PersonalModel.load(model, architecture=architecture)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        personal = PersonalModel.load(model, architecture=architecture)
+    for note in notes:
+        say(err, f"note: {note.message}")
     x, y = _read_client(data, label, personal.facts)
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.facts["classes"]:
         raise PefllError(
@@ -133,7 +205,7 @@ def predict(
         )
     chances = personal.probabilities(x)
     classes = chances.argmax(axis=1)
-    names = personal.facts["class_names"] or [str(number) for number in range(personal.facts["classes"])]
+    names = personal.class_names
     if target is not None:
         answers = enumerate(classes)
         files.write_csv(
@@ -153,15 +225,17 @@ def predict(
         say(out, f"Nobody knows how many are right: there is no column {label!r}; --label names another.")
 
 
-def _read_client(data: Path, label: str, facts: dict[str, Any], alone: bool = False) -> tuple[Any, Any]:
-    """Read one client's samples as the data that a model was trained on."""
+def _read_client(data: Path, label: str, facts: dict[str, Any], **more: Any) -> tuple[Any, Any]:
+    """Read one client's samples as the data that a model was trained on; `more` is for `read_client`."""
+    if data.suffix.lower() in sources.TABLES and not facts.get("feature_names"):
+        say(err, f"note: the model does not know the names of its columns; those of {data} are taken by position")
     return sources.read_client(
         data,
         label=label,
-        class_names=facts["class_names"],
+        class_names=facts.get("class_names") or (),
         tokens=facts["tokens"],
-        features=facts["feature_names"],
-        alone=alone,
+        features=facts.get("feature_names") or (),
+        **({"client": facts["client_column"]} if facts.get("client_column") else {}) | more,
     )
 
 

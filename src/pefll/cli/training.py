@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pefll import data as sources
-from pefll import fitting, preparing
-from pefll.checkpoint import newest_facts
+from pefll import fitting, manifest, preparing
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
@@ -20,6 +20,7 @@ from pefll.config import Config
 from pefll.errors import PefllError
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
+from pefll.named import allow
 from pefll.progress import say
 from pefll.record import RunFolder, run_folders, seed_folder
 from pefll.wording import first_few, without_samples
@@ -150,6 +151,7 @@ def train(
         "settings": parse_settings(settings) if settings else None,
     }
     given = {name: value for name, value in given.items() if value is not None}
+    allow(given.get("method"), given.get("model"))
     if seeds is not None and (seed is not None or resume is not None):
         raise PefllError("--seeds is for new runs, and in place of --seed; --resume RUN goes on with all seeds in RUN")
     if resume is not None:
@@ -197,12 +199,13 @@ def train(
     try:
         trained = fitting.fit_together(orders, console=err)
     except Stopped as stopped:
-        say(err, f"{_saved(stopped, len(orders))} Go on with: pefll train --resume {target}")
+        say(err, f"{_saved(stopped, len(orders))} Go on with: pefll train --resume {target}{_own_code(configs[0])}")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
-        if not any(any(each.checkpoints.glob("round-*")) for each in folders):
+        if not any(manifest.newest_first(each.checkpoints) for each in folders):
             raise
-        say(err, f"Ended at once. Go on from what was saved before with: pefll train --resume {target}")
+        going_on = f"pefll train --resume {target}{_own_code(configs[0])}"
+        say(err, f"Ended at once. Go on from what was saved before with: {going_on}")
         sys.exit(INTERRUPTED)
     except fitting.RunsFailed as failed:
         if failed.runs:
@@ -224,14 +227,21 @@ def _saved(stopped: Stopped, runs: int) -> str:
     return f"Saved after round {stopped.round}{least}{again}."
 
 
+def _own_code(config: Config) -> str:
+    """Return the options that name code of the user's own, which a run folder alone does not run."""
+    named = {"--method": config.method, "--model": config.model}
+    return "".join(f" {option} {shlex.quote(name)}" for option, name in named.items() if ":" in name)
+
+
 def _started(folder: RunFolder) -> Config:
     folder.check_is_run()
-    return Config.load(folder.config_file)
+    return Config.load(folder.config_file, folder.trained_with())
 
 
 def _check_is_found_here(folder: RunFolder, config: Config) -> None:
     """Raise PefllError where what a run was trained on was given in Python, and so is not found from here."""
-    problem = newest_facts(folder.checkpoints).get("problem", {})
+    newest = manifest.newest(folder.checkpoints)
+    problem = newest.facts.get("problem", {}) if newest else {}
     given = [
         *(["data"] if preparing.data_of_python(config) else []),
         *(["a model"] if problem.get("model") == "" else []),

@@ -22,10 +22,12 @@ from pefll.data.own import LABEL as LABEL
 from pefll.data.own import federation_from_arrays as federation_from_arrays
 from pefll.data.own import federation_from_frame as federation_from_frame
 from pefll.data.own import read_client as read_client
+from pefll.data.own import read_each as read_each
 from pefll.data.own import read_samples as read_samples
 from pefll.data.partition import by_class as by_class
 from pefll.data.partition import dirichlet as dirichlet
 from pefll.data.partition import natural as natural
+from pefll.data.ranges import out_of_proportion as out_of_proportion
 from pefll.data.sources import DATASETS as DATASETS
 from pefll.data.sources import Source as Source
 from pefll.data.sources import load_samples as load_samples

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pefll.arguments import listed, shown, text, truth, whole_number
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
-from pefll.errors import PefllError
+from pefll.errors import PefllError, first_line
 from pefll.wording import counted
 
 # What people call the three splits in their files.
@@ -17,6 +18,10 @@ _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "va
 _SPLIT_WORDS |= {"test": TEST, "testing": TEST}
 # Without `classes`, a label beyond this and beyond the number of samples is a mistake and not a class.
 _MANY_CLASSES = 1000
+# A model has scores for each class, and so has every sample of a batch.
+_MOST_CLASSES = 1_000_000
+# No class and no client has a longer name.
+_LONG_NAME = 1000
 
 
 def samples_from_arrays(
@@ -42,6 +47,9 @@ def samples_from_arrays(
         tokens: x holds tokens (integers that a model embeds).
         feature_names: what the columns of x [N, features] are called.
     """
+    name, tokens = text(name, "name"), truth(tokens, "tokens")
+    if classes is not None:
+        classes = whole_number(classes, f"{name}: classes", 1, _MOST_CLASSES)
     images = inputs(x, name, tokens=tokens)
     labels, class_names = _labels(y, name)
     if classes is None:
@@ -51,7 +59,7 @@ def samples_from_arrays(
                 f"{name}: there is a label {classes - 1:,} among {counted(len(labels), 'sample')}; "
                 "number the classes from 0 without gaps, or say how many there are, in Python, with classes=..."
             )
-    elif isinstance(classes, bool) or not isinstance(classes, int) or classes < max(1, len(class_names)):
+    elif classes < len(class_names):
         raise PefllError(f"{name}: classes is {classes!r}, but there are {len(class_names) or 'some'} classes")
     owner, client_names, client_keys = (None, (), None) if client is None else _clients(client, name)
     return Samples(
@@ -65,7 +73,7 @@ def samples_from_arrays(
         client_names=client_names,
         client_keys=client_keys,
         tokens=tokens,
-        feature_names=tuple(feature_names),
+        feature_names=tuple(text(each, "a feature name") for each in listed(feature_names, "feature_names", "['age']")),
     )
 
 
@@ -118,12 +126,27 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array
         return labels
     place = {known: number for number, known in enumerate(class_names)}
     if not place and all(word.isdecimal() for word in own):
-        return np.asarray([int(word) for word in own], dtype=np.int64)[labels]
+        numbers = np.asarray([int(word) for word in own], dtype=object)
+        _check_int64(numbers, "label", name)
+        return numbers.astype(np.int64)[labels]
     strange = [word for word in own if word not in place]
     if strange:
         known = f"the model's classes are {', '.join(place)}" if place else "the model's classes are whole numbers"
         raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}")
     return np.asarray([place[word] for word in own], dtype=np.int64)[labels]
+
+
+def owners_of(client: Any, name: str = "arrays") -> tuple[Array, tuple[int | str, ...]]:
+    """Return whose each sample is, int64 [N] places among the clients, and what the data calls these, in order.
+
+    Args:
+        client: [N] any whole numbers or texts.
+        name: of the data, for errors.
+    """
+    owner, names, keys = _clients(client, name)
+    if names:
+        return owner, names
+    return owner, tuple(range(int(owner.max(initial=-1)) + 1) if keys is None else keys.tolist())
 
 
 def _kind(array: Array) -> str:
@@ -138,12 +161,25 @@ def as_array(values: Any, what: str, name: str) -> Array:
         what: of the data they are, for errors.
         name: of the data, for errors.
     """
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
+    if isinstance(values, torch.utils.data.Dataset | torch.utils.data.DataLoader):
+        raise PefllError(
+            f"{name}: {what} is {shown(values)} of torch; give arrays or tensors, for example dataset.data and "
+            "dataset.targets, or torch.stack([x for x, y in dataset])",
+            code="PEFLL-A021",
+        )
+    if values is None or isinstance(values, dict | str | bytes):
+        raise PefllError(
+            f"{name}: {what} is {shown(values)}; give an array, a list or a tensor, with an entry for each sample",
+            code="PEFLL-A022",
+        )
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise PefllError(f"{name}: {what} has masked entries; fill them or leave these samples out", "PEFLL-D007")
     try:
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()
         return np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
+    except (ValueError, TypeError, RuntimeError, OverflowError, NotImplementedError, MemoryError) as error:
+        reason = first_line(error)
         raise PefllError(
             f"{name}: {what} cannot be made into one array; are its parts equal in size? {reason}"
         ) from None
@@ -160,11 +196,15 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         # NumPy turns the numbers of a mixed list into texts without a word.
         array = np.asarray(values, dtype=object)
     elif array.dtype.kind == "U":
-        return array.astype(object)
+        array = array.astype(object)
+        _check_names(array, what, name)
+        return array
     if array.dtype.kind == "O":
         if all(isinstance(value, str) for value in array):
+            _check_names(array, what, name)
             return array
         if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in array):
+            _check_int64(array, what, name)
             return array.astype(np.int64)
         raise PefllError(f"{name}: {what} mixes kinds or has empty entries; it must be all whole numbers or all texts")
     if array.dtype.kind == "f":
@@ -182,17 +222,41 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             )
     elif array.dtype.kind not in "ui":
         raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts")
+    _check_int64(array, what, name)
     return array.astype(np.int64, copy=False)
+
+
+def _check_int64(array: Array, what: str, name: str) -> None:
+    """Raise PefllError where a whole number is too large to be stored: it would become another one."""
+    if array.dtype.kind == "i" or not len(array):
+        return
+    low, high = int(array.min()), int(array.max())
+    if low < -(1 << 63) or high >= 1 << 63:
+        far = high if high >= 1 << 63 else low
+        raise PefllError(
+            f"{name}: there is a {what} that is {shown(far)}; number them from 0, or give them as texts", "PEFLL-D008"
+        )
+
+
+def _check_names(texts: Array, what: str, name: str) -> None:
+    """Raise PefllError where a text is too long for a name."""
+    longest = max((len(each) for each in texts), default=0)
+    if longest > _LONG_NAME:
+        raise PefllError(
+            f"{name}: there is a {what} of {longest:,} characters, where {_LONG_NAME:,} are the most; is this "
+            "the right column?",
+            code="PEFLL-D009",
+        )
 
 
 def _number(texts: Array) -> tuple[Array, tuple[str, ...]]:
     """Return the place of each text among the sorted different texts, and these."""
     different = set(texts.tolist())
     # "10" comes after "9" where all are numbers.
-    by_value = all(text.isdecimal() for text in different)
-    names = tuple(sorted(different, key=lambda text: (int(text), text) if by_value else (0, text)))
-    place = {text: number for number, text in enumerate(names)}
-    return np.fromiter((place[text] for text in texts), dtype=np.int64, count=len(texts)), names
+    by_value = all(word.isdecimal() for word in different)
+    names = tuple(sorted(different, key=lambda word: (int(word), word) if by_value else (0, word)))
+    place = {word: number for number, word in enumerate(names)}
+    return np.fromiter((place[word] for word in texts), dtype=np.int64, count=len(texts)), names
 
 
 def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:

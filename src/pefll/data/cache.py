@@ -144,6 +144,8 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
             tokens=about["tokens"],
             feature_names=tuple(about["feature_names"]),
             client_keys=arrays.get("client_keys"),
+            label_column=about.get("label_column", ""),
+            client_column=about.get("client_column", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, PefllError):
         return None
@@ -170,6 +172,8 @@ def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
             "client_names": samples.client_names,
             "tokens": samples.tokens,
             "feature_names": samples.feature_names,
+            "label_column": samples.label_column,
+            "client_column": samples.client_column,
         }
         manifest = {"version": VERSION, "sources": stamp, "arrays": notes, "about": about}
         (fresh / _MANIFEST).write_text(json.dumps(manifest))

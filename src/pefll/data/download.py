@@ -146,7 +146,9 @@ def _transfer(url: str, part: Path, report: Progress | None) -> bool:
             done = 0
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length and length.isdecimal() else None
-        with part.open("ab" if done else "wb") as file:
+        # Under a name that everybody knows, so that the next attempt finds it: a link there is not followed.
+        how = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if done else os.O_TRUNC)
+        with os.fdopen(os.open(part, how, 0o666), "ab" if done else "wb") as file:
             while block := reply.read(_BLOCK):
                 file.write(block)
                 done += len(block)

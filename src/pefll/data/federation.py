@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +19,8 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")
 # Arrays are hashed in pieces of about this many bytes.
 _HASHED = 1 << 24
+# A network squares and sums what it is given; in float32 that ends at 3e38, and some layers are enough for it.
+LARGEST = 1e15
 
 Array = npt.NDArray[Any]
 
@@ -49,6 +50,8 @@ class Samples:
         client_keys: int64, these numbers; None where they are 0..n-1.
         tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
         feature_names: one per column of x where it is a table's, or empty.
+        label_column: the name of a table's column of labels, or empty.
+        client_column: the name of a table's column of clients, or empty.
     """
 
     x: Array
@@ -63,6 +66,8 @@ class Samples:
     tokens: bool = False
     feature_names: tuple[str, ...] = ()
     client_keys: Array | None = None
+    label_column: str = ""
+    client_column: str = ""
 
     def __post_init__(self) -> None:
         check_samples(self)
@@ -116,19 +121,47 @@ def check_samples(samples: Samples) -> None:
             f"{name}: there are {len(samples.feature_names)} feature names for samples of shape {list(x.shape[1:])}"
         )
     if np.issubdtype(x.dtype, np.floating):
-        bad = _first_not_finite(x)
-        if bad is not None:
-            raise PefllError(f"{name}: sample {bad} of x has a NaN or infinite value; remove or fill it")
+        _check_range(samples)
 
 
-def _first_not_finite(x: Array) -> int | None:
-    """Return the first sample with a value that is not finite; in blocks, so that big arrays need no big mask."""
-    block = max(1, (1 << 24) // max(1, x[0].size))
+def _check_range(samples: Samples) -> None:
+    """Raise PefllError for the first value that no training survives; it names the client, the column and the range."""
+    x = samples.x
+    block = max(1, (1 << 24) // max(1, x[0].size))  # so that big arrays need no big mask
     for start in range(0, len(x), block):
-        fine = np.isfinite(x[start : start + block]).reshape(len(x[start : start + block]), -1).all(axis=1)
-        if not fine.all():
-            return start + int(np.argmin(fine))
-    return None
+        flat = x[start : start + block].reshape(-1, x[0].size)
+        if flat.min() >= -LARGEST and flat.max() <= LARGEST:  # no NaN passes this
+            continue
+        fine = np.abs(flat) <= LARGEST
+        row = int(np.argmin(fine.all(axis=1)))
+        column = int(np.argmin(fine[row]))
+        value, sample = float(flat[row, column]), start + row
+        where = feature_called(column, x.shape[1:], samples.feature_names)
+        whose, mine = "", x.reshape(len(x), -1)[:, column]
+        if samples.client is not None:
+            client = int(samples.client[sample])
+            whose, mine = f", of client {samples.name_of(client)},", mine[samples.client == client]
+        if not np.isfinite(value):
+            raise PefllError(
+                f"{samples.name}: sample {sample} of x{whose} has a NaN or infinite value in {where}; remove or "
+                "fill it",
+                code="PEFLL-D010",
+            )
+        sound = mine[np.abs(mine) <= LARGEST]
+        others = f" (its others are {sound.min():.3g} to {sound.max():.3g})" if len(sound) else ""
+        raise PefllError(
+            f"{samples.name}: sample {sample} of x{whose} has {value:.3g} in {where}{others}; no network can be "
+            f"trained on values beyond {LARGEST:g}: mend or scale it",
+            code="PEFLL-D011",
+        )
+
+
+def feature_called(column: int, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
+    """Return what one of a sample's values is called: a table's column, or where it lies in an array of some shape."""
+    if names:
+        return f"column {names[column]!r}"
+    place = np.unravel_index(column, shape)
+    return f"feature {column}" if len(shape) == 1 else f"the value at [{', '.join(str(int(each)) for each in place)}]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +187,8 @@ class Federation:
         feature_names: one per column of x where it is a table's, or empty.
         keys: int64 [n], what natural clients are called in the data; None where clients were made, or have names.
         names: of natural clients, or empty.
+        label_column: the name of a table's column of labels, or empty.
+        client_column: the name of a table's column of clients, or empty.
     """
 
     x: Tensor
@@ -171,6 +206,8 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     keys: Array | None = None
     names: tuple[str, ...] = ()
+    label_column: str = ""
+    client_column: str = ""
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -343,10 +380,18 @@ def places(offset: Array, count: Array) -> Array:
 
 def _tensor(array: Array) -> Tensor:
     """Return an array as a tensor, without a copy where it can be; nobody writes to it."""
-    with warnings.catch_warnings():
-        # A user's read-only or mapped array is as good as any other here.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(np.ascontiguousarray(array))
+    contiguous = np.ascontiguousarray(array)
+    # A user's read-only or mapped array is as good as any other here. torch would warn of it, and to filter warnings is
+    # a setting of the whole process.
+    return torch.from_numpy(contiguous if contiguous.flags.writeable else np.asarray(_CalledWritable(contiguous)))
+
+
+class _CalledWritable:
+    """The same memory as an array's, which is kept as long as this is."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
 
 
 def assemble(
@@ -388,4 +433,6 @@ def assemble(
         partition=partition,
         class_names=samples.class_names,
         feature_names=samples.feature_names,
+        label_column=samples.label_column,
+        client_column=samples.client_column,
     )

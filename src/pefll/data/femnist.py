@@ -58,7 +58,7 @@ def _pixels(user: leaf.User) -> Array:
     """Return uint8 [n, 28, 28]."""
     try:
         x = np.asarray(user.x, dtype=np.float32).reshape(-1, _SIDE, _SIDE)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         x = np.empty((0, _SIDE, _SIDE), dtype=np.float32)
     if len(x) != len(user.x):
         raise PefllError(f"{user.where} is damaged: images of user {user.name!r} do not have 784 numbers each")
@@ -70,7 +70,7 @@ def _pixels(user: leaf.User) -> Array:
 
 def _labels(user: leaf.User) -> Array:
     """Return int64 [n]."""
-    if not all(isinstance(label, int) and 0 <= label < len(CLASS_NAMES) for label in user.y):
+    if not all(type(label) is int and 0 <= label < len(CLASS_NAMES) for label in user.y):
         raise PefllError(f"{user.where} is damaged: labels of user {user.name!r} are not whole numbers 0..61")
     return np.asarray(user.y, dtype=np.int64)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.federation import SPLITS, Array, Samples
+from pefll.data.limits import check_growth, check_picture
 from pefll.errors import PefllError
 from pefll.wording import first_few
 
@@ -63,6 +64,12 @@ def one_client(folder: Path) -> tuple[Array, list[str]]:
     return read_images(files), labels
 
 
+def is_of_clients(folder: Path) -> bool:
+    """Return whether images lie in folders client/class/ and none in class/."""
+    kinds = _folders(folder)
+    return not any(_images(kind) for kind in kinds) and any(_images(one) for kind in kinds for one in _folders(kind))
+
+
 def _other_layout(folder: Path, layout: str, example: str) -> PefllError:
     """Return the error for a folder without images where they are looked for: what is expected, and what is there."""
     kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
@@ -86,8 +93,12 @@ def read_images(files: Sequence[Path]) -> Array:
         from PIL import Image
     except ImportError:
         raise PefllError("reading images needs Pillow: pip install 'pefll[files]'") from None
-    pixels = [_pixels(Image, path) for path in files]
-    size = pixels[0].shape[:2]
+    first = _pixels(Image, files[0])
+    # Known from one of them, since all must be alike; with a picture beside the array that it is copied to.
+    stored = sum(path.stat().st_size for path in files if path.is_file())
+    check_growth(f"{files[0].parent}, with {len(files):,} pictures,", stored, 2 * len(files) * first.size)
+    pixels = [first, *(_pixels(Image, path) for path in files[1:])]
+    size = first.shape[:2]
     for path, each in zip(files, pixels, strict=True):
         if each.shape[:2] != size:
             raise PefllError(
@@ -106,11 +117,17 @@ def _pixels(image_module: Any, path: Path) -> Array:
     """Return uint8 [H, W, 1 or 3]."""
     try:
         with image_module.open(path) as image:
+            width, height = image.size
+            check_picture(str(path), width, height, len(image.getbands()))
             if image.mode.startswith(("I", "F")):
                 raise PefllError(f"{path} has more than 8 bits per channel; save it with 8")
             grey = image.mode in ("1", "L", "LA")
             array = np.asarray(image.convert("L" if grey else "RGB"))
-    except (OSError, ValueError, SyntaxError, EOFError, image_module.DecompressionBombError) as error:
+    except image_module.DecompressionBombError as error:
+        raise PefllError(
+            f"{path} has far too many pixels for a sample: {error}; make it smaller", "PEFLL-L004"
+        ) from None
+    except (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, MemoryError) as error:
         raise PefllError(f"{path} cannot be read as an image: {error}; replace or remove it") from None
     return array[:, :, None] if grey else array
 

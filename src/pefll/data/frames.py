@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pefll.data.arrays import samples_from_arrays
+from pefll.arguments import listed, shown, text
+from pefll.data.arrays import as_array, samples_from_arrays
 from pefll.data.federation import Array, Samples
-from pefll.errors import PefllError
+from pefll.data.limits import check_growth
+from pefll.errors import PefllError, first_line
+from pefll.wording import first_few
 
 CSV = (".csv", ".tsv")
 PARQUET = (".parquet", ".pq")
@@ -38,10 +43,18 @@ def from_frame(
         classes: how many classes there are; by default the largest label + 1.
         name: of the data, for errors and records.
     """
+    label = text(label, "label", "y")
+    client, split = (
+        None if each is None else text(each, what) for each, what in ((client, "client"), (split, "split"))
+    )
+    if isinstance(features, str):
+        features = (features,)
+    elif features is not None:
+        features = [text(each, "a feature") for each in listed(features, "features", "['age', 'height']")]
     # First, because a label that goes by another name would be taken for a feature.
     labels = column(frame, label, name)
     chosen = feature_names(frame, (label, client, split), name) if features is None else tuple(features)
-    return samples_from_arrays(
+    samples = samples_from_arrays(
         feature_matrix(frame, chosen, name),
         labels,
         client=None if client is None else column(frame, client, name),
@@ -50,11 +63,13 @@ def from_frame(
         name=name,
         feature_names=chosen,
     )
+    return replace(samples, label_column=label, client_column=client or "")
 
 
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:
     """Return the names of a table's columns that are not among `without`, in order."""
-    chosen = tuple(each for each in columns(frame) if each not in without)
+    left_out = set(without)
+    chosen = tuple(each for each in columns(frame) if each not in left_out)
     if not chosen:
         raise PefllError(f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}")
     return chosen
@@ -64,13 +79,18 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
     """Return the named columns in this order, float32 [N, features], or int64 where they hold tokens."""
     if not features:
         raise PefllError(f"{name}: there are no feature columns")
-    first = column(frame, features[0], name)
+    keys = _by_name(frame)  # once: asking the table for all its names for each of them would take the square of time
+    first = _column(frame, keys, features[0], name)
     if not len(first):
         raise PefllError(f"{name}: there are no samples, only the names of columns")
     # Column by column into the result, so that a wide table is never there twice in float64.
     x = np.empty((len(first), len(features)), dtype=np.int64 if tokens else np.float32)
     for place, each in enumerate(features):
-        values = column(frame, each, name)
+        values = _column(frame, keys, each, name)
+        if len(values) != len(x):
+            raise PefllError(
+                f"{name}: column {each!r} has {len(values):,} entries, but {features[0]!r} has {len(x):,}", "PEFLL-D005"
+            )
         if values.dtype.kind not in "uif":
             raise PefllError(f"{name}: column {each!r} does not hold numbers; turn it into numbers or leave it out")
         if tokens and values.dtype.kind == "f":
@@ -78,6 +98,40 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
         with np.errstate(over="ignore"):
             x[:, place] = values
     return x
+
+
+def is_frame(values: Any) -> bool:
+    """Return whether something is a table with named columns, and not an array, a list or a tensor."""
+    return isinstance(values, dict) or hasattr(values, "columns") or hasattr(values, "column_names")
+
+
+def matrix_by_name(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
+    """Return the columns that a model was trained on, by their names and in its order; others are passed over.
+
+    Args:
+        frame: see `from_frame`.
+        features: the names of the columns, in the model's order.
+        name: of the table, for errors.
+        tokens: see `feature_matrix`.
+
+    Raises:
+        PefllError: that names the columns that are missing, or are there twice.
+    """
+    there = Counter(columns(frame))
+    missing = [each for each in features if not there[each]]
+    if missing:
+        raise PefllError(
+            f"{name} has no column {first_few(map(repr, missing))}, which the model was trained on; it has "
+            f"{first_few(map(repr, there), 20) or 'none at all'}",
+            code="PEFLL-M030",
+        )
+    twice = [each for each in features if there[each] > 1]
+    if twice:
+        raise PefllError(
+            f"{name} has the column {first_few(map(repr, twice))} more than once; rename or drop one",
+            code="PEFLL-M031",
+        )
+    return feature_matrix(frame, features, name, tokens=tokens)
 
 
 def columns(frame: Any) -> list[str]:
@@ -94,16 +148,37 @@ def _keys(frame: Any) -> list[Any]:
     if names is None and isinstance(frame, dict):
         names = list(frame)
     if names is None:
-        raise PefllError(f"a {type(frame).__name__} is not a table with named columns")
+        raise PefllError(
+            f"{shown(frame)} is not a table with named columns; give a data frame or a dictionary of columns",
+            code="PEFLL-A020",
+        )
     return list(names)
 
 
 def column(frame: Any, name: str, where: str) -> Array:
     """Return one column of a table, [N]."""
-    keys = {str(key): key for key in _keys(frame)}
+    return _column(frame, _by_name(frame), name, where)
+
+
+def _by_name(frame: Any) -> dict[str, Any]:
+    """Return what a table's columns are found by, by their names as texts."""
+    return {str(key): key for key in _keys(frame)}
+
+
+def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
     if name not in keys:
-        raise PefllError(f"{where}: there is no column {name!r}; there are {', '.join(keys)}")
-    return np.asarray(frame[keys[name]])
+        raise PefllError(f"{where}: there is no column {name!r}; there are {_listing(keys)}")
+    values = as_array(frame[keys[name]], f"column {name!r}", where)
+    if values.ndim != 1:
+        reason = "there are several columns of that name" if values.ndim == 2 else "it holds no single values"
+        raise PefllError(f"{where}: column {name!r} cannot be used: {reason}; give each its own name", "PEFLL-D006")
+    return values
+
+
+def _listing(names: Iterable[str], most: int = 50) -> str:
+    """Return the names of columns for a sentence; of very many, the first."""
+    known = list(names)
+    return ", ".join(known[:most]) + (f" and {len(known) - most:,} more" if len(known) > most else "")
 
 
 def read_frame(path: Path) -> Any:
@@ -114,14 +189,17 @@ def read_frame(path: Path) -> Any:
         import pandas
 
         if parquet:
-            import pyarrow  # noqa: F401  (pandas would name several engines to choose from; one is enough)
+            import pyarrow.parquet  # pandas would name several engines to choose from; one is enough
     except ImportError:
         needs = "pandas and pyarrow" if parquet else "pandas"
         raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'") from None
     try:
         if parquet:
+            about = pyarrow.parquet.read_metadata(path)
+            # A column of one value has a few bytes in the file, however many rows it has.
+            check_growth(str(path), path.stat().st_size, 8 * about.num_rows * about.num_columns)
             return pandas.read_parquet(path, engine="pyarrow")
-        return pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        reason = str(error).strip().split("\n")[0]
+        return pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", low_memory=False)
+    except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError) as error:
+        reason = first_line(error).strip()
         raise PefllError(f"{path} cannot be read as {what}: {reason}") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pefll.data.federation import TEST, TRAIN
-from pefll.errors import PefllError
+from pefll.errors import PefllError, first_line
 
 # LEAF keeps the two splits in two folders.
 FOLDERS = {"train": TRAIN, "test": TEST}
@@ -43,7 +43,10 @@ def users(folder: Path) -> Iterator[User]:
         try:
             content = json.loads(path.read_bytes())
         except (ValueError, RecursionError, OSError) as error:
-            raise PefllError(f"{path} is damaged: it is not JSON ({error}); make or download it again") from None
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+            raise PefllError(
+                f"{path} is damaged: it is not JSON ({reason}); make or download it again", code="PEFLL-D004"
+            ) from None
         yield from _users_of_shard(content, path)
 
 
@@ -58,7 +61,7 @@ def _users_of_shard(content: Any, path: Path) -> Iterator[User]:
         raise PefllError(f"{path} is damaged: it has {len(names):,} users but {len(sizes):,} entries of num_samples")
     for name, size in zip(names, sizes, strict=True):
         # Taken out, so that a user's many small Python numbers are freed once they are packed into an array.
-        own = data.pop(name, None)
+        own = data.pop(name, None) if isinstance(name, str) else None
         if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):
             raise PefllError(f"{path} is damaged: user {name!r} has no lists x and y in user_data")
         x, y = own.pop("x"), own.pop("y")

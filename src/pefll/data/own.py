@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from pefll.data import cache, folders, frames
+from pefll import arguments
+from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
 from pefll.data.normalise import measured
 from pefll.data.npz import read_npz
+from pefll.data.owners import Columns, Owned, by_client, no_clients
 from pefll.data.partition import natural
 from pefll.errors import PefllError
 from pefll.wording import argument
@@ -38,14 +40,17 @@ def read_samples(
         split: a table's column, or an npz's array, with train, validation, test; may be absent.
         classes: how many classes there are; by default the largest label + 1.
     """
-    path = Path(path).expanduser()
+    path = arguments.path(path).expanduser()
+    label, client, split = (
+        arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, "split"))
+    )
     kind = _kind(path)
     if kind == "folder":
         refuse_columns(path.name, label, client)
         return folders.from_folder(path, classes)
     if kind == "npz":
         named = () if client == CLIENT else (client,)
-        y = _npz_label(path, label)
+        y = npz_label(path, label)
         arrays = read_npz(path, needed=("x", y, *named), optional=(client, split))
         return samples_from_arrays(
             arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem
@@ -133,6 +138,7 @@ def read_client(
     class_names: Sequence[str] = (),
     tokens: bool = False,
     alone: bool = False,
+    instead: str = "",
 ) -> tuple[Array, Array | None]:
     """Return one client's own samples, to personalise a model for it or to classify them.
 
@@ -146,6 +152,7 @@ def read_client(
         class_names: the classes of the model; needed where the labels are texts.
         tokens: x holds tokens, which stay whole numbers.
         alone: refuse a file that says that its samples are several clients'.
+        instead: what else can be done with such a file, for that error.
 
     Returns:
         x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
@@ -155,11 +162,13 @@ def read_client(
     y: Any
     if kind == "folder":
         refuse_columns(path.name, label)
+        if alone and instead and folders.is_of_clients(path):
+            raise _several(path, len(folders.from_folder(path).client_names), instead)
         x, y = folders.one_client(path)
         owners = None
     elif kind == "npz":
         named = () if label == LABEL else (label,)
-        of_labels = _npz_label(path, label)
+        of_labels = npz_label(path, label)
         arrays = read_npz(path, needed=("x", *named), optional=(of_labels, client))
         x, y = arrays["x"], arrays.get(of_labels)
         owners = arrays.get(client)
@@ -168,11 +177,37 @@ def read_client(
         owners = frames.column(frame, client, path.name) if client in frames.columns(frame) else None
         y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
-        x = frames.feature_matrix(frame, chosen, path.name, tokens=tokens)
+        x = frames.matrix_by_name(frame, chosen, path.name, tokens=tokens)
     if alone:
-        _refuse_several(owners, path)
+        _refuse_several(owners, path, instead)
     labels = None if y is None else labels_of(y, class_names, path.name)
     return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
+
+
+def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:
+    """Return the samples of each client in a file or folder of several, to make a model for each of them.
+
+    Args:
+        path: an `.npz` with x, a client array and maybe labels; a CSV or Parquet table; a folder `client/class/*.png`.
+        columns: where a table, or an .npz, has what.
+        tokens: samples are tokens.
+    """
+    path = Path(path).expanduser()
+    kind = _kind(path)
+    if kind == "folder":
+        refuse_columns(path.name, columns.label)
+        samples = folders.from_folder(path)
+        assert samples.client is not None
+        names, classes = (np.asarray(each, dtype=object) for each in (samples.client_names, samples.class_names))
+        return by_client(samples.x, classes[samples.y], names[samples.client], path.name)
+    if kind == "npz":
+        named = () if columns.label == LABEL else (columns.label,)
+        label = npz_label(path, columns.label)
+        arrays = read_npz(path, needed=("x", *named), optional=(label, columns.client))
+        if columns.client not in arrays:
+            raise no_clients(str(path), f"array {columns.client!r}")
+        return by_client(arrays["x"], arrays.get(label), arrays[columns.client], path.name)
+    return owners.from_frame(frames.read_frame(path), columns, name=str(path), tokens=tokens)
 
 
 def read_member(
@@ -232,7 +267,7 @@ def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
             raise PefllError(f"{name} has no columns: leave {given} away, which is for tables and .npz files only")
 
 
-def _npz_label(path: Path, label: str) -> str:
+def npz_label(path: Path, label: str) -> str:
     """Return what an .npz's array of labels is called: as asked for, or else y, or else as a table's column is."""
     if label != LABEL:
         return label
@@ -250,11 +285,18 @@ def _split_of(path: Path, split: str) -> Any:
     return None
 
 
-def _refuse_several(owners: Any, path: Path) -> None:
+def _refuse_several(owners: Any, path: Path, instead: str) -> None:
     """Raise PefllError where a file that should be one client's says that it is several clients'."""
     count = 0 if owners is None else len(set(np.asarray(owners).tolist()))
     if count > 1:
-        raise PefllError(f"{path} holds the samples of {count} clients; give a file with those of one")
+        raise _several(path, count, instead)
+
+
+def _several(path: Path, count: int, instead: str) -> PefllError:
+    return PefllError(
+        f"{path} holds the samples of {count} clients; give a file with those of one{instead and f', or {instead}'}",
+        code="PEFLL-M034",
+    )
 
 
 def federation_from_arrays(
@@ -287,6 +329,7 @@ def federation_from_arrays(
         tokens: x holds whole numbers that a model embeds, a text as [N, length], say.
     """
     if client is None:
+        name = arguments.text(name, "name")
         raise PefllError(f"{name}: there is no client column; name the clients, or partition the samples by class")
     samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens)
     return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))

@@ -7,10 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from pefll.arguments import number as any_number
+from pefll.arguments import share, shown, whole_number
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
 from pefll.errors import PefllError
 from pefll.randomness import generator
 from pefll.wording import counted, first_few
+
+# A table of so many clients costs nothing; what is wrong with fewer is said in more detail later.
+_FEW = 10_000
 
 
 def by_class(
@@ -36,11 +41,15 @@ def by_class(
         validation: the fraction of each class's training samples that is held out.
         test: the fraction of each class's samples that is held out, where the makers did not split.
     """
+    check_is_samples(samples)
+    clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
+    classes_per_client = whole_number(classes_per_client, "classes_per_client")
     num_seen = _num_seen(clients, unseen)
     if not 1 <= classes_per_client <= samples.classes:
         raise PefllError(
             f"by-class {classes_per_client}: a client can have 1..{samples.classes} of the {samples.classes} classes"
         )
+    _check_enough(samples, clients)
     split = _cut_by_class(samples, seed, validation, test)
     random = generator(seed, "partition/by-class")
     has_class = _draw_classes(clients, classes_per_client, samples.classes, random)
@@ -86,11 +95,15 @@ def dirichlet(
         validation: the fraction of each class's training samples that is held out.
         test: the fraction of each class's samples that is held out, where the makers did not split.
     """
+    check_is_samples(samples)
+    clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
     num_seen = _num_seen(clients, unseen)
-    other = alpha if alpha_unseen is None else alpha_unseen
+    alpha = any_number(alpha, "alpha")
+    other = alpha if alpha_unseen is None else any_number(alpha_unseen, "alpha_unseen")
     for value in (alpha, other):
-        if not (math.isfinite(value) and value > 0):
+        if value <= 0:
             raise PefllError(f"dirichlet: the concentration is {value}; it must be a number above 0")
+    _check_enough(samples, clients)
     split = _cut_by_class(samples, seed, validation, test)
     random = generator(seed, "partition/dirichlet")
     concentration = np.ones(samples.classes)
@@ -148,10 +161,12 @@ def natural(
         min_samples: clients with fewer samples in all are left out.
         clients: take only so many, chosen at random; by default all.
     """
+    check_is_samples(samples)
+    seed, min_samples = whole_number(seed, "seed", 0), whole_number(min_samples, "min_samples")
+    clients = None if clients is None else whole_number(clients, "clients", 1)
     if samples.client is None:
         raise PefllError(f"{samples.name} has no natural clients; partition it with 'by-class K' or 'dirichlet A'")
-    _check_fraction("validation", validation)
-    _check_fraction("test", test)
+    validation, test = share(validation, "validation"), share(test, "test")
     random = generator(seed, "partition/natural")
     number = _number_clients(samples, samples.client, max(1, min_samples), clients, random)
     total = int(number.max()) + 1
@@ -250,24 +265,37 @@ def _round(values: Array) -> Array:
 
 
 def _num_seen(clients: int, unseen: float) -> int:
-    if clients < 1:
-        raise PefllError(f"{clients} clients were asked for; at least 1 is needed")
-    _check_fraction("unseen", unseen)
+    unseen = share(unseen, "unseen")
     seen = clients - math.floor(unseen * clients + 0.5)
     if seen < 1:
         raise PefllError(f"unseen is {unseen}, which leaves none of {counted(clients, 'client')} for training")
     return seen
 
 
-def _check_fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise PefllError(f"{name} is {value}; it must be a fraction from 0 to below 1")
+def _check_enough(samples: Samples, clients: int) -> None:
+    """Raise PefllError where not everybody can have a sample, before a table of that many clients is made."""
+    total = len(samples.y)
+    if clients > max(total, _FEW):
+        raise PefllError(
+            f"{samples.name}: {counted(total, 'sample')} {'is' if total == 1 else 'are'} too few for "
+            f"{counted(clients, 'client')}; make fewer clients",
+            code="PEFLL-L001",
+        )
+
+
+def check_is_samples(samples: object) -> None:
+    """Raise PefllError for what is easily given in place of samples."""
+    if not isinstance(samples, Samples):
+        raise PefllError(
+            f"samples are needed, not {shown(samples)}: make them with pefll.samples_from_arrays(x, y) or "
+            "pefll.load_samples(name)",
+            code="PEFLL-A015",
+        )
 
 
 def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -> Array:
     """Return the split of each sample, int8 [N]: the makers' own, and what they left out cut from every class alike."""
-    _check_fraction("validation", validation)
-    _check_fraction("test", test)
+    validation, test = share(validation, "validation"), share(test, "test")
     random = generator(seed, "partition/cut")
     split = np.zeros(len(samples.y), dtype=np.int8) if samples.split is None else samples.split.astype(np.int8)
     cuts = [(TEST, test)] if samples.split is None else []

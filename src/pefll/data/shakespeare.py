@@ -133,8 +133,8 @@ def _roles(path: Path) -> list[tuple[str, str]]:
             continue
         try:
             role = json.loads(line)
-        except ValueError:
-            raise PefllError(f"{path} is damaged: line {number} is not JSON") from None
+        except (ValueError, RecursionError):
+            raise PefllError(f"{path} is damaged: line {number} is not JSON", code="PEFLL-D004") from None
         if not isinstance(role, dict) or not isinstance(role.get("user"), str) or not isinstance(role.get("text"), str):
             raise PefllError(f"{path} is damaged: line {number} has no texts 'user' and 'text'")
         texts[role["user"]] = texts.get(role["user"], "") + role["text"]

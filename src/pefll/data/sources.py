@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pefll.arguments import path as as_path
+from pefll.arguments import plain, shown, text
 from pefll.data import cifar, digits, femnist, leaf, mnist_writers, own, shakespeare
 from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
 from pefll.data.normalise import measured
-from pefll.data.partition import by_class, dirichlet, natural
+from pefll.data.partition import by_class, check_is_samples, dirichlet, natural
 from pefll.errors import PefllError, unknown
 from pefll.wording import argument
 
@@ -133,10 +135,11 @@ def load_samples(
         client: a table's column, or an npz's array, that says whose each sample is; another name than "client" must
             be there.
     """
-    data_dir = Path(data_dir).expanduser()
+    data_dir = as_path(data_dir, "data_dir").expanduser()
+    label, client = text(label, "label", own.LABEL), text(client, "client", own.CLIENT)
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
-        path = Path(name_or_path).expanduser()
+        path = as_path(name_or_path, "the data set's name or path").expanduser()
         # What looks like a path gets the error of a path; a bare word is a misspelt name.
         if path.exists() or path.suffix or len(path.parts) > 1:
             return own.load(path, data_dir, report, label=label, client=client)
@@ -160,6 +163,7 @@ def make_federation(
         seed: of everything drawn.
         unseen: the fraction of clients that never take part in training.
     """
+    check_is_samples(samples)
     kind, numbers = _parse(partition)
     if kind == "natural":
         return measured(natural(samples, seed, unseen=unseen, clients=clients))
@@ -173,7 +177,10 @@ def make_federation(
 
 def _parse(partition: str) -> tuple[str, list[float]]:
     """Return the kind of a partition and its numbers."""
-    kind, _, rest = partition.strip().partition(" ")
+    given = plain(partition)
+    if not isinstance(given, str):
+        raise PefllError(f"the partition is {shown(partition)}; write {PARTITIONS}", code="PEFLL-A016")
+    kind, _, rest = given.strip().partition(" ")
     try:
         if kind == "natural" and not rest:
             return kind, []

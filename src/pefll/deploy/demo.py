@@ -1,9 +1,12 @@
-"""All of it on one machine: a server and some clients as processes of their own, and a client that comes later."""
+"""All of it on one machine: rounds that are simulated, real clients that go on with them, and one that comes later."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,77 +15,156 @@ import torch
 from rich.console import Console
 
 from pefll import checkpoint
-from pefll.data import SPLITS, TEST, Federation, load_samples, make_federation
+from pefll.data import SPLITS, TEST, TRAIN, Federation, load_samples, make_federation
+from pefll.deploy.endings import last_words
 from pefll.deploy.folder import add_client
 from pefll.deploy.folder import make_federation as make_folder
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan
 from pefll.deploy.processes import free_port
+from pefll.deploy.simulation import simulate
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.member import client_name
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
+from pefll.evaluation import client_scores
 from pefll.personal import PersonalModel
-from pefll.progress import say
+from pefll.progress import Monitor, monitor, say
 from pefll.record import RunFolder
-from pefll.tree import named_leaves
+from pefll.run import Run
+from pefll.tree import Tree, named_leaves
 from pefll.wording import argument, counted
 
-SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 2e-3, "embedding": "linear"}
+SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"
+SIMULATED, STRETCH = 200, 20
+# A client answers who it is, three times in a round, and twice each in an evaluation and in the test; one that joins
+# later four times.
+IN_ROUND, BESIDE, LATER = 3, 5, 4
+_REPLY = re.compile(r"Push replies from node_id=")
 
 
-def demo(folder: Path, clients: int, rounds: int, console: Console) -> None:
-    """Train PeFLL with clients that are processes of their own, and make a model for one more.
+def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: int = SIMULATED) -> None:
+    """Simulate PeFLL, go on with clients that are processes of their own, and make a model for one more.
 
     Args:
         folder: for everything; what an earlier demo left there is replaced.
         clients: how many take part in training.
-        rounds: of training.
+        rounds: of training with real clients.
         console: where to print.
+        simulated: rounds before them, in this process.
     """
-    if not 2 <= clients <= 64:
-        raise PefllError("the demo has 2 to 64 clients")
     started = time.monotonic()
-    if folder.exists() and any(folder.iterdir()) and not (folder / "federation" / "pyproject.toml").exists():
-        another = argument("folder", option="--out")
-        raise PefllError(f"{folder} exists and is not from an earlier demo; choose another {another}")
+    _check(folder, clients, rounds, simulated)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "data").mkdir(parents=True)
     federation = digits(clients)
     names = [client_name(number) for number in range(clients)]
     for number, name in enumerate([*names, NEWCOMER]):
         write_client(federation, number, folder / "data" / f"{name}.npz")
-    agreed = agreement_of(federation)
-    plan = Plan(agreed, tuple(names), rounds=rounds, clients_per_round=clients, eval_every=rounds)
-    home = folder / "federation"
+    home, agreed = folder / "federation", agreement_of(federation)
+    total = simulated + rounds  # evaluated at the end, with real clients: what comes of their rounds is what is kept
+    plan = Plan(agreed, tuple(names), rounds=total, clients_per_round=clients, eval_every=total)
     make_folder(home, plan, f"127.0.0.1:{free_port()}")
-    add_client(home, NEWCOMER)
-    say(console, f"{home}: an app, certificates and {counted(clients + 1, 'key')}")
+    say(console, f"1. {home}: a federation of {counted(clients, 'client')}, with certificates and a key for each")
+
+    say(console, f"2. {counted(simulated, 'round')} in this process first: pefll flower simulate {home} ...")
+    before = simulate(home, folder / "data", simulated, console)
+    say(console, f"   {home}/run: PeFLL on {counted(clients, 'client')} with different digits, {_seen(before)}")
+
+    say(console, f"3. Real clients go on with the same run: a server and {counted(clients, 'client')}, each a process")
+    say(console, f"   with TLS and a key of its own, as on other machines. Their logs are in {folder}/logs")
     with Loopback(folder / "logs", folder.resolve() / "flower", folder=home) as there:
-        there.start_server()
-        say(console, f"a server at {there.address}, with TLS and node authentication; logs are in {folder}/logs")
-        for name in names:
-            there.start_client(name, folder / "data" / f"{name}.npz", folder / f"{name}.safetensors")
-        say(
-            console,
-            f"{counted(clients, 'client')}, each with its own digits; {counted(rounds, 'round')} of three exchanges: a "
-            "minute or more",
-        )
-        text = there.run(120 + 60 * clients * rounds)
-        _say_lines(text, console)
-        _compare(home, federation, agreed, rounds, clients, console)
-        there.start_client(NEWCOMER, folder / "data" / f"{NEWCOMER}.npz", folder / "me.safetensors")
-        say(console, f"{NEWCOMER} has come, after training; now: pefll flower personalize {home}")
-        _say_lines(there.run(120 + 30 * clients, "personalize", task="personalize"), console)
-    _try_model(folder / "me.safetensors", folder / "data" / f"{NEWCOMER}.npz", console)
+        with monitor(console, "   starting them", clients + 1) as watch:
+            _start(there, folder, names, watch)
+        with _replies(there, console, "   replies of clients", clients * (IN_ROUND * rounds + BESIDE)) as look:
+            there.run(120 + 60 * clients * rounds, watched=["server", *names], look=look)
+        if (RunFolder(home / "run").summary() or {}).get("rounds") != total:
+            raise _no_end(there, "run")
+        say(console, f"   {_rounds(simulated + 1, total)} done; the {_same(home, before, federation)}")
+
+        say(console, f"4. These clients leave, and a new one joins, {NEWCOMER}: pefll flower add {home} {NEWCOMER}")
+        there.end(*names)
+        add_client(home, NEWCOMER)
+        with monitor(console, "   starting it", 1) as watch:
+            _start_clients(there, folder, [NEWCOMER], watch)
+        say(console, f"   its descriptor goes up, its model comes down: pefll flower personalize {home}")
+        with _replies(there, console, "   its replies", LATER) as look:
+            there.run(120 + 30 * clients, "personalize", ["server", NEWCOMER], look, task="personalize")
+        if not (folder / "me.safetensors").exists():
+            raise _no_end(there, "personalize")
+    _try_model(folder, federation, before.config.rounds, console)
     say(console, f"Done in {time.monotonic() - started:.0f} s; everything that was started is ended.")
+
+
+def _check(folder: Path, clients: int, rounds: int, simulated: int) -> None:
+    """Raise PefllError for what the demo cannot do."""
+    if not 2 <= clients <= 64:
+        raise PefllError(f"the demo has 2 to 64 clients, not {clients:,}", code="PEFLL-F120")
+    if rounds < 1 or simulated < 1:
+        raise PefllError("the demo has at least one round that is simulated and one with clients", code="PEFLL-F121")
+    if folder.exists() and (
+        not folder.is_dir() or (any(folder.iterdir()) and not (folder / "federation" / "pyproject.toml").exists())
+    ):
+        another = argument("folder", option="--out")
+        raise PefllError(
+            f"{folder} exists and is not from an earlier demo; choose another {another}", code="PEFLL-F122"
+        )
+
+
+def _start(there: Loopback, folder: Path, names: list[str], watch: Monitor) -> None:
+    """Start the server and the clients that take part in training, and wait until all are connected."""
+    there.start_server()
+    watch.at(1)
+    _start_clients(there, folder, names, watch, done=1)
+
+
+def _start_clients(there: Loopback, folder: Path, names: list[str], watch: Monitor, done: int = 0) -> None:
+    """Start clients and wait until the server has let all of them in."""
+    for name in names:
+        there.start_client(name, folder / "data" / f"{name}.npz", _model(folder, name))
+    ends = time.monotonic() + 120
+    while (connected := sum("SuperNode ID" in there.log(name) for name in names)) < len(names):
+        there.check(*names)
+        if time.monotonic() > ends:
+            raise PefllError(f"clients did not connect within 120 s; see {folder}/logs", code="PEFLL-F123")
+        watch.at(done + connected)
+        time.sleep(0.1)
+    watch.at(done + connected)
+
+
+def _model(folder: Path, name: str) -> Path:
+    return folder / ("me.safetensors" if name == NEWCOMER else f"{name}.safetensors")
+
+
+@contextmanager
+def _replies(there: Loopback, console: Console, title: str, expected: int) -> Iterator[Callable[[], None]]:
+    """Show how many replies of clients have come in, as far as the server's log tells."""
+    before, shown = len(_REPLY.findall(there.log("server"))), 0
+    with monitor(console, title, expected) as watch:
+
+        def look() -> None:
+            nonlocal shown
+            came = min(expected, len(_REPLY.findall(there.log("server"))) - before)
+            if came > shown:
+                shown = came
+                watch.at(came)
+
+        yield look
+
+
+def _no_end(there: Loopback, name: str) -> PefllError:
+    """Return the error for a run of Flower's that came to nothing."""
+    log = there.logs / f"{name}.log"
+    return PefllError(
+        f"the run ended too early and said {last_words(there.log(name))!r}; all of it is in {log}", code="PEFLL-F124"
+    )
 
 
 def digits(clients: int, seed: int = 0) -> Federation:
     """Return the demo's data: some clients that take part in training, and one that comes later."""
     samples = load_samples("digits", Path("."))
-    return make_federation(samples, partition="dirichlet 0.3", clients=clients + 1, seed=seed, unseen=1 / (clients + 1))
+    return make_federation(samples, partition="dirichlet 0.5", clients=clients + 1, seed=seed, unseen=1 / (clients + 1))
 
 
 def agreement_of(federation: Federation, method: str = "pefll", model: str = "tiny", **settings: object) -> Agreement:
@@ -108,37 +190,65 @@ def write_client(federation: Federation, client: int, path: Path) -> None:
     np.savez(path, x=federation.x[chosen].numpy(), y=federation.y[chosen].numpy(), split=split)
 
 
-def _compare(
-    home: Path, federation: Federation, agreed: Agreement, rounds: int, clients: int, console: Console
-) -> None:
-    """Say whether the server has the same bits as after a simulation of the same clients in this process."""
-    saved = checkpoint.latest(RunFolder(home / "run").checkpoints, lambda sentence: say(console, sentence))
-    known = replace(federation, num_seen=clients)
-    engine = SerialEngine(known, agreed.build(), agreed.seed, clients)
+def _rounds(first: int, last: int) -> str:
+    return f"round {first} is" if first == last else f"rounds {first} to {last} are"
+
+
+def _seen(run: Run) -> str:
+    accuracy = run.summary["accuracy"]["best"]["seen"]["per_sample"]
+    return f"right on {accuracy:.0%} of their test samples"
+
+
+def _same(home: Path, before: Run, federation: Federation) -> str:
+    """Say whether the server has the same bits as if the simulation had gone on in this process."""
+    saved = checkpoint.latest(RunFolder(home / "run").checkpoints, lambda damage: None)
+    first = before.config.rounds
+    engine = SerialEngine(_seen_only(federation), before.method, before.config.seed, federation.num_seen)
     try:
-        state = engine.advance(engine.start(), 0, rounds)
+        state: Tree = engine.advance(before.final, first, saved.round - first)
     finally:
         engine.close()
     same = all(torch.equal(saved.tensors[f"server.{name}"], leaf) for name, leaf in named_leaves(state))
-    say(console, f"The server's state is {'bit for bit' if same else 'NOT'} that of a simulation of these clients.")
+    return f"server's state is {'bit for bit' if same else 'NOT'} that of a simulation that went on"
 
 
-def _try_model(model: Path, data: Path, console: Console) -> None:
-    if not model.exists():
-        raise PefllError(f"the new client got no model; see the logs beside {model}")
-    content = np.load(data)
-    mine = content["split"] == TEST
-    right = float((PersonalModel.load(model).predict(content["x"][mine]) == content["y"][mine]).mean())
+def _seen_only(federation: Federation) -> Federation:
+    """Return the clients that take part in training; none is left to be unseen."""
+    seen = federation.num_seen
+    return replace(federation, offset=federation.offset[:, :seen], count=federation.count[:, :seen])
+
+
+def _try_model(folder: Path, federation: Federation, rounds: int, console: Console) -> None:
+    """Say how good the newcomer's model is, beside what it would have without one of its own."""
+    content = np.load(folder / "data" / f"{NEWCOMER}.npz")
+    x, y, split = content["x"], content["y"], content["split"]
+    mine = split == TEST
+    model = PersonalModel.load(folder / "me.safetensors")
+    right = float((model.predict(x[mine]) == y[mine]).mean())
+    often = float((y[mine] == np.bincount(y[split == TRAIN]).argmax()).mean())
+    one_for_all = _global(federation, rounds, console)
+    samples = counted(int(mine.sum()), "test sample")
+    say(console, f"   {folder}/me.safetensors: the new client's own model is right on {right:.0%} of its {samples}.")
     say(
         console,
-        f"{model}: the new client's own model is right on {right:.0%} of its {counted(int(mine.sum()), 'test sample')}",
+        f"   One model for all, trained as long with FedAvg: {one_for_all:.0%}. Always its most frequent digit: "
+        f"{often:.0%}.",
     )
 
 
-def _say_lines(text: str, console: Console) -> None:
-    """Print what the app itself said, without Flower's own lines."""
-    for line in text.splitlines():
-        if line.strip() and not any(
-            word in line for word in ("INFO", "SuperLink", "Successfully", "WARNING", "config")
-        ):
-            say(console, f"  {line}")
+def _global(federation: Federation, rounds: int, console: Console) -> float:
+    """Return the newcomer's accuracy with the global model of FedAvg, simulated with the same clients."""
+    rate, steps = SETTINGS["client_lr"], SETTINGS["local_steps"]
+    method = agreement_of(federation, "fedavg", client_lr=rate, local_steps=steps).build()
+    engine = SerialEngine(federation, method, 0, federation.num_seen)
+    try:
+        state = engine.start()
+        with monitor(console, "   one model for all, to compare", rounds) as watch:
+            for first in range(0, rounds, STRETCH):
+                state = engine.advance(state, first, min(STRETCH, rounds - first))
+                watch.at(min(first + STRETCH, rounds))
+        sums = client_scores(engine, method, state, np.array([federation.num_seen]), TEST)
+    finally:
+        engine.close()
+    samples, correct = sums[0, :2]
+    return float(correct / samples)

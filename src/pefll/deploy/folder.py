@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import tomllib
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
-from pefll.deploy.private import make_private_folder, tighten
+from pefll.deploy.private import make_private_folder, tighten, write_private
+from pefll.engines.flower.policy import MIN_SAMPLES, Policy
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
 from pefll.wording import argument, counted
@@ -46,19 +48,30 @@ class Bundle(NamedTuple):
         folder: with ca.crt and node.key.
         name: of the client.
         address: of the server.
+        policy: what the client's owner allows, as client.toml says.
     """
 
     folder: Path
     name: str
     address: str
+    policy: Policy = Policy()
+
+
+# The owner's copy of these settings is the one that counts; nothing that a server sends changes it.
+CLIENT_FILE = """name = "{name}"
+address = "{address}"
+# What this client takes part in, and what it refuses; the owner may change it.
+methods = "{methods}"             # names with commas between them
+min-samples = {least}               # no reply is made from a batch of fewer samples
+allow-few = false             # whether a split with fewer samples may be used where all of it is
+numbers-per-sample = 1.0      # how many numbers a descriptor may have for each sample behind it; 0 for any
+"""
 
 
 def check_new(folder: Path, address: str) -> None:
     """Raise PefllError where no federation can be made in a folder, for a server at an address."""
     check_names([folder.resolve().name])
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")
+    _check_address(address)
     if folder.exists() and any(folder.iterdir()):
         raise PefllError(
             f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`"
@@ -84,7 +97,7 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
     write_app(folder, folder.resolve().name, plan)
     make_certificates(folder / "server", [host, *hosts])
     for name in plan.names:
-        _make_bundle(folder, name, address)
+        _make_bundle(folder, name, address, plan.agreement.method)
     text = README.format(
         name=folder.resolve().name,
         clients=counted(len(plan.names), "client"),
@@ -94,7 +107,7 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
     )
     write_whole(folder / "README.md", text.encode())
     write_whole(folder / ".gitignore", b"server/\nclients/\nrun/\n.flower/\n")
-    write_whole(folder / "server" / "address", f"{address}\n".encode())
+    write_private(folder / "server" / "address", f"{address}\n".encode())
     tighten(folder)
     return plan
 
@@ -105,7 +118,20 @@ def add_client(folder: Path, name: str) -> Bundle:
     check_names([name])
     if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
         raise PefllError(f"there is a client {name} already")
-    return _make_bundle(folder, name, server_address(folder))
+    return _make_bundle(folder, name, server_address(folder), plan.agreement.method)
+
+
+def move(folder: Path, address: str) -> list[Path]:
+    """Give a federation's server another address, host:port; return the files that say so now."""
+    server_address(folder)  # so that only a federation's folder is written to
+    _check_address(address)
+    write_private(folder / "server" / "address", f"{address}\n".encode())
+    places = [folder / "server" / "address"]
+    for place in sorted((folder / "clients").glob("*/client.toml")):
+        find_bundle(place.parent, None)  # so that only a client's folder is written to
+        write_private(place, _with_address(place.read_text(), address).encode())
+        places.append(place)
+    return places
 
 
 def server_address(folder: Path) -> str:
@@ -129,7 +155,7 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
         folder = folder / "clients" / name
     try:
         facts = tomllib.loads((folder / "client.toml").read_text())
-        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]))
+        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), Policy.of_node(facts))
     except (OSError, ValueError, KeyError):
         raise PefllError(
             f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one"
@@ -142,13 +168,26 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
     return bundle
 
 
-def _make_bundle(folder: Path, name: str, address: str) -> Bundle:
+def _make_bundle(folder: Path, name: str, address: str, method: str) -> Bundle:
     place = folder / "clients" / name
     make_private_folder(place.parent)
     make_private_folder(place)
     make_node_key(place / "node.key", folder / "keys" / f"{name}.pub")
     with sentences_for_disk_errors(str(place)):
         shutil.copy(folder / "server" / "ca.crt", place / "ca.crt")
-    write_whole(place / "client.toml", f'name = "{name}"\naddress = "{address}"\n'.encode())
+    text = CLIENT_FILE.format(name=name, address=address, methods=method, least=MIN_SAMPLES)
+    write_private(place / "client.toml", text.encode())
     tighten(place)
-    return Bundle(place, name, address)
+    return Bundle(place, name, address, Policy((method,)))
+
+
+def _with_address(text: str, address: str) -> str:
+    """Return the text of a client.toml with another address; its owner's settings stay as they are."""
+    return re.sub(r"^address\s*=.*$", lambda _: f'address = "{address}"', text, count=1, flags=re.MULTILINE)
+
+
+def _check_address(address: str) -> None:
+    """Raise PefllError for what is no host:port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from pefll.deploy.endings import check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.processes import Processes, client_command, run_command, server_command, wait_for_server
@@ -38,8 +41,15 @@ class Loopback(Processes):
         """Start the SuperLink, which lets all clients in whose keys are there."""
         host, _, port = self.address.rpartition(":")
         database = self.home / "superlink.db" if self.keep_state else None
+        check_port(host, int(port), self.folder)
         self.start("server", server_command(self.folder, host, int(port), database))
-        wait_for_server(self.address, time.monotonic() + seconds)
+        wait_for_server(self.address, time.monotonic() + seconds, partial(self.check, "server"))
+
+    def check(self, *names: str) -> None:
+        """Raise PefllError, with the last words of its log, where one of some processes has ended by itself."""
+        for name in names:
+            if self.running[name].poll() is not None:
+                raise ended_by_itself(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
 
     def start_client(
         self, name: str, data: Path, model: Path | None = None, through: str = "", **more: str | bool
@@ -59,6 +69,7 @@ class Loopback(Processes):
             "data": str(data.resolve()),
             "state": str((bundle.folder / "state").resolve()),
             **({"model": str(model.resolve())} if model else {}),
+            **bundle.policy.to_node(),
             **more,
         }
         server = through or self.address
@@ -76,13 +87,34 @@ class Loopback(Processes):
         ]
         return self.start(name, run_command(self.folder, words))
 
-    def run(self, seconds: float, name: str = "run", **overrides: str | int | float) -> str:
-        """Do as `start_run` and wait for the end; return what the app said."""
+    def run(
+        self,
+        seconds: float,
+        name: str = "run",
+        watched: Sequence[str] = (),
+        look: Callable[[], None] = lambda: None,
+        **overrides: str | int | float,
+    ) -> str:
+        """Do as `start_run` and wait for the end; return what the app said.
+
+        Args:
+            seconds: how long to wait.
+            name: of the process and its log.
+            watched: processes that must go on meanwhile; PefllError where one ends by itself.
+            look: is called now and then.
+            overrides: of the run config.
+        """
         process = self.start_run(name, **overrides)
+        ends = time.monotonic() + seconds
         try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise PefllError(f"the run did not end within {seconds:.0f} s: {self.log(name)[-2000:]}") from None
+            while process.poll() is None:
+                if time.monotonic() > ends:
+                    raise PefllError(
+                        f"the run did not end within {seconds:.0f} s: {self.log(name)[-2000:]}", code="PEFLL-F105"
+                    )
+                self.check(*watched)
+                look()
+                time.sleep(0.2)
         finally:
             self.end(name)
         return self.log(name)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
-from pefll.engines.cohort import EngineSettings
+from pefll.engines.settings import keep_freed_memory
 from pefll.errors import PefllError
 from pefll.named import allow_only
 
@@ -157,19 +157,12 @@ class Answering(threading.Thread):
             return Message(failed, reply_to=message), SubStatus.FAILED
 
 
-class _Staying:
-    """Stands for an engine that is open as long as the process lives."""
-
-
-_STAYING = _Staying()
-
-
 def take_part(settings: NodeSettings) -> None:
     """Be a client until the process is ended."""
     module, _, name = settings.app.partition(":")
     app = getattr(import_module(module), name)
-    allow_only(settings.code)
-    EngineSettings.take(_STAYING)  # for good: what a training step frees is kept for the next one
+    allow_only(*settings.code)
+    keep_freed_memory(True)  # what a training step frees is kept for the next one
     key = load_ssh_private_key(Path(settings.key).read_bytes(), None)
     factory = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
     Answering(factory.state(), app).start()

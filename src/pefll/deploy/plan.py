@@ -22,11 +22,13 @@ from typing import Any
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
-from pefll.files import write_whole
+from pefll.files import check_file_name, write_whole
 
 # Flower's own rule for apps' names is the same.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 CONNECTION = "deployment"
+# Federations that were made before these settings existed have the defaults.
+_LATER_TERMS = ("weight_limit", "choice_limit", "sample_limit")
 SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll.deploy.apps:client"
 
 
@@ -92,7 +94,9 @@ class Plan:
                 for item in fields(cls)
                 if item.name not in ("agreement", "names", "terms")
             }
-            terms = {item.name: float(config[item.name.replace("_", "-")]) for item in fields(Terms)}
+            given: dict[str, Any] = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
+            given |= config
+            terms = {item.name: float(given[item.name.replace("_", "-")]) for item in fields(Terms)}
             names = tuple(map(str, json.loads(config["names"])))
         except KeyError as error:
             raise PefllError(f"the run config has no {error.args[0]}; `pefll flower init` writes all of them") from None
@@ -106,6 +110,7 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise PefllError(f"{name!r} cannot be a name: use letters, digits and hyphens, beginning with a letter")
+        check_file_name(name, "a name")
     if len(set(names)) < len(names):
         raise PefllError("two clients have the same name")
 

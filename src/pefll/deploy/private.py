@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
-from pefll.files import sentences_for_disk_errors
+from pefll.files import sentences_for_disk_errors, write_whole
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 # For processes that write files we do not name: Flower's database, logs, run folders, what a client keeps.
@@ -27,20 +26,10 @@ def make_private_folder(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that nobody but its owner can read, at no moment; a file or link of that name is replaced.
-
-    A reader sees the old content or the new, never a part of it.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    """Write a file that nobody but its owner can read, at no moment; see `write_whole`."""
     with sentences_for_disk_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE)
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    write_whole(path, content, private=True)
 
 
 def private_opener(path: str, flags: int) -> int:

@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Self
 
 from pefll.deploy.plan import CLIENT_APP, CONNECTION
 from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
+from pefll.deploy.watchdog import mark
 from pefll.engines.flower.surroundings import check_surroundings
 from pefll.errors import PefllError
 
@@ -107,10 +108,17 @@ def run_command(folder: Path, words: Sequence[str] = ()) -> list[str]:
     return command + (["--run-config", " ".join(words)] if words else [])
 
 
-def wait_for_server(address: str, ends: float) -> None:
-    """Wait until somebody listens at an address; PefllError where nobody does in time."""
+def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambda: None) -> None:
+    """Wait until somebody listens at an address; PefllError where nobody does in time.
+
+    Args:
+        address: host:port.
+        ends: until when, by the monotonic clock.
+        check: raises PefllError where the server has ended meanwhile.
+    """
     host, _, port = address.rpartition(":")
     while True:
+        check()
         try:
             socket.create_connection((host, int(port)), timeout=1).close()
             return
@@ -179,7 +187,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.home) | (more or {}),
+                env=environment(self.home) | mark() | (more or {}),
                 start_new_session=True,
                 umask=PRIVATE_UMASK,
             )

@@ -140,10 +140,13 @@ def config_of(plan: Plan) -> Config:
 
 
 def _engine(grid: Any, plan: Plan, report: Report, template: Tree | None, c: int | None = None) -> FlowerEngine:
-    size = plan.clients_per_round or -(-len(plan.names) // 20)
-    return FlowerEngine(
-        grid, plan.agreement, plan.names, size if c is None else c, plan.terms, report, template=template
-    )
+    size = cohort_size(plan) if c is None else c
+    return FlowerEngine(grid, plan.agreement, plan.names, size, plan.terms, report, template=template)
+
+
+def cohort_size(plan: Plan) -> int:
+    """Return how many clients take part in a round: as the plan says, or 5% of all."""
+    return plan.clients_per_round or -(-len(plan.names) // 20)
 
 
 def _reporter(console: Console | None) -> Report:

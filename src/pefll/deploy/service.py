@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
 from pefll.deploy.certificates import expiry
+from pefll.deploy.endings import Shown, check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
+from pefll.deploy.known_key import check_key_known
 from pefll.deploy.plan import read_app, renew_app
-from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, tighten
+from pefll.deploy.private import make_private_folder, tighten
 from pefll.deploy.processes import (
     check_server,
     client_command,
@@ -27,6 +30,8 @@ from pefll.deploy.processes import (
     server_command,
     wait_for_server,
 )
+from pefll.deploy.signals import ended_by_signals
+from pefll.deploy.watchdog import mark
 from pefll.errors import PefllError
 from pefll.progress import say
 from pefll.wording import counted
@@ -55,13 +60,16 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
     _tell_what_was_loose(tighten(folder), console)
     its_host, _, its_port = address.rpartition(":")
     host, port = host or its_host, port or int(its_port)
-    command = server_command(folder, host, port, home / "superlink.db")
-    with _until_asked_to_end(), ExitStack() as stack:
-        process = _start(stack, command, home)
-        wait_for_server(f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", time.monotonic() + 60)
+    check_port(host, port, folder)
+    with ended_by_signals(), ExitStack() as stack:
+        process = _start(stack, server_command(folder, host, port, home / "superlink.db"), home, "server")
+        check = partial(process.check, "Flower's server")
+        wait_for_server(f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", time.monotonic() + 60, check)
         say(console, f"{address}: clients whose keys are in {folder}/keys may come in")
         say(console, f"Next, once they are there: pefll flower run {folder} ({counted(plan.rounds, 'round')})")
-        _wait([process])
+        while True:
+            check()
+            time.sleep(0.2)
 
 
 def take_part(
@@ -73,6 +81,7 @@ def take_part(
     counts: bool,
     console: Console,
     code: Sequence[str] = (),
+    limits: dict[str, Any] | None = None,
 ) -> None:
     """Run a client until it is ended.
 
@@ -85,11 +94,17 @@ def take_part(
         counts: whether the server may know how many samples there are.
         console: is told what happens.
         code: methods and models beside pefll's own that the server may name, package.module:Name.
+        limits: fields of the client's `Policy` that differ from its client.toml.
     """
     bundle = find_bundle(folder, name)
+    policy = replace(bundle.policy, **(limits or {}))
     if not data.expanduser().exists():
         raise PefllError(f"there is no file or folder {data}")
     check_server(bundle.address, bundle.folder / "ca.crt")
+    check_key = partial(
+        check_key_known, bundle.address, bundle.folder / "ca.crt", bundle.folder / "node.key", bundle.name
+    )
+    check_key()
     home = bundle.folder / ".flower"
     make_private_folder(home)
     _tell_what_was_loose(tighten(bundle.folder), console)
@@ -100,18 +115,22 @@ def take_part(
         "state": str((bundle.folder / "state").resolve()),
         "model": str((model or bundle.folder / "model.safetensors").resolve()),
         "tells-counts": counts,
+        **policy.to_node(),
     }
     command = client_command(bundle.folder, bundle.address, config, code=code)
-    with _until_asked_to_end():
+    with ended_by_signals():
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
+        say(console, policy.sentence)
         while True:
             with ExitStack() as once:
-                node = _start(once, command, home)
+                node = _start(once, command, home, "supernode")
                 while node.poll() is None:
                     time.sleep(0.2)
             # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
             # and refuses its successor until then.
-            say(console, f"the SuperNode ended by itself; it is started again in {AGAIN_SECONDS} s")
+            reason = ended_by_itself("the SuperNode", node.said(), node.log)
+            check_key()
+            say(console, f"{reason}; it is started again in {AGAIN_SECONDS} s")
             time.sleep(AGAIN_SECONDS)
 
 
@@ -136,14 +155,17 @@ def start_app(folder: Path, overrides: Sequence[str]) -> int:
             "as the same user",
             code="PEFLL-F003",
         )
-    return subprocess.run(run_command(folder, overrides), env=environment(home.resolve())).returncode
+    command, words = run_command(folder, overrides), environment(home.resolve()) | mark()
+    with ended_by_signals() as signals, ExitStack() as stack:
+        process = subprocess.Popen(command, env=words, start_new_session=True)
+        stack.callback(end_group, process)
+        return process.wait()
+    return 128 + signals[0]
 
 
-def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
+def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> Shown:
     """Start a process in a group of its own, which ends with the stack."""
-    process = subprocess.Popen(
-        list(command), env=environment(home.resolve()), start_new_session=True, umask=PRIVATE_UMASK
-    )
+    process = Shown(command, environment(home.resolve()) | mark(), home / f"{name}.log")
     stack.callback(end_group, process)
     return process
 
@@ -151,27 +173,3 @@ def _start(stack: ExitStack, command: Sequence[str], home: Path) -> subprocess.P
 def _tell_what_was_loose(loose: Sequence[Path], console: Console) -> None:
     if loose:
         say(console, f"others had rights on {counted(len(loose), 'path')} in {loose[0]}; they have none any more")
-
-
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until one of some processes ends, which none of them should."""
-    while all(process.poll() is None for process in processes):
-        time.sleep(0.2)
-    raise PefllError("one of Flower's processes ended by itself; what it said last is above")
-
-
-@contextmanager
-def _until_asked_to_end() -> Iterator[None]:
-    """Leave the block at Ctrl-C or SIGTERM, with everything that was started in it ended."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -13,10 +13,12 @@ from pefll.data.federation import Samples
 from pefll.deploy.plan import check_names
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.member import client_name
+from pefll.engines.flower.policy import MIN_SAMPLES
 from pefll.errors import PefllError
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
-from pefll.wording import argument
+from pefll.named import allow
+from pefll.wording import argument, counted
 
 MOST_MADE_UP = 10_000  # keys are made one by one
 
@@ -59,6 +61,7 @@ def agreement_like(
         label: see `load_samples`.
         client: see `load_samples`; a table's column of clients is no feature.
     """
+    allow(method, model)
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -81,7 +84,44 @@ def agreement_like(
         dataset=samples.name,
     )
     agreed.build()  # so that settings that are wrong are told before anything is made
-    return agreed
+    return _with_small_descriptor(agreed)
+
+
+def _with_small_descriptor(agreed: Agreement) -> Agreement:
+    """Return it with descriptors of no more numbers than samples, where nobody has asked for another size.
+
+    The paper's size, 1 + n/4, is more than its batch of 32 from 128 clients on; clients refuse that.
+    """
+    batch, numbers = _descriptor(agreed)
+    size = batch - (numbers - getattr(agreed.build(), "descriptor", 0))
+    if batch < MIN_SAMPLES or numbers <= batch or size < 1 or "descriptor_size" in agreed.settings:
+        return agreed
+    return replace(agreed, settings=agreed.settings | {"descriptor_size": size})
+
+
+def refused_by_default(agreed: Agreement) -> list[str]:
+    """Return, in sentences, what clients would refuse to do unless their owners allow it."""
+    method = agreed.build()
+    batch, numbers = _descriptor(agreed)
+    sentences = []
+    if batch and numbers > batch:
+        sentences.append(
+            f"Clients refuse to describe {counted(batch, 'sample')} by {counted(numbers, 'number')}: make "
+            "descriptor_size smaller or descriptor_batch larger, or let owners start with --numbers-per-sample"
+        )
+    small = [name for name in ("batch_size", "descriptor_batch") if 0 < getattr(method, name, 0) < MIN_SAMPLES]
+    return sentences + [
+        f"Clients refuse to reply from fewer than {MIN_SAMPLES} samples: make {name} larger than "
+        f"{getattr(method, name)}, or let owners start with --min-samples"
+        for name in small
+    ]
+
+
+def _descriptor(agreed: Agreement) -> tuple[int, int]:
+    """Return how many samples are behind a descriptor in training, 0 for all, and how many numbers it has."""
+    method: Any = agreed.build()
+    shares = agreed.classes if getattr(method, "histogram", False) else 0
+    return getattr(method, "descriptor_batch", 0), getattr(method, "descriptor", 0) + shares
 
 
 def statistics(samples: Samples) -> Normalise | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.deploy.admission import Admission
+from pefll.deploy.endings import bind
 from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
@@ -67,7 +68,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         port: likewise.
         database: of nodes and runs; None for one in memory.
     """
-    public, own = _bind(host, port), _bind(LOOPBACK, 0)
+    public, own = bind(host, port, folder), bind(LOOPBACK, 0, folder)
     token, authority = new_token(), folder / "server" / "ca.crt"
     config = _config(folder, own.getsockname()[1], database, token)
     app = create_app(config, SuperLinkLifespan)
@@ -161,23 +162,6 @@ def _config(folder: Path, port: int, database: Path | None, token: str) -> Super
         isolation=ISOLATION_MODE_PROCESS,
         runtime_dependency_install=False,
     )
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Take a port without listening at it yet; PefllError where somebody else has it."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, place = found[0]
-        taken = socket.socket(family, kind)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(place)
-    except OSError as error:
-        raise PefllError(
-            f"the server cannot listen at {host}:{port}: {error.strerror or error}; "
-            "end what uses the port, or name another host with --host",
-            code="PEFLL-F001",
-        ) from None
-    return taken
 
 
 def _report(sentence: str) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pefll.data import CLIENT, LABEL
 from pefll.errors import PefllError
+from pefll.named import CODE
 from pefll.progress import say
 from pefll.wording import counted
 
@@ -76,7 +77,7 @@ def init(
     need_flower()
     from pefll.deploy.folder import check_new, make_federation
     from pefll.deploy.plan import Plan
-    from pefll.deploy.setup import agreement_like, client_names
+    from pefll.deploy.setup import agreement_like, client_names, refused_by_default
     from pefll.engines.flower.terms import Terms
 
     names = client_names(clients)
@@ -105,6 +106,8 @@ def init(
     if rounds < 1:
         raise PefllError(f"--rounds is {rounds:,}; a federation trains for at least one")
     check_new(folder, address)
+    for sentence in refused_by_default(agreed):
+        say(err, sentence)
     make_federation(folder, plan, address, host or [])
     say(out, f"{folder}: a federation of {counted(len(names), 'client')} for {method}, model {agreed.model}")
     if not like:
@@ -173,19 +176,49 @@ def client(
     code: Annotated[
         list[str] | None,
         typer.Option(
-            help="A method or model beside pefll's own that the server may name, package.module:Name, installed here "
-            "and trusted; may be repeated."
+            help="Methods and models beside pefll's own that the server may name, package.module:Name with commas, "
+            "installed here and trusted; may be repeated.",
+            envvar=CODE,
         ),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="The methods to take part in, with commas. [default: as in client.toml]")
+    ] = None,
+    min_samples: Annotated[
+        int | None,
+        typer.Option(min=0, help="Send nothing made from a batch of fewer samples. [default: 8, as in client.toml]"),
+    ] = None,
+    allow_few: Annotated[
+        bool | None,
+        typer.Option(help="Use a split with fewer samples too, where all of it is used.", show_default="no"),
+    ] = None,
+    numbers_per_sample: Annotated[
+        float | None,
+        typer.Option(min=0, help="The most numbers of a descriptor for each sample behind it; 0 for any. [default: 1]"),
     ] = None,
 ) -> None:
     """Take part: Flower's SuperNode with this machine's data; Ctrl-C ends it.
+
+    What it refuses is the owner's choice and never the server's: see docs/deploy.md.
 
     For example: `pefll flower client hospital-7 --data samples.npz`
     """
     need_flower()
     from pefll.deploy.service import take_part
 
-    take_part(folder, name, data, label, model, counts, err, code or [])
+    limits = {
+        "methods": None if methods is None else tuple(_listed(methods)),
+        "min_samples": min_samples,
+        "allow_few": allow_few,
+        "numbers_per_sample": numbers_per_sample,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    take_part(folder, name, data, label, model, counts, err, _listed(",".join(code or [])), given)
+
+
+def _listed(text: str) -> list[str]:
+    """Return names that have commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 @app.command()
@@ -205,16 +238,53 @@ def renew(
         list[str] | None,
         typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Where clients reach the server from now on, host:port.", show_default="as before"),
+    ] = None,
 ) -> None:
-    """Make a new certificate for the server, from the same authority: clients need nothing new."""
+    """Make a new certificate for the server, from the same authority: clients need nothing new.
+
+    With --address the server moves, to another port for example: then clients need the new address.
+    """
     need_flower()
     from pefll.deploy.certificates import expiry, make_certificates
-    from pefll.deploy.folder import server_address
+    from pefll.deploy.folder import move, server_address
 
+    if address is not None:
+        for place in move(folder, address):
+            say(out, f"{place}: {address}")
+        say(out, f"Clients that have their folder already must write {address} into their client.toml")
     make_certificates(folder / "server", [server_address(folder).rpartition(":")[0], *(host or [])])
     say(
         out,
         f"The server's certificate is good until {expiry(folder / 'server' / 'server.crt'):%Y-%m-%d}; start it again",
+    )
+
+
+@app.command()
+def simulate(
+    folder: FolderArgument,
+    data: Annotated[
+        Path,
+        typer.Option(help="A folder with data for each client: NAME.npz, NAME.csv, NAME.parquet, or NAME/class/*."),
+    ],
+    rounds: Annotated[int, typer.Option(help="How many of the run's rounds.")],
+    label: Label = LABEL,
+) -> None:
+    """Train the first rounds on this machine, with data that stands for the clients'; real clients then go on.
+
+    For example: `pefll flower simulate my-federation --data stand-ins --rounds 90`, then `pefll flower run
+    my-federation`. The run's summary, history and log say which rounds were simulated.
+    """
+    need_flower()
+    from pefll.deploy.simulation import simulate as run_simulation
+
+    run_simulation(folder, data, rounds, err, label)
+    say(
+        out,
+        f"{folder}/run: {counted(rounds, 'round')} simulated; once real clients are there, pefll flower run {folder} "
+        "goes on with them",
     )
 
 
@@ -233,11 +303,20 @@ def personalize(folder: FolderArgument) -> None:
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("flower-demo"),
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 3,
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of training with them.")] = 1,
+    simulated: Annotated[int, typer.Option(help="Rounds before them, simulated in this process.")] = 200,
 ) -> None:
-    """Show all of it on this machine: a server and 8 clients as processes, digits data, TLS; then a new client."""
+    """Show all of it on this machine: a run is simulated, real clients go on with it, and a new client gets a model.
+
+    The server and every client are processes of their own, with TLS and keys. The data is digits.
+    """
     need_flower()
     from pefll.deploy.demo import demo as run_demo
+    from pefll.deploy.signals import ended_by_signals
 
-    run_demo(folder, clients, rounds, out)
+    with ended_by_signals() as signals:
+        run_demo(folder, clients, rounds, out, simulated)
+    if signals:
+        say(err, "stopped; everything that was started is ended")
+        raise typer.Exit(128 + signals[0])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
-from weakref import WeakSet
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +17,6 @@ from pefll.data.federation import Federation
 from pefll.engines.later import Later
 from pefll.errors import Diverged, PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
-from pefll.ops import precision as of_products
 from pefll.tree import Tree, leaves, map_tree
 from pefll.wording import counted
 
@@ -123,122 +119,6 @@ class DoorCohort:
         raise NotImplementedError
 
 
-class TorchSettings(NamedTuple):
-    """Process-wide settings of torch that engines change while any of them is open."""
-
-    threads: int
-    flush_denormal: bool
-    matmul_tf32: bool
-    convolution_tf32: bool
-    products: str
-
-    @classmethod
-    def now(cls) -> TorchSettings:
-        """Return them as they are."""
-        return cls(
-            torch.get_num_threads(),
-            _flushes_denormal(),
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
-            of_products.current(),
-        )
-
-    @classmethod
-    def of_engines(cls, precision: str) -> TorchSettings:
-        """Return what engines of a precision want.
-
-        One thread a process: clients are small, and sums of several threads would not repeat on machines with other
-        numbers of cores. Numbers below 1e-38, which a CPU computes a hundred times slower than others, become 0. TF32
-        is on or off for products and convolutions alike; torch's defaults differ for the two.
-
-        Args:
-            precision: of products on a GPU: float32, tf32 or bf16 (which torch's own operations take for tf32).
-        """
-        tensor_cores = precision in ("tf32", "bf16")
-        return cls(1, True, tensor_cores, tensor_cores, precision)
-
-    def set(self) -> None:
-        """Set torch to these values."""
-        torch.set_num_threads(self.threads)
-        torch.set_flush_denormal(self.flush_denormal)
-        torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
-        torch.backends.cudnn.allow_tf32 = self.convolution_tf32
-        of_products.use(self.products)
-
-
-class EngineSettings:
-    """The settings while engines are open: the first one sets them, the last one gives torch its own back."""
-
-    _found: ClassVar[TorchSettings | None] = None
-    _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts as long as somebody has it
-    _keeps_memory: ClassVar[bool] = False
-
-    @classmethod
-    def take(cls, engine: object, precision: str = "float32", keep_memory: bool = True) -> None:
-        """Set torch for an engine; raise PefllError where one that is open needs other settings.
-
-        Args:
-            engine: who opens.
-            precision: see `TorchSettings.of_engines`.
-            keep_memory: see `keep_freed_memory`; not worth it for what is open for some milliseconds at a time.
-        """
-        if cls._open and of_products.current() != precision:
-            raise PefllError(
-                f"an engine with precision {of_products.current()} is open, so another cannot have {precision}; close "
-                "it first, or train runs of different precision one after another"
-            )
-        if cls._found is None:
-            cls._found = TorchSettings.now()
-        cls._open.add(engine)
-        TorchSettings.of_engines(precision).set()
-        if keep_memory and not cls._keeps_memory:
-            keep_freed_memory(True)
-            cls._keeps_memory = True
-
-    @classmethod
-    def give_back(cls, engine: object) -> None:
-        """Note that an engine was closed; after the last one, torch is as it was before the first."""
-        cls._open.discard(engine)
-        if not cls._open and cls._found is not None:
-            cls._found.set()
-            cls._found = None
-            if cls._keeps_memory:
-                keep_freed_memory(False)
-                cls._keeps_memory = False
-
-
-def _flushes_denormal() -> bool:
-    """Whether numbers too small for full precision become 0; torch has no question for it, so one is computed.
-
-    The setting is the processor's and not torch's, so that Python's numbers show it too.
-    """
-    return sys.float_info.min / 2 == 0
-
-
-# The GNU library's numbers for two of its settings; values for an open engine; and the ones that the library itself
-# comes to in a process with large tensors, which are also the most that old versions take.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEEP_ALL = 1 << 30
-_USUAL_TRIM, _USUAL_MMAP = 1 << 26, 1 << 25
-
-
-def keep_freed_memory(keep: bool) -> None:
-    """Let the C library keep the memory of freed tensors for the next ones, or give it back to the system.
-
-    The GNU library by default gives back much of it, and the system hands it out again page by page: hundreds of page
-    faults in a client's step, tens of thousands in a hypernetwork's. Other libraries are left as they are.
-    """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
-        return
-    library.mallopt(_MMAP_THRESHOLD, _USUAL_MMAP)
-    library.mallopt(_TRIM_THRESHOLD, _KEEP_ALL if keep else _USUAL_TRIM)
-    if keep:
-        library.mallopt(_MMAP_THRESHOLD, _KEEP_ALL)
-    else:
-        library.malloc_trim(0)
-
-
 class Engine(Protocol):
     """How a method's rounds are carried out."""
 
@@ -305,6 +185,16 @@ class Engine(Protocol):
         """Hold this for work that later rounds need not wait for: on a GPU it goes on beside them."""
         ...
 
+    def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
+        """Return clients' sums with the weights that they have in means; those of simulated clients as they are.
+
+        Args:
+            clients: their numbers.
+            sums: samples, correct, masked correct and summed loss of each, float64 [clients, 4].
+            chooses: whether the best round is chosen by them.
+        """
+        ...
+
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, Any]]:
         """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
 
@@ -344,10 +234,45 @@ def check_cohort_size(federation: Federation, size: int) -> None:
         )
 
 
-def not_finite(task: str, client: int | None, round_: int | None) -> Diverged:
-    """Return the error for a reply with NaN or infinity."""
+def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
+    """Return the error for a reply with NaN or infinity.
+
+    Args:
+        task: that was replied to.
+        client: the name of the first one whose reply it was; None where nobody knows, or where all did.
+        round_: of training; None in an evaluation.
+    """
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
     return Diverged(
-        f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr"
+        f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr",
+        code="PEFLL-D012",
     )
+
+
+def spoilt_by(fine: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
+    """Return whose replies are not finite though what they were sent is, bool [c]; no number is looked at.
+
+    After a server's own numbers have overflown every reply is as bad, and no client has a part in it.
+
+    Args:
+        fine: bool [c], which replies are finite.
+        sent: what clients were sent, on the CPU.
+    """
+    sick = ~fine
+    for argument in sent:
+        for leaf in leaves(argument.value):
+            if leaf.is_floating_point():
+                rows = leaf.reshape(len(fine) if isinstance(argument, Each) else 1, -1)
+                sick = sick & torch.isfinite(rows).all(dim=1)
+    return sick
+
+
+def first_sick(fine: Tensor, ids: Tensor, sent: Iterable[Everyone | Each]) -> int | None:
+    """Return the first client that `spoilt_by` finds, with ids int64 [c]; None where there is none."""
+    return first_of(spoilt_by(fine, sent), ids)
+
+
+def first_of(sick: Tensor, ids: Tensor) -> int | None:
+    """Return the first of clients `ids`, int64 [c], for which `sick`, bool [c], holds; None where there is none."""
+    return int(ids[int(sick.int().argmax())]) if bool(sick.any()) else None

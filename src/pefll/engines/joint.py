@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.engines.cohort import Engine
+from pefll.engines.cohort import Engine, first_sick
 from pefll.engines.conversation import Jobs, conversation, worker
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import saying_what_cannot_be_mapped
@@ -161,6 +162,7 @@ class Joint:
         self._run = torch.arange(len(engines), device=self.device).repeat_interleave(self.size)
         self._start = self._run * parts[0].num_clients
         self._roots: dict[str, Tensor] = {}
+        self._sick: dict[int, str] = {}  # of runs by their place: whose reply was not finite first, on a CPU
         # Kept apart from the engines' own streams, on which their servers do their parts.
         self.stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
@@ -237,11 +239,14 @@ class Joint:
     def _at_once(self, servers: list[Tree], first: int, rounds: int) -> list[tuple[Tree, Later[None]]]:
         """Do rounds of all runs on a CPU; nothing where that fails, so that an error comes to the run it is of."""
         clock, bad = Clock(self.device), torch.full((len(servers),), -1)
+        who: dict[int, str | None] = {}
         spare = [engine.ledger.copy() for engine in self.engines]
         try:
             with self._threads() as threads:
                 for t in range(first, first + rounds):
                     servers, healthy = self.round(servers, torch.full((), t), threads)
+                    for i in torch.nonzero(~healthy & (bad < 0)).flatten().tolist():
+                        who[i] = self._sick.pop(i, None)
                     bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
         except PefllError as error:
             for engine, ledger in zip(self.engines, spare, strict=True):
@@ -249,7 +254,9 @@ class Joint:
             self._refuse(error)
             return []
         self.rounds += rounds
-        return [(server, clock.later(bad[i], raise_if_bad)) for i, server in enumerate(servers)]
+        return [
+            (server, clock.later(bad[i], partial(raise_if_bad, who=who.get(i)))) for i, server in enumerate(servers)
+        ]
 
     def _recorded(self, servers: list[Tree], first: int) -> _JointGraph | None:
         """Return a round as a graph; None where that fails, and rounds recorded one by one may still work."""
@@ -343,7 +350,19 @@ class Joint:
         for leaf in leaves(replies):
             healthy = healthy & torch.isfinite(leaf).reshape(runs, self.size, *leaf.shape[1:]).flatten(1).all(dim=1)
         of_run = [slice(i * self.size, (i + 1) * self.size) for i in range(runs)]
+        if self.device.type == "cpu" and not bool(healthy.all()):
+            self._blame(ids, values, replies, of_run)
         return [map_tree(lambda leaf, rows=rows: leaf[rows], replies) for rows in of_run], healthy
+
+    def _blame(self, ids: Tensor, values: list[Tree], replies: Tree, of_run: list[slice]) -> None:
+        """Note the name of the first client of each run whose reply is not finite, where none is noted."""
+        total = len(ids)
+        fine = torch.stack([torch.isfinite(leaf.reshape(total, -1)).all(dim=1) for leaf in leaves(replies)]).all(dim=0)
+        for i, rows in enumerate(of_run):
+            sent = [Each(map_tree(lambda leaf, rows=rows: leaf[rows], value)) for value in values]
+            client = first_sick(fine[rows], ids[rows], sent)
+            if client is not None:
+                self._sick.setdefault(i, self.engines[i].federation.name_of(client))
 
     def _joined(self, asked: list[Exchange], place: int) -> Tree:
         """Return the argument at one place, of all runs, with a row for each client, [runs * c, ...]."""

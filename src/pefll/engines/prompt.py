@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pefll.engines.cohort import Ids
 from pefll.engines.later import Clock, Later
 from pefll.tree import Tree
 
@@ -55,6 +57,11 @@ class PromptEngine(ABC):
     def turn(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
+
+    def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
+        """Return the sums as they are: simulated clients do not lie about themselves."""
+        del clients, chooses
+        return sums
 
     def aside(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""

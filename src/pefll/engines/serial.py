@@ -14,15 +14,16 @@ from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
     DoorCohort,
-    EngineSettings,
     Ids,
     Ledger,
     check_cohort_size,
+    first_sick,
     not_finite,
     sample_cohort,
     seen_and_new,
 )
 from pefll.engines.prompt import PromptEngine
+from pefll.engines.settings import EngineSettings
 from pefll.engines.workers import Workers
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
@@ -51,8 +52,9 @@ class SerialCohort(DoorCohort):
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf.reshape(self.size, leaf.numel() // self.size)).all(dim=1)
             if not bool(fine.all()):
-                client = int(self.ids[int(fine.int().argmin())])
-                raise not_finite(name or "a task", client, self.round if self.trains else None)
+                client = first_sick(fine, self.ids, cast)
+                who = None if client is None else self.engine.federation.name_of(client)
+                raise not_finite(name or "a task", who, self.round if self.trains else None)
         return replies
 
 

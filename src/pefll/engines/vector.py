@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -15,16 +17,18 @@ from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
     DoorCohort,
-    EngineSettings,
     Ids,
     Ledger,
     check_cohort_size,
+    first_of,
     not_finite,
     sample_cohort,
     seen_and_new,
+    spoilt_by,
 )
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
+from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 from pefll.ops.recorded import overwriting, recording, rehearsal
 from pefll.tree import Tree, leaves, map_tree
@@ -34,6 +38,18 @@ from pefll.tree import Tree, leaves, map_tree
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
 PARAMETERS_AT_ONCE = 1 << 28
 CLIENTS_AT_ONCE = 65_535  # as many as a grid of CUDA programs has along its second axis
+
+
+_gpu = threading.RLock()
+
+
+def one_thread(device: torch.device) -> AbstractContextManager[Any]:
+    """Let other threads wait with a GPU while the block is at work; on a CPU they need not.
+
+    A recording would get, or be broken by, what another thread launches. And what kernels are told beside their
+    arguments (`pefll.ops.together`) is the process's, since autograd has threads of its own there.
+    """
+    return _gpu if device.type == "cuda" else nullcontext()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,6 +63,8 @@ class VectorCohort(DoorCohort):
     round: Tensor
     capacity: tuple[int, int, int]
     healthy: Tensor | None = None
+    # Of each exchange on a CPU: whether all replies are finite, and whose are not though what they were sent is, [c].
+    spoilt: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -60,6 +78,10 @@ class VectorCohort(DoorCohort):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
         for leaf in leaves(replies):
             fine = torch.isfinite(leaf).all()
+            if self.ids.device.type == "cpu":  # a GPU would spend time on what is hardly ever asked for
+                of_client = torch.isfinite(leaf.reshape(self.size, -1)).all(dim=1)
+                sent = [type(argument)(value) for argument, value in zip(arguments, values, strict=True)]
+                self.spoilt.append((fine, spoilt_by(of_client, sent)))
             self.healthy = fine if self.healthy is None else self.healthy & fine
         if self.beat is not None:
             self.beat(False)
@@ -67,7 +89,11 @@ class VectorCohort(DoorCohort):
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent, counted or checked yet."""
-        return replace(super().anew(), healthy=None)
+        return replace(super().anew(), healthy=None, spoilt=[])
+
+    def first_sick(self) -> int | None:
+        """Return the client that made the first reply which is not finite; None where nobody knows."""
+        return next((first_of(sick, self.ids) for fine, sick in self.spoilt if not bool(fine)), None)
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -123,7 +149,8 @@ class VectorEngine:
         check_cohort_size(federation, clients_per_round)
         self._counts = federation.count.numpy(force=True)
         self.device = torch.device(device)
-        self.federation = federation.to(self.device)
+        with one_thread(self.device):
+            self.federation = federation.to(self.device)
         self.method, self.seed, self.dtype = method, seed, dtype
         self.clients_per_round = clients_per_round
         self.breaks_off = self.device.type == "cpu"  # a graph that is being recorded is not to be broken off
@@ -131,6 +158,7 @@ class VectorEngine:
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
         self.company: Company | None = None
+        self._cohort_of_round: VectorCohort | None = None  # of the last round, on a CPU
         self.stream: torch.cuda.Stream | None = None
         self.beside: torch.cuda.Stream | None = None
         self.queues = self.device.type == "cuda"
@@ -170,7 +198,9 @@ class VectorEngine:
             bad = torch.full((), -1)
             for t in range(first, first + rounds):
                 server, healthy = self._round(server, torch.full((), t))
-                bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
+                if not bool(healthy) and int(bad) < 0:
+                    bad.fill_(t)
+                    return server, clock.later(bad, partial(raise_if_bad, who=self._sick_client()))
         return server, clock.later(bad, raise_if_bad)
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
@@ -189,10 +219,19 @@ class VectorEngine:
 
     def turn(self) -> AbstractContextManager[Any]:
         """Make the engine's own stream the current one, on a GPU; what was begun before the turn comes first."""
-        if self.stream is None:
-            return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.stream)
+        return nullcontext() if self.stream is None else self._turn(self.stream)
+
+    @contextmanager
+    def _turn(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        with one_thread(self.device):
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                yield
+
+    def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
+        """Return the sums as they are: simulated clients do not lie about themselves."""
+        del clients, chooses
+        return sums
 
     def aside(self) -> AbstractContextManager[Any]:
         """Make another stream of the engine the current one, on a GPU; what the current one was given comes first."""
@@ -221,19 +260,27 @@ class VectorEngine:
 
     def close(self) -> None:
         """Free the graphs and give torch its settings back."""
-        for stream in (self.stream, self.beside):
-            if stream is not None:
-                stream.synchronize()  # after an error there may be work left, whose memory others must not get
-        self._graph = None
-        if self.company is not None:
-            self.company.close()
-            self.company = None
+        with one_thread(self.device):
+            for stream in (self.stream, self.beside):
+                if stream is not None:
+                    stream.synchronize()  # after an error there may be work left, whose memory others must not get
+            self._graph = None
+            if self.company is not None:
+                self.company.close()
+                self.company = None
         EngineSettings.give_back(self)
+
+    def _sick_client(self) -> str | None:
+        """Return the name of the client whose reply spoilt the last round; None where nobody knows."""
+        client = self._cohort_of_round.first_sick() if self._cohort_of_round else None
+        return None if client is None else self.federation.name_of(client)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
         cohort = self._cohort(self._sample(t), t, self.ledger)
         server = self.method.round(server, cohort)
         healthy = cohort.healthy
+        if self.device.type == "cpu":
+            self._cohort_of_round = cohort
         return server, torch.full((), True, device=self.device) if healthy is None else healthy
 
     def _sample(self, t: Tensor) -> Tensor:
@@ -338,10 +385,15 @@ def put_back(old: Tree, new: Tree) -> Tree:
     return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)
 
 
-def raise_if_bad(round_: Tensor) -> None:
-    """Raise PefllError where a round, int64 [], was the first with a reply that is not finite; -1 where none was."""
+def raise_if_bad(round_: Tensor, who: str | None = None) -> None:
+    """Raise PefllError where a round, int64 [], was the first with a reply that is not finite; -1 where none was.
+
+    Args:
+        round_: which one.
+        who: the name of the client whose reply it was, where somebody knows.
+    """
     if int(round_) >= 0:
-        raise not_finite("training", None, int(round_))
+        raise not_finite("training", who, int(round_))
 
 
 def _capacity(counts: Any) -> tuple[int, int, int]:

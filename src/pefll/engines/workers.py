@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pefll.engines.cohort import Ids, TorchSettings, keep_freed_memory
+from pefll import process
+from pefll.engines.cohort import Ids
+from pefll.engines.settings import keep_freed_memory, set_for_engines
 from pefll.engines.wire import pack, unpack
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
@@ -28,6 +30,10 @@ from pefll.wording import argument
 # The clients of a cohort are dealt out in up to so many shares for each process.
 SHARES = 4
 BEAT_SECONDS = 0.5  # so often somebody who waits for replies looks up, if asked to
+
+# The ends of all pipes that this process holds: a process that is forked gets a copy of each, also of those that other
+# threads have opened. Changed, as processes are forked, under `process.lock`.
+_held: set[Connection] = set()
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
 
@@ -54,14 +60,16 @@ class Workers:
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(processes):
-            mine, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, [*self._pipes, mine], run_here, method), daemon=True, name="pefll-worker"
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(mine)
-            self._processes.append(process)
+            with process.lock:
+                mine, theirs = context.Pipe()
+                _held.add(mine)
+                self._pipes.append(mine)
+                worker = context.Process(
+                    target=_serve, args=(theirs, run_here, method), daemon=True, name="pefll-worker"
+                )
+                worker.start()
+                theirs.close()
+            self._processes.append(worker)
         # Runs before multiprocessing waits for its processes, which do not heed its SIGTERM.
         atexit.register(self.close)
 
@@ -129,21 +137,23 @@ class Workers:
     def close(self) -> None:
         """End the processes."""
         atexit.unregister(self.close)
-        for pipe in self._pipes:
-            pipe.close()
+        with process.lock:
+            for pipe in self._pipes:
+                pipe.close()
+            _held.difference_update(self._pipes)
         try:
             ends = time.monotonic() + 5
-            for process in self._processes:
-                process.join(timeout=max(0.0, ends - time.monotonic()))
+            for worker in self._processes:
+                worker.join(timeout=max(0.0, ends - time.monotonic()))
         finally:
             self._kill()
 
     def _kill(self) -> None:
         """End processes that are at work."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
+        for worker in self._processes:
+            worker.kill()
+        for worker in self._processes:
+            worker.join()
 
     def _send(self, pipe: Connection, message: bytes) -> None:
         try:
@@ -170,15 +180,15 @@ def _died() -> PefllError:
     )
 
 
-def _serve(pipe: Connection, inherited: list[Connection], run_here: RunHere, method: Method[Any]) -> None:
+def _serve(pipe: Connection, run_here: RunHere, method: Method[Any]) -> None:
     # Copies of other workers' pipes came along with the fork; open, they would hide the server's end from them.
-    for other in inherited:
+    for other in _held:
         other.close()
     # Ctrl-C, SIGTERM of a batch system and the end of a terminal reach the whole group; the server decides when to
     # stop, and when it is gone, however it went, the pipe ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    TorchSettings.of_engines("float32").set()
+    set_for_engines("float32")
     keep_freed_memory(True)
     kinds: dict[str, Callable[[Tree], Everyone | Each]] = {"each": Each, "everyone": Everyone}
     while True:

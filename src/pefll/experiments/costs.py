@@ -96,7 +96,7 @@ def _of_run(folder: RunFolder) -> Finished:
     summary = folder.summary()
     if summary is None:
         raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}")
-    return Finished(_checked(summary, folder.path), Config.load(folder.config_file))
+    return Finished(_checked(summary, folder.path), Config.load(folder.config_file, folder.trained_with()))
 
 
 def _of_result(content: Any, path: Path) -> Finished:

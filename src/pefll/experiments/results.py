@@ -66,7 +66,7 @@ def _place(target: Path, name: str, summary: dict[str, Any]) -> Path:
 
 def _changes(folder: RunFolder) -> str:
     """Return the hyper-parameters and the precision where they are not the usual ones, for a file name."""
-    config = Config.load(folder.config_file)
+    config = Config.load(folder.config_file, folder.trained_with())
     usual = _usual(config.method)
     changes = [f"{key}_{value}-" for key, value in config.settings.items() if value != usual.get(key)]
     if config.precision not in ("auto", "tf32"):  # what a GPU takes if not told otherwise

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from pefll.arguments import MOST, plain, shown
 from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Method, Problem
 from pefll.methods.fedavg import FedAvg
@@ -34,6 +36,7 @@ __all__ = [
     "build_method",
     "hyperparameters",
     "method_class",
+    "method_name",
     "typed_settings",
 ]
 
@@ -48,6 +51,29 @@ METHODS: dict[str, Callable[..., Method[Any]]] = {
     "fedavg": FedAvg,
     "local": Local,
 }
+
+
+def method_name(method: Any) -> str:
+    """Return what a method is called: a key of METHODS, or `"package.module:Class"`; a class stands for its name.
+
+    Args:
+        method: such a name, however it is spelt, or one of the classes in METHODS.
+
+    Raises:
+        PefllError: for anything else.
+    """
+    for name, kind in METHODS.items():
+        if method is kind or (isinstance(method, str) and method == getattr(kind, "__name__", "")):
+            return name
+    given = plain(method)
+    if isinstance(given, str):
+        return given
+    if dataclasses.is_dataclass(method) and isinstance(method, type):
+        raise PefllError(
+            f"the method {shown(method)} is not one of pefll.METHODS; name it as 'package.module:{method.__name__}'",
+            code="PEFLL-A013",
+        )
+    raise PefllError(f"the method is {shown(method)}; it must be one of {', '.join(METHODS)}", code="PEFLL-A013")
 
 
 def method_class(name: str) -> Callable[..., Method[Any]]:
@@ -93,14 +119,24 @@ _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 
 def _as_type_of(default: Any, value: Any, what: str) -> Any:
     kind = type(default)
+    value = plain(value)
     if kind is bool:
         if str(value).lower() not in _TRUTHS:
             raise PefllError(f"{what} must be true or false, not {value!r}")
         return _TRUTHS[str(value).lower()]
+    wrong = PefllError(f"{what} must be {_KINDS.get(kind, kind.__name__)}, not {shown(value)}", code="PEFLL-A014")
+    # A truth is a number to Python, and any object has a text: neither was meant.
+    if kind in _KINDS and not (isinstance(value, str) or (kind is not str and type(value) in (int, float))):
+        raise wrong
     try:
         converted = kind(value)
-    except (TypeError, ValueError) as error:
-        raise PefllError(f"{what} must be {kind.__name__}, not {value!r}") from error
-    if kind in (int, float) and (converted < 0 or converted != converted or float(converted) != float(value)):
-        raise PefllError(f"{what} must be a non-negative {kind.__name__}, not {value!r}")
+        most = MOST if kind is int else sys.float_info.max
+        fits = kind not in (int, float) or (0 <= converted <= most and float(converted) == float(value))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise wrong from error
+    if not fits:
+        raise wrong
     return converted
+
+
+_KINDS = {int: "a whole number, 0 or more", float: "a finite number, 0 or more", str: "a text"}

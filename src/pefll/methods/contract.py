@@ -179,7 +179,9 @@ class Method(Protocol[State]):
 
     Functions that run on clients take a `Client` first and are written for one client. A method whose personal models
     are more than the network with other weights also has `personal_module(cohort, theta)`, which returns the model of
-    the one client of a cohort as an `nn.Module`; see `knn_per`.
+    the one client of a cohort as an `nn.Module`; see `knn_per`. Real clients answer only for the functions named in
+    `client_tasks`, where a method has that, and compare what those in `describing_tasks` return with their owner's
+    limits. A reply's field called `samples` is the number of samples by which the server weights it.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

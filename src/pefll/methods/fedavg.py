@@ -53,6 +53,7 @@ class FedAvg:
     uses_labels: ClassVar[bool] = False  # to personalise, which is to hand out the global model
     trains_new_clients: ClassVar[bool] = False
     local_epochs: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first global model."""

@@ -71,6 +71,7 @@ class FedRep:
     uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
     local_steps: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "assemble", "predict")
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.body_epochs < 1:

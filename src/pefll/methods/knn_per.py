@@ -83,6 +83,7 @@ class KNNPer:
     uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = False
     local_epochs: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("train", "keep_memory", "predict")
 
     def __post_init__(self) -> None:
         if not 1 <= self.few_neighbours <= self.many_neighbours:

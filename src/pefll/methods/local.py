@@ -46,6 +46,7 @@ class Local:
     trains_new_clients: ClassVar[bool] = True
     local_steps: ClassVar[int] = 0
     local_epochs: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -108,6 +108,8 @@ class PeFLL:
     trains_in_rounds: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = False
     local_epochs: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_backward", "adapt", "describe_all", "predict")
+    describing_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_all")
 
     def __post_init__(self) -> None:
         if self.server_optimizer not in ("adam", "sgd"):

@@ -67,6 +67,7 @@ class PerFedAvg:
     uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
     local_steps: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("train", "adapt", "predict")
 
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:

@@ -81,6 +81,7 @@ class PFedHN:
     uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
     local_epochs: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("adapt", "predict")
 
     def __post_init__(self) -> None:
         if self.local_steps < 1:

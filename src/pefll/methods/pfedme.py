@@ -71,6 +71,7 @@ class PFedMe:
     uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
     local_epochs: ClassVar[int] = 0
+    client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "recall", "predict")
 
     def __post_init__(self) -> None:
         if self.local_rounds < 1 or self.inner_steps < 1:

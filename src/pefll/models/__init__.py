@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pefll import randomness
 from pefll.errors import PefllError, first_line, unknown
@@ -34,6 +35,7 @@ __all__ = [
     "lenet",
     "resolve_model",
     "small_cnn",
+    "weights_of",
 ]
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
@@ -75,6 +77,21 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
         if name not in MODELS:
             raise unknown("model", name, ["auto", *MODELS, "your.module:function"])
         return MODELS[name](input_shape, classes)
+
+
+def weights_of(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Tensor]:
+    """Return a client model's weights by name, with shapes and types and without values: they take no memory.
+
+    Args:
+        name: see `build_model`.
+        input_shape: of one sample, however large.
+        classes: width of the output.
+
+    Raises:
+        PefllError: for a model that cannot be built, or cannot be built so.
+    """
+    with torch.device("meta"):
+        return dict(build_model(name, input_shape, classes).state_dict())
 
 
 def _import_model(reference: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

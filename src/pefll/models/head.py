@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from pefll.errors import PefllError, unknown
 from pefll.models.network import Network
+from pefll.models.recording import Tracer
 
 T = TypeVar("T")
 
@@ -120,9 +121,7 @@ def last_linear(module: nn.Module) -> str:
         return ""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     try:
-        calls = [
-            str(node.target) for node in fx.Tracer().trace(copy.deepcopy(module)).nodes if node.op == "call_module"
-        ]
+        calls = [str(node.target) for node in Tracer().trace(copy.deepcopy(module)).nodes if node.op == "call_module"]
     except Exception:  # noqa: BLE001 - whatever code a user has written
         calls = names
     called = [name for name in calls if name in names]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from pefll import randomness
 from pefll.errors import PefllError
 from pefll.models.fused import fused
-from pefll.models.refusals import copied, refuse_changing_state, refuse_parameters
+from pefll.models.refusals import copied, refuse_changing_state, refuse_parameters, tensors_of
 from pefll.ops import vectors
 
 Parameters: TypeAlias = Tensor | dict[str, Tensor]
@@ -26,6 +27,9 @@ class Network:
     """An `nn.Module` seen as `output = network(parameters, *inputs)` with `parameters` [size].
 
     Parameters that are frozen (`requires_grad` is False) are constants, as buffers are, and not in the vector.
+
+    Any number of threads may call it at once: every call has a copy of the module to itself. The module that was given
+    is left as it is.
 
     Attributes:
         module: gives the architecture and the constants; its own weights are used only by `init`, where it cannot draw
@@ -45,10 +49,9 @@ class Network:
         refuse_changing_state(module)
         refuse_parameters(module)
         self.module = module
-        recorded = fused(module)
-        self._is_rewritten = recorded is not module
-        self._fused = recorded if self._is_rewritten else copied(module)
-        self._places = _places(self._fused)
+        pattern = copied(module)
+        self._pattern = pattern, fused(pattern)
+        self._idle = [self._copy()]
         learnt = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self.names = list(learnt)
         self.shapes = [parameter.shape for parameter in learnt.values()]
@@ -72,19 +75,24 @@ class Network:
         named = self.unflatten(parameters) if isinstance(parameters, Tensor) else parameters
         like = parameters if isinstance(parameters, Tensor) else next(iter(named.values()))
         values = named | self._constants(like)
-        # As `torch.func.functional_call`, which would look for every weight's place again at every call.
-        before = [slots[key] for slots, key, _ in self._places]
+        # As `torch.func.functional_call`, which would look for every weight's place again at every call. A list's `pop`
+        # and `append` are atomic, so that no two calls have the same copy, in whatever threads, or one within another.
         try:
-            for slots, key, name in self._places:
+            mine = self._idle.pop()
+        except IndexError:
+            mine = self._another_copy()
+        try:
+            for slots, key, name in mine.places:
                 slots[key] = values[name]
-            output: Tensor = self._fused(*inputs)
+            output: Tensor = mine.fused(*inputs)
         except Exception:
-            if self._is_rewritten:  # as the user wrote it, it fails in a line that can be named
-                self.module(*inputs)
+            if mine.fused is not mine.module:  # as the user wrote it, it fails in a line that can be named
+                mine.module(*inputs)
             raise
         finally:
-            for (slots, key, _), value in zip(self._places, before, strict=True):
+            for (slots, key, _), value in zip(mine.places, mine.own, strict=True):
                 slots[key] = value
+            self._idle.append(mine)
         return output
 
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -134,6 +142,24 @@ class Network:
     def _named(self, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
+    def _copy(self) -> _Copy:
+        module, rewritten = copy.deepcopy(self._pattern, tensors_of(self._pattern[0]))
+        places = _places(module)
+        return _Copy(module, rewritten, places, [slots[key] for slots, key, _ in places])
+
+    def _another_copy(self) -> _Copy:
+        # In a thread of its own, where copied tensors are ordinary ones even if whoever calls is being mapped.
+        with ThreadPoolExecutor(1) as aside:
+            return aside.submit(self._copy).result()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy of this network needs: no module that may hold what it has computed."""
+        return {key: value for key, value in vars(self).items() if key != "_idle"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what another network has given."""
+        vars(self).update(state, _idle=[])
+
     def _constants(self, like: Tensor) -> dict[str, Tensor]:
         place = (like.device, like.dtype)
         if place not in self._placed:
@@ -142,6 +168,22 @@ class Network:
                 for name, value in self.constants.items()
             }
         return self._placed[place]
+
+
+class _Copy(NamedTuple):
+    """A network's module for one call at a time, with places for weights and none of its own.
+
+    Attributes:
+        module: as the user wrote it.
+        fused: has the same layers, and computes the same in fewer operations; may be `module` itself.
+        places: of parameters and buffers; see `_places`.
+        own: what is there between two calls.
+    """
+
+    module: nn.Module
+    fused: nn.Module
+    places: list[tuple[dict[str, Any], str, str]]
+    own: list[Tensor]
 
 
 def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import operator
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import fx, nn
+
+from pefll import process
 
 # What is always a view, and what may be a copy instead.
 RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
@@ -44,7 +47,34 @@ def record(module: nn.Module) -> fx.Graph | None:
     return graph if _names_are_kept(graph, module) and _settle_writes(graph, module) else None
 
 
-class _Recorder(fx.Tracer):
+class Tracer(fx.Tracer):
+    """Records what a module computes, and nothing of what other threads compute meanwhile.
+
+    While torch records, `nn.Module.__call__` and `__getattr__` are other functions, in the whole process: they call the
+    methods below for every module of every thread. Of two recordings at a time, the one that ends last would leave the
+    functions of the other there for good.
+    """
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """Return what a module computes."""
+        self._thread = get_ident()
+        with process.lock:
+            return super().trace(root, concrete_args)
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a layer, or let another thread's module compute."""
+        if get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return what stands for a module's attribute, or the attribute itself to another thread."""
+        if get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+class _Recorder(Tracer):
     """Records buffers by name too, so that they can be replaced by ones on another device or of another type."""
 
     proxy_buffer_attributes = True

@@ -55,7 +55,8 @@ def refuse_parameters(module: nn.Module) -> None:
 def copied(module: nn.Module) -> nn.Module:
     """Return a copy to run in the place of a module, whose code may keep what it computes: attention, for a picture.
 
-    A module that holds such a thing can be copied no more.
+    It has the module's own parameters and buffers, which are not copied. A module that holds something computed can be
+    copied no more.
     """
     for name, layer in module.named_modules():
         for key, value in vars(layer).items():
@@ -65,7 +66,12 @@ def copied(module: nn.Module) -> nn.Module:
                     "model that was not used yet; in place of torch.nn.utils.weight_norm take the one in "
                     "torch.nn.utils.parametrizations"
                 )
-    return copy.deepcopy(module)
+    return copy.deepcopy(module, tensors_of(module))
+
+
+def tensors_of(module: nn.Module) -> dict[int, object]:
+    """Return what `copy.deepcopy` takes, so that a module's copy has the same parameters and buffers."""
+    return {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
 
 
 def _where(name: str, layer: nn.Module) -> str:

@@ -6,6 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
@@ -20,8 +21,9 @@ WORTH = 16
 REHEARSED = 4
 
 T = TypeVar("T")
-_rehearses = False
-_overwrites = False
+# Of a context, which threads that do a part of its work are started with: another thread may compute meanwhile.
+_rehearses: ContextVar[bool] = ContextVar("rehearses", default=False)
+_overwrites: ContextVar[bool] = ContextVar("overwrites", default=False)
 
 
 @contextmanager
@@ -48,12 +50,11 @@ def rehearsal() -> Iterator[None]:
     Libraries choose their kernels and fill their caches, Triton compiles its own, and none of that may happen in a
     recording. A client's later steps bring nothing new. What is computed is good for nothing.
     """
-    global _rehearses
-    before, _rehearses = _rehearses, True
+    before = _rehearses.set(True)
     try:
         yield
     finally:
-        _rehearses = before
+        _rehearses.reset(before)
 
 
 def rehearsed(steps: Iterable[T]) -> Iterable[T]:
@@ -62,26 +63,22 @@ def rehearsed(steps: Iterable[T]) -> Iterable[T]:
     The first has no velocity, and the others have; 1 and multiples of 16, as 0 is, are special to Triton; and rows of
     samples lie at multiples of 8 bytes, so that every other one is at a multiple of 16.
     """
-    return itertools.islice(steps, REHEARSED) if _rehearses else steps
+    return itertools.islice(steps, REHEARSED) if _rehearses.get() else steps
 
 
 @contextmanager
 def overwriting() -> Iterator[None]:
-    """Say that the states in the block are nobody else's: what is not needed any more may be written to.
-
-    A plain variable, not one of a thread: servers of runs that are recorded together have threads of their own.
-    """
-    global _overwrites
-    before, _overwrites = _overwrites, True
+    """Say that the states in the block are nobody else's: what is not needed any more may be written to."""
+    before = _overwrites.set(True)
     try:
         yield
     finally:
-        _overwrites = before
+        _overwrites.reset(before)
 
 
 def may_overwrite() -> bool:
     """Return whether a new state may be written in place of the old one, by who knows that nobody reads that again."""
-    return _overwrites
+    return _overwrites.get()
 
 
 def worth_recording(value: Tensor, times: int) -> bool:
@@ -90,7 +87,7 @@ def worth_recording(value: Tensor, times: int) -> bool:
     Who records already gets every step as it comes. Who differentiates would not see steps that are replayed. And the
     default stream cannot be recorded; engines have streams of their own.
     """
-    if _rehearses or times < WORTH or not value.is_cuda or is_differentiated(value):
+    if _rehearses.get() or times < WORTH or not value.is_cuda or is_differentiated(value):
         return False
     current = torch.cuda.current_stream(value.device)
     return current != torch.cuda.default_stream(value.device) and not torch.cuda.is_current_stream_capturing()

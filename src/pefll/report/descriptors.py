@@ -44,10 +44,13 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
         with np.load(path, allow_pickle=False) as arrays:
             v = np.asarray(arrays["descriptors"], dtype=np.float64)
             histograms, seen = np.asarray(arrays["histograms"]), np.asarray(arrays["seen"]).astype(bool)
+            run = str(arrays["run"]) if "run" in arrays else folder.run_id()
     except KeyError as error:
         raise PefllError(f"{path} is damaged: {error.args[0]}") from error
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise PefllError(f"{path} is damaged: {error}") from error
+    if run != folder.run_id():
+        raise PefllError(f"{path} is of another run than config.toml; put back its own", code="PEFLL-R011")
     if v.ndim != 2 or histograms.ndim != 2 or seen.ndim != 1 or not len(v) == len(histograms) == len(seen) > 0:
         shapes = f"{v.shape}, {histograms.shape} and {seen.shape}"
         raise PefllError(f"{path} is damaged: descriptors, histograms and seen have shapes {shapes}")

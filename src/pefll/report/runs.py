@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pefll.config import MAY_CHANGE
+from pefll.config import MAY_CHANGE, read_settings
 from pefll.errors import PefllError
 from pefll.record import GROUPS, RunFolder
 from pefll.wording import counted
@@ -117,7 +116,10 @@ def number(value: Any) -> float | None:
 def read_run(folder: RunFolder) -> Run:
     """Read one run folder, or raise PefllError with one sentence where it is none or is damaged."""
     folder.check_is_run()
-    return Run(folder, _read_config(folder.config_file), _read_history(folder), folder.summary())
+    config = read_settings(folder.config_file, folder.trained_with())
+    run = Run(folder, config, _read_history(folder), folder.summary())
+    folder.check_other_files()
+    return run
 
 
 def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
@@ -128,28 +130,11 @@ def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
     return [read_run(folder) for folder in unique.values()]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise PefllError(f"{path} is damaged: {error}") from error
-
-
 def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
-    path = folder.history_file
-    try:
-        rows = folder.history()
-        lines = path.read_text().count("\n") if path.is_file() else 0
-    except (OSError, ValueError) as error:
-        raise PefllError(f"{path} is damaged: {error}") from error
-    # A crash cuts the last line short, and that line has no newline; anything else that is unreadable is damage.
-    if lines > len(rows):
-        raise PefllError(f"{path} is damaged: line {len(rows) + 1} is not JSON")
     kept: list[dict[str, Any]] = []
-    for line, row in enumerate(rows, start=1):
-        fine = isinstance(row, dict) and number(row.get("round")) is not None
-        if not fine or not all(isinstance(row.get(group) or {}, dict) for group in GROUPS):
-            raise PefllError(f"{path} is damaged: line {line} is not an evaluation")
+    for line, row in enumerate(folder.history(), start=1):
+        if not all(isinstance(row.get(group) or {}, dict) for group in GROUPS):
+            raise PefllError(f"{folder.history_file} is damaged: line {line} is not an evaluation", code="PEFLL-R008")
         # A run that went back (it crashed before its first checkpoint) made these evaluations again.
         while kept and kept[-1]["round"] >= row["round"]:
             kept.pop()

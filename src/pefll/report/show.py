@@ -37,6 +37,9 @@ def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
     if not runs:
         return []
     folders = [run.folder for run in runs]
+    for folder in folders:
+        if age := folder.note_of_age():
+            say(console, age)
     _print_tables(folders, console)
     apart = different_data(runs)
     if apart:

@@ -13,7 +13,7 @@ from pefll.deploy.plan import Plan, write_app
 from pefll.deploy.processes import free_port
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
-from tests.engines.flower.federations import PER_ROUND, Setting
+from tests.engines.flower.federations import NO_LIMITS, PER_ROUND, Setting
 
 REPOSITORY = Path(__file__).parents[3]
 APPS = {"server": "tests.engines.flower.apps:server", "client": "tests.engines.flower.apps:client"}
@@ -43,7 +43,7 @@ def start(there: Loopback, here: Setting, troubles: dict[int, str] | None = None
 
 def start_client(there: Loopback, here: Setting, client: int, trouble: str = "") -> None:
     name = client_name(client)
-    more = {"trouble": trouble} if trouble else {}
+    more = NO_LIMITS | ({"trouble": trouble} if trouble else {})
     there.start_client(name, here.folder / f"{name}.npz", here.folder / f"{name}.safetensors", **more)
 
 

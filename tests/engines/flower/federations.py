@@ -29,6 +29,7 @@ from tests.engines.test_engines import SETTINGS
 from tests.federations import ragged
 
 CLIENTS, PER_ROUND, ROUNDS, SEED = 6, 4, 3, 3
+NO_LIMITS = {"min-samples": "0", "numbers-per-sample": "0"}  # clients with two samples take part
 QUICK = Terms(exchange_seconds=0.3, round_seconds=60, pause_seconds=0.01, patience_seconds=30)
 
 
@@ -72,10 +73,11 @@ def setting(
     seen: int | None = None,
     changes: dict[str, Any] | None = None,
     clients: int = CLIENTS,
+    sizes: tuple[int, ...] = (2, 5, 9, 14),
 ) -> Setting:
     images = len(shape) == 3
     seen = clients if seen is None else seen
-    federation = ragged(clients=clients, shape=shape, sizes=(2, 5, 9, 14), seen=seen, pixels=images)
+    federation = ragged(clients=clients, shape=shape, sizes=sizes, seen=seen, pixels=images)
     agreement = Agreement(
         method=method,
         model=model,
@@ -95,6 +97,8 @@ def setting(
             "data": str(folder / f"{name}.npz"),
             "state": str(folder / "state" / name),
             "model": str(folder / f"{name}.safetensors"),
+            **NO_LIMITS,
+            "methods": method,
         }
     return Setting(federation, agreement, InProcessGrid(PefllClientApp(), nodes, agreement.to_config()), folder)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from pefll.engines.cohort import EngineSettings
 from pefll.engines.flower.keep import Store
 from pefll.engines.flower.member import Member, name_in
 from pefll.engines.flower.message import (
@@ -24,6 +23,8 @@ from pefll.engines.flower.message import (
     tensors_of,
     write_numbers,
 )
+from pefll.engines.flower.policy import Refusal
+from pefll.engines.settings import EngineSettings
 from pefll.engines.wire import build
 from pefll.errors import PefllError
 from pefll.methods.contract import Method, Own
@@ -47,10 +48,6 @@ _ERROR = 40  # a level of Python's logging
 
 Trees = list[Tree]
 Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
-
-
-class Refusal(PefllError):
-    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too."""
 
 
 class PefllClientApp(ClientApp):  # type: ignore[misc]
@@ -93,6 +90,7 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         member = Member.of(context)
         if header.get("agreement") != member.agreement.sha256:
             raise Refusal("was set up for another agreement than the server's")
+        member.policy.check_method(member.agreement.method)  # before any of its code is looked for
         echo = {key: header[key] for key in ECHO} | {"name": member.name}
         EngineSettings.take(settings, keep_memory=False)  # as every engine does: one thread, so that sums repeat
         if header["task"] == HELLO:
@@ -122,7 +120,9 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
 
 def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
     """Return a method's function for one client; BadMessage for everything else that the method has."""
-    task = getattr(method, name, None) if name.isidentifier() and not name.startswith("_") else None
+    # A method's own list keeps a server from what other functions return: kNN-Per's memory is samples and labels.
+    listed = name in getattr(method, "client_tasks", (name,))
+    task = getattr(method, name, None) if listed and name.isidentifier() and not name.startswith("_") else None
     if not callable(task) or _first_parameter(getattr(task, "__func__", task), hasattr(task, "__self__")) != "client":
         raise BadMessage(f"asked for {name!r}, which is nothing that a client of {type(method).__name__} does")
     return task  # type: ignore[no-any-return]
@@ -134,14 +134,24 @@ def _first_parameter(function: Callable[..., Any], bound: bool) -> str:
 
 
 def work(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
-    """Run a task on this client's samples; keep what is its own, and return what is sent."""
-    task = task_of(member.agreement.build(), header["task"])
+    """Run a task on this client's samples; keep what is its own, and return what is sent.
+
+    Raises:
+        Refusal: where the owner does not allow what would be sent.
+    """
+    method = member.agreement.build()
+    task = task_of(method, header["task"])
     static = {str(name): int(value) for name, value in header["static"].items()}
-    reply = task(member.client(int(header["client"]), int(header["round"])), *trees, **static)
+    client = member.client(int(header["client"]), int(header["round"]))
+    reply = task(client, *trees, **static)
+    sent = list(leaves(reply, but=Own))
+    if sent:
+        describes = header["task"] in getattr(method, "describing_tasks", ())
+        member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
     own = [leaf for part in owned(reply) for leaf in leaves(part)]
     if own:
         member.store().put(header["keep"], own)
-    return list(leaves(reply, but=Own))
+    return sent
 
 
 def owned(tree: Tree) -> list[Own]:

@@ -14,21 +14,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pefll.engines.cohort import EngineSettings, Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
+from pefll.data.federation import TRAIN
+from pefll.engines.cohort import Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import SHARED
 from pefll.engines.flower.cohort import FlowerCohort
 from pefll.engines.flower.message import pack
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.rehearsal import Rehearsal
-from pefll.engines.flower.reply import Missing, Reply, accept, check_score, too_large
+from pefll.engines.flower.reply import Missing, Reply, accept, check_count, check_score, count_place, too_large
 from pefll.engines.flower.request import Asked, Request, Visit
 from pefll.engines.flower.roster import Roster
 from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
+from pefll.engines.flower.weights import WeightLimits
 from pefll.engines.prompt import PromptEngine
+from pefll.engines.settings import EngineSettings
 from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Score
 from pefll.tree import Tree, map_tree
@@ -77,6 +81,7 @@ class FlowerEngine(PromptEngine):
         self.report: Report = report or (lambda sentence: None)
         self._template = template
         self._roster = Roster(grid, agreement, names, newcomers, self.terms, self.report)
+        self._limits = WeightLimits(self.terms, self.name_of, self.report)
         self._rehearsal = Rehearsal(agreement)
         self.federation = self._roster.federation
         check_cohort_size(self.federation, clients_per_round)
@@ -273,17 +278,51 @@ class FlowerEngine(PromptEngine):
                     replies[client] = reply
                     visit.note_reply(ask.exchange, client, asked[client], reply)
                     ledger.up += sum(leaf.nbytes for leaf in reply.tensors)
-        if ask.trains:
-            for client, reason in too_large(replies, self.terms.norm_limit).items():
-                faults[client] = reason
-                del replies[client]
-        return {client: reply.tensors for client, reply in replies.items()}, faults
+        for client, reason in too_large(replies, self.terms.norm_limit).items():
+            faults[client] = reason
+            del replies[client]
+        return self._with_limited_counts({client: reply.tensors for client, reply in replies.items()}, form), faults
+
+    def _with_limited_counts(self, replies: dict[int, list[Tensor]], form: Tree) -> dict[int, list[Tensor]]:
+        """Return the tensors of replies, of which none is weighted by more samples than `weight_limit` allows."""
+        place = count_place(form)
+        if place is None:
+            return replies
+        declared = {client: float(tensors[place]) for client, tensors in replies.items()}
+        for client, samples in self._limits.limited(declared, self.terms.weight_limit, "in training").items():
+            if samples < declared[client]:
+                like = replies[client][place]
+                replies[client] = [
+                    *replies[client][:place],
+                    torch.full_like(like, samples),
+                    *replies[client][place + 1 :],
+                ]
+        return replies
+
+    def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
+        """Return clients' sums, each scaled down to the samples that the client counts for.
+
+        Args:
+            clients: their numbers.
+            sums: float64 [clients, 4].
+            chooses: whether the best round is chosen by them: then `choice_limit` holds.
+        """
+        declared = dict(zip(clients.tolist(), sums[:, 0].tolist(), strict=True))
+        times = self.terms.choice_limit if chooses else self.terms.weight_limit
+        use = "in the choice of the best round" if chooses else "in a test"
+        counts = self._limits.limited(declared, times, use)
+        shares = [counts[c] / n if counts[c] < n else 1.0 for c, n in declared.items()]
+        return sums * np.array(shares)[:, None]
 
     def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> Reply | Missing:
         """Return one client's reply, checked; BadMessage where it is not as it should be."""
         reply = accept(content, ask.header(client) | {"name": self.name_of(client)}, form)
-        if isinstance(form, Score) and not isinstance(reply, Missing):
+        if isinstance(reply, Missing):
+            return reply
+        if isinstance(form, Score):
             check_score(reply, self._roster.declared(client, ask.static.get("split")))
+        elif (place := count_place(form)) is not None:
+            check_count(reply, place, self._roster.declared(client, TRAIN))
         return reply
 
     def _seconds(self, visit: Visit) -> float:

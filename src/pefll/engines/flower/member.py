@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.data.own import read_member, state_of
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.keep import Store
+from pefll.engines.flower.policy import Policy, WatchedClient
 from pefll.errors import PefllError
 
 
@@ -29,6 +29,7 @@ class Member:
         state: its folder for what it keeps; None for none.
         tells_counts: whether the server may know how many samples it has.
         model: where its personal model is written when the server sends one; None for nowhere.
+        policy: what its owner allows.
         agreement: what it was set up for.
     """
 
@@ -38,6 +39,7 @@ class Member:
     state: Path | None
     tells_counts: bool
     model: Path | None
+    policy: Policy
     agreement: Agreement
 
     @classmethod
@@ -77,11 +79,11 @@ class Member:
             raise PefllError(f"{self.data}: the federation agreed on uint8 pixels 0..255; convert the samples")
         return own
 
-    def client(self, number: int, round_: int) -> Client:
+    def client(self, number: int, round_: int) -> WatchedClient:
         """Return what a method's functions see of this client in a round."""
         own = self.federation()
         train, validation, test = own.count[:, 0].tolist()
-        return Client(
+        return WatchedClient(
             federation=own,
             seed=self.agreement.seed,
             id=torch.tensor(number),
@@ -123,6 +125,7 @@ def _facts(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[st
         "state": Path(state) if state else folder / "state" / name if "partition-id" in node else None,
         "tells_counts": bool(node.get("tells-counts", True)),
         "model": Path(model) if model else None,
+        "policy": Policy.of_node(node),
     }
 
 

@@ -114,6 +114,33 @@ def check_score(reply: Reply, declared: int | None) -> None:
         raise BadMessage(f"sent a score of {samples:g} samples, having said that it has {declared:,}")
 
 
+def count_place(form: Tree) -> int | None:
+    """Return which tensor of a reply is the number of samples by which a method weights it; None where none is.
+
+    It is the field called `samples` of the reply's NamedTuple, as FedAvg's `Update` has it.
+    """
+    if isinstance(form, Score) or "samples" not in getattr(form, "_fields", ()):
+        return None
+    before = [leaf for part in form[: form._fields.index("samples")] for leaf in leaves(part, but=Own)]
+    return len(before) if isinstance(form.samples, Tensor) and form.samples.numel() == 1 else None
+
+
+def check_count(reply: Reply, place: int, declared: int | None) -> None:
+    """Raise BadMessage for a number of samples that cannot be, or is more than the client has said to have.
+
+    Args:
+        reply: has it.
+        place: among its tensors.
+        declared: how many training samples the client has said to have; None where it keeps that to itself.
+    """
+    leaf = reply.tensors[place]
+    samples = float(leaf)
+    if samples < 1 or not samples.is_integer():
+        raise BadMessage(f"sent an update made from {samples:g} samples, which is no count")
+    if declared is not None and samples > float(torch.tensor(declared, dtype=leaf.dtype)):
+        raise BadMessage(f"sent an update made from {samples:g} samples, having said that it has {declared:,}")
+
+
 def too_large(replies: dict[int, Reply], limit: float) -> dict[int, str]:
     """Return the clients with a vector that is far longer than the median of the cohort's.
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from pefll.data.federation import Federation
+from pefll.data.federation import SPLITS, TRAIN, Federation
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import ECHO, HELLO
 from pefll.engines.flower.message import pack, printable, sender_of
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.reply import introduced
 from pefll.engines.flower.terms import Report, Terms
+from pefll.engines.flower.weights import WeightLimits
 from pefll.errors import PefllError
 from pefll.wording import counted
 
@@ -55,6 +56,7 @@ class Roster:
         self._nodes: dict[int, int] = {}  # the node of each client that is there, by the client's number
         self._strangers: dict[int, str] = {}  # nodes that are no client of this federation, and their names
         self._declared: dict[int, list[int]] = {}  # the counts of samples that clients tell, by split
+        self._limits = WeightLimits(terms, lambda client: self.names[client], report)
         self._counts = torch.zeros(3, len(self.names), dtype=torch.int64)
         self._counts[0] = 1  # nobody has nothing; how much they have, those tell who want to
         self.federation = self._federation(len(names))
@@ -96,6 +98,8 @@ class Roster:
                 f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and nobody knows which is the "
                 "client: all of them are left alone; keep one such key in keys/ and start the server again"
             )
+        if outcome.replies:
+            self._count()
         for node, reason in outcome.faults.items():
             who = f"client {senders[node]}" if senders.get(node) else f"node {node}, asked who it is,"
             self._report(f"{who} {reason}")
@@ -155,8 +159,14 @@ class Roster:
         self._counts[:, client] = torch.tensor([1, 0, 0])
         if counts is not None:
             self._declared[client] = counts
-            self._counts[:, client] = torch.tensor(counts)
-            self._counts[0, client].clamp_(min=1)
+
+    def _count(self) -> None:
+        """Note for how many samples those count who tell: how many clients are evaluated depends on it."""
+        for split, name in enumerate(SPLITS):
+            declared = {client: float(counts[split]) for client, counts in self._declared.items()}
+            limited = self._limits.limited(declared, self._terms.weight_limit, f"as {name} samples")
+            for client, samples in limited.items():
+                self._counts[split, client] = max(int(samples), split == TRAIN)
 
     def _federation(self, num_seen: int) -> Federation:
         agreed = self._agreement

@@ -21,6 +21,9 @@ class Terms:
         pause_seconds: before a round is repeated.
         patience_seconds: how long one round may be repeated before the run stops, with what is saved.
         norm_limit: a reply whose norm is so many times that of the cohort's median is refused; 0 for no limit.
+        weight_limit: in a mean over samples a client counts for at most so many times the median client; 0 for any.
+        choice_limit: the same where the best round is chosen. It is tighter: one client's word must not choose it.
+        sample_limit: a client counts for at most so many samples anywhere; 0 for no limit.
     """
 
     exchange_seconds: float = 120.0
@@ -29,6 +32,9 @@ class Terms:
     pause_seconds: float = 5.0
     patience_seconds: float = 3600.0
     norm_limit: float = 1000.0
+    weight_limit: float = 10.0
+    choice_limit: float = 2.0
+    sample_limit: float = 1e7
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
@@ -37,6 +43,16 @@ class Terms:
             )
         if min(self.exchange_seconds, self.round_seconds) <= 0:
             raise PefllError("exchange_seconds and round_seconds must be more than 0")
+        for name in ("weight_limit", "choice_limit"):
+            if not (getattr(self, name) == 0 or getattr(self, name) >= 1):
+                raise PefllError(
+                    f"{name} is {getattr(self, name):g}; give 1 or more times the median client, or 0 for no limit",
+                    code="PEFLL-P001",
+                )
+        if not (self.sample_limit == 0 or self.sample_limit >= 1):
+            raise PefllError(
+                f"sample_limit is {self.sample_limit:g}; give 1 sample or more, or 0 for no limit", code="PEFLL-P001"
+            )
 
 
 class Dropped(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -105,9 +106,14 @@ def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: to
     code = _compile(text, source, options)
     with suppress(OSError):  # who cannot write there compiles again next time
         kept.parent.mkdir(parents=True, exist_ok=True)
-        new = kept.with_name(f"{name}.{os.getpid()}.tmp")
-        new.write_bytes(code)
-        new.replace(kept)  # at once, whole
+        number, new = tempfile.mkstemp(dir=kept.parent, suffix=".tmp")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(code)
+            os.replace(new, kept)  # at once, whole
+        except BaseException:
+            os.unlink(new)
+            raise
     return code, kept
 
 

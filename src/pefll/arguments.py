@@ -1,0 +1,146 @@
+"""What a caller gave for an argument, as the plain value it stands for; or one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pefll.errors import PefllError
+
+# Seeds, counts and rounds are int64 where clients are: in arrays, on a GPU, in messages.
+MOST = (1 << 63) - 1
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy, or an array or tensor without axes, as Python's own value; anything else as it is."""
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        try:
+            return value.item()
+        except (RuntimeError, ValueError, NotImplementedError):  # a tensor without data
+            return value
+    return value
+
+
+def whole_number(value: Any, name: str, least: int | None = None, most: int = MOST) -> int:
+    """Return a whole number; PefllError for anything else, also for 3.0, "3" and True.
+
+    Args:
+        value: as the caller gave it.
+        name: of the argument, for the sentence.
+        least: the smallest value that makes sense; None for any.
+        most: the largest.
+    """
+    number = plain(value)
+    if isinstance(number, bool) or not isinstance(number, int):
+        advice = f", for example {int(number)}" if _is_whole(number) else ""
+        raise PefllError(f"{name} is {shown(value)}; it must be a whole number{advice}", code="PEFLL-A001")
+    if least is not None and number < least:
+        reason = "it cannot be negative" if least == 0 else f"it must be at least {least}"
+        raise PefllError(f"{name} is {shown(number)}; {reason}", code="PEFLL-A002")
+    if not -most <= number <= most:
+        raise PefllError(f"{name} is {shown(number)}; it must be at most {most:,}", code="PEFLL-A003")
+    return number
+
+
+def number(value: Any, name: str) -> float:
+    """Return a finite number; PefllError for anything else, also for True and texts."""
+    given = plain(value)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise PefllError(f"{name} is {shown(value)}; it must be a number", code="PEFLL-A004")
+    try:
+        found = float(given)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise PefllError(f"{name} is {shown(value)}; it must be a finite number", code="PEFLL-A005")
+    return found
+
+
+def share(value: Any, name: str) -> float:
+    """Return a share from 0 to below 1; PefllError for anything else, such as a list of clients."""
+    given = plain(value)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise PefllError(
+            f"{name} is {shown(value)}; it must be a share of the whole, for example 0.1", code="PEFLL-A006"
+        )
+    found = number(given, name)
+    if not 0 <= found < 1:
+        raise PefllError(f"{name} is {found}; it must be a share from 0 to below 1, for example 0.1", "PEFLL-A007")
+    return found
+
+
+def text(value: Any, name: str, example: str = "") -> str:
+    """Return a text; PefllError for anything else."""
+    given = plain(value)
+    if not isinstance(given, str):
+        advice = f", for example {example!r}" if example else ""
+        raise PefllError(f"{name} is {shown(value)}; it must be a text{advice}", code="PEFLL-A008")
+    return given
+
+
+def truth(value: Any, name: str) -> bool:
+    """Return True or False; PefllError for anything else."""
+    given = plain(value)
+    if not isinstance(given, bool):
+        raise PefllError(f"{name} is {shown(value)}; it must be True or False", code="PEFLL-A009")
+    return given
+
+
+def path(value: Any, name: str = "the path") -> Path:
+    """Return a path from a text or a `Path`; PefllError for anything else, or where no file can be called so."""
+    given = plain(value)
+    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+        raise PefllError(f"{name} is {shown(value)}; it must be a text or a pathlib.Path", code="PEFLL-A010")
+    if "\0" in os.fspath(given):
+        raise PefllError(f"{name} has a zero byte in it; no file can be called so", code="PEFLL-A010")
+    return Path(given)
+
+
+def listed(values: Any, name: str, example: str) -> list[Any]:
+    """Return the members of a list, tuple, range or array; PefllError for a single value, a text or a mapping.
+
+    Args:
+        values: as the caller gave them.
+        name: of the argument, for the sentence.
+        example: of what to write.
+    """
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) != 1:
+        raise PefllError(f"{name} is {shown(values)}; it must be a list, for example {example}", code="PEFLL-A011")
+    return list(values)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a sentence shows it: short, on one line, and large ones by their type."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        # Python refuses to write more than some thousand digits.
+        return f"{value:,}" if value.bit_length() < 80 else f"a whole number of {_digits(value):,} digits"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if not isinstance(value, str | float | bool | bytes | list | tuple | dict | None) and not hasattr(value, "item"):
+        return f"a {type(value).__name__}"
+    words = " ".join(repr(value).split()) if _is_small(value) else ""
+    return words if 0 < len(words) <= 80 else f"a {type(value).__name__}"
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether a value may be written out: a list of a million arrays is not, only to be cut afterwards."""
+    if isinstance(value, int):
+        return value.bit_length() < 80
+    size = getattr(value, "size", None)
+    if isinstance(size, int) and size > 10:
+        return False
+    if isinstance(value, list | tuple):
+        return len(value) <= 10 and all(_is_small(each) for each in value)
+    return not hasattr(value, "__len__") or len(value) <= 80 if getattr(value, "ndim", 1) else True
+
+
+def _digits(value: int) -> int:
+    """Return how many decimal digits a whole number has, about."""
+    return int(value.bit_length() * math.log10(2)) + 1
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()

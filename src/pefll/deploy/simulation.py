@@ -1,0 +1,104 @@
+"""Rounds on one machine before any real client is there: the same run, with which real clients then go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from pefll import fitting, manifest
+from pefll.data import LABEL
+from pefll.data.federation import Federation
+from pefll.deploy.plan import Plan, read_app
+from pefll.deploy.server import cohort_size, config_of
+from pefll.engines.flower.member import Member
+from pefll.engines.flower.policy import NO_LIMITS
+from pefll.engines.serial import SerialEngine
+from pefll.errors import PefllError
+from pefll.record import RunFolder
+from pefll.run import Run
+from pefll.wording import argument, counted
+
+KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, after its name; "" for a folder
+
+
+def simulate(folder: Path, data: Path, rounds: int, console: Console | None = None, label: str = LABEL) -> Run:
+    """Train the first rounds of a federation's run on this machine, with data that stands for that of its clients.
+
+    `pefll flower run` goes on with it: the same settings, the same seed, the same clients by their numbers. Where the
+    data is what the clients have, the run is bit for bit that of real clients. The summary, the history and the log
+    say which rounds were simulated.
+
+    Args:
+        folder: of the federation.
+        data: has for each client a file or folder with its name: NAME.npz, NAME.csv, NAME.parquet, NAME/class/*.png.
+        rounds: how many of the run's; more of them go on from those that are there.
+        console: shows progress; None for silence.
+        label: a table's column of labels, or an .npz's array of them.
+    """
+    plan = read_app(folder)
+    if not 1 <= rounds < plan.rounds:
+        raise PefllError(
+            f"{argument('rounds')} is {rounds:,}; of {counted(plan.rounds, 'round')} that the federation trains for, 1 "
+            f"to {plan.rounds - 1:,} can be simulated",
+            code="PEFLL-F110",
+        )
+    run = RunFolder(replace(plan, folder=str(folder.resolve())).run)
+    newest = manifest.newest(run.checkpoints)
+    progress = newest.facts.get("progress", {}) if newest else {}
+    if any(name != SerialEngine.name for name, _ in progress.get("engines", [])):
+        raise PefllError(
+            f"real clients have trained in {run.path} already; a simulation comes before them: make another federation",
+            code="PEFLL-F112",
+        )
+    federation = joined(plan, [_member(plan, name, data, label) for name in plan.names])
+    # A checkpoint at the end is enough: what is lost by a crash takes seconds.
+    config = replace(config_of(plan), engine=SerialEngine.name, rounds=rounds, checkpoint_every=rounds)
+    agreed = plan.agreement
+    engine = SerialEngine(federation, agreed.build(), agreed.seed, cohort_size(plan), agreed.dtype)
+    try:
+        return fitting.fit_on(engine, config, run.path, console)
+    finally:
+        engine.close()
+        run.descriptors_file.unlink(missing_ok=True)  # they are of stand-ins, and real clients make no new ones
+
+
+def joined(plan: Plan, members: list[Federation]) -> Federation:
+    """Return the federation of some clients, each of which is a federation of one.
+
+    Args:
+        plan: of the federation; a client's number is its place there.
+        members: one per name of the plan.
+    """
+    first, agreed = members[0], plan.agreement
+    rows, offsets, samples, before = [], [], 0, 0
+    for own in members:
+        rows.append(own.rows + samples)
+        offsets.append(own.offset + before)
+        samples, before = samples + len(own.x), before + len(own.rows)
+    return replace(
+        first,
+        x=torch.cat([own.x for own in members]),
+        y=torch.cat([own.y for own in members]),
+        rows=torch.cat(rows),
+        offset=torch.cat(offsets, dim=1),
+        count=torch.cat([own.count for own in members], dim=1),
+        num_seen=len(members),
+        name=agreed.dataset,
+        partition="their own",
+        keys=None,
+        names=plan.names,
+    )
+
+
+def _member(plan: Plan, name: str, data: Path, label: str) -> Federation:
+    """Read one client's samples, as the client itself would."""
+    for kind in KINDS:
+        if (place := data / f"{name}{kind}").exists():
+            return Member(name, place, label, None, True, None, NO_LIMITS, plan.agreement).federation()
+    raise PefllError(
+        f"{data} has no data for the client {name}: put {name}.npz, {name}.csv, {name}.parquet or a folder there",
+        code="PEFLL-F111",
+    )

@@ -1,0 +1,157 @@
+"""What a client's owner allows a server to ask for: the client's own settings, which no server can change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pefll.data.client import Batch, Batches, Client
+from pefll.data.federation import SPLITS, TRAIN
+from pefll.errors import PefllError
+from pefll.wording import counted
+
+METHODS = ("pefll",)  # of a client whose owner has named none
+MIN_SAMPLES = 8
+
+
+class Refusal(PefllError):
+    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too."""
+
+
+class Draw(NamedTuple):
+    """Samples of which something was computed.
+
+    Attributes:
+        split: which samples they are of.
+        size: how many different ones are behind each number; of several batches, how many each has.
+    """
+
+    split: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedClient(Client):
+    """A client that notes how many samples each of its draws has.
+
+    Attributes:
+        draws: so far.
+    """
+
+    draws: list[Draw] = field(default_factory=list)
+
+    def batches(self, purpose: str, size: int | None, steps: int) -> Batches:
+        """Return batches of training samples, as `Client` does."""
+        batches = super().batches(purpose, size, steps)
+        self.draws.append(Draw(TRAIN, batches.rows.shape[1]))
+        return batches
+
+    def everything(self, split: int = TRAIN) -> Iterator[Batch]:
+        """Yield all samples of a split in blocks, as `Client` does."""
+        self.draws.append(Draw(split, int(self.count[split])))
+        return super().everything(split)
+
+    def label_shares(self) -> Tensor:
+        """Return the share of each class among the training labels, as `Client` does."""
+        self.draws.append(Draw(TRAIN, int(self.count[TRAIN])))
+        return super().label_shares()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the owner of a client allows.
+
+    Attributes:
+        methods: those that the client takes part in, by name; None for all, as in a simulation.
+        min_samples: no reply is made from a batch of fewer; 0 for no limit.
+        allow_few: whether a split with fewer samples than that may be used where all of it is.
+        numbers_per_sample: how many numbers a descriptor may have for each sample behind it; 0 for no limit.
+    """
+
+    methods: tuple[str, ...] | None = METHODS
+    min_samples: int = MIN_SAMPLES
+    allow_few: bool = False
+    numbers_per_sample: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_samples < 0 or not self.numbers_per_sample >= 0:
+            raise PefllError(
+                f"min-samples is {self.min_samples} and numbers-per-sample {self.numbers_per_sample:g}; "
+                "both must be 0 or more",
+                code="PEFLL-P002",
+            )
+
+    @classmethod
+    def of_node(cls, node: Mapping[str, Any]) -> Policy:
+        """Read it from a node's own config; nodes of Flower's simulation, which have only numbers, allow everything."""
+        if "partition-id" in node and "name" not in node:
+            return NO_LIMITS
+        try:
+            return cls(
+                tuple(name.strip() for name in str(node.get("methods", ",".join(METHODS))).split(",") if name.strip()),
+                int(node.get("min-samples", MIN_SAMPLES)),
+                str(node.get("allow-few", False)).lower() == "true",
+                float(node.get("numbers-per-sample", 1.0)),
+            )
+        except (TypeError, ValueError) as error:
+            raise PefllError(
+                f"the client's own limits cannot be read: {error}; mend client.toml or its options", code="PEFLL-P002"
+            ) from None
+
+    def to_node(self) -> dict[str, str | bool]:
+        """Return it as a part of a node's config, which is read by `of_node`."""
+        return {
+            "methods": ",".join(self.methods or ()),
+            "min-samples": str(self.min_samples),
+            "allow-few": self.allow_few,
+            "numbers-per-sample": f"{self.numbers_per_sample:g}",
+        }
+
+    @property
+    def sentence(self) -> str:
+        """What a client's owner is told about it."""
+        numbers = f", or a descriptor of more than {self.numbers_per_sample:g} numbers for each sample"
+        return (
+            f"It takes part in {', '.join(self.methods or ())} only, and sends nothing made from fewer than "
+            f"{counted(self.min_samples, 'sample')}{' unless it has fewer' if self.allow_few else ''}"
+            f"{numbers if self.numbers_per_sample else ''}"
+        )
+
+    def check_method(self, method: str) -> None:
+        """Raise Refusal for a method that the owner has not named."""
+        if self.methods is not None and method not in self.methods:
+            raise Refusal(
+                f"refuses to take part in {method!r}: its owner has named {', '.join(self.methods) or 'no method'}; "
+                "`pefll flower client --methods` names others",
+                code="PEFLL-P003",
+            )
+
+    def check_reply(self, client: WatchedClient, numbers: int, describes: bool) -> None:
+        """Raise Refusal where what is to be sent says too much about too few samples.
+
+        Args:
+            client: has noted what it was made from.
+            numbers: how many are to be sent.
+            describes: whether they are a descriptor.
+        """
+        for split, size in client.draws:
+            few = 0 < size < self.min_samples
+            if few and not (self.allow_few and size == int(client.count[split])):
+                raise Refusal(
+                    f"refuses to reply from {counted(size, f'{SPLITS[split]} sample')}: its owner asks for at least "
+                    f"{self.min_samples:,}; see `--min-samples` and `--allow-few`",
+                    code="PEFLL-P004",
+                )
+        samples = min((draw.size for draw in client.draws), default=0)
+        if describes and self.numbers_per_sample and numbers > self.numbers_per_sample * samples:
+            raise Refusal(
+                f"refuses to describe {counted(samples, 'sample')} by {counted(numbers, 'number')}: its owner allows "
+                f"{self.numbers_per_sample:g} for each sample; see `--numbers-per-sample`",
+                code="PEFLL-P005",
+            )
+
+
+NO_LIMITS = Policy(methods=None, min_samples=0, allow_few=True, numbers_per_sample=0.0)  # of a simulation's clients

@@ -1,0 +1,97 @@
+"""How much memory this machine has left for this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# Where Linux tells of memory; tests put other files there.
+MEMINFO = Path("/proc/meminfo")
+OWN_CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def total_memory() -> int | None:
+    """Return the bytes of memory of the machine; None where nobody says."""
+    if found := _meminfo("MemTotal"):
+        return found
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def available_memory() -> int | None:
+    """Return the bytes that this process can still get, also within a container's limit; None where nobody says.
+
+    Memory that only holds copies of files counts as available, as it does for the system. Where the system tells its
+    total alone, as macOS does, that is returned.
+    """
+    known = [_meminfo("MemAvailable") or total_memory(), *_left_in_cgroups()]
+    return min((each for each in known if each is not None), default=None)
+
+
+def _meminfo(key: str) -> int | None:
+    """Return a row of Linux's table of memory, in bytes."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        rows = MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    for row in rows:
+        name, _, value = row.partition(":")
+        if name == key and value.split()[:1] and value.split()[0].isdecimal():
+            return 1024 * int(value.split()[0])
+    return None
+
+
+def _left_in_cgroups() -> list[int]:
+    """Return what is left of the limits of this process's groups and of those above them, in bytes."""
+    left = []
+    for folder, limit, used in _cgroups():
+        most, now = _number_in(folder / limit), _number_in(folder / used)
+        # Version 1 says "no limit" by a number that no machine has.
+        if most is not None and now is not None and most < 1 << 60:
+            files = _statistic(folder / "memory.stat", ("inactive_file", "total_inactive_file"))
+            left.append(max(0, most - now + files))
+    return left
+
+
+def _cgroups() -> list[tuple[Path, str, str]]:
+    """Return the folders that may limit this process, with the names of their files of limit and use."""
+    try:
+        rows = OWN_CGROUP.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for row in rows:
+        _, kinds, place = [*row.split(":", 2), "", ""][:3]
+        second = kinds == ""
+        if not second and "memory" not in kinds.split(","):
+            continue
+        top = CGROUPS if second else CGROUPS / "memory"
+        names = ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        # In a container the own group may be mounted as the top one.
+        folder = top / place.lstrip("/")
+        folders = {top, *(each for each in (folder, *folder.parents) if each.is_relative_to(top))}
+        found += [(each, *names) for each in sorted(folders)]
+    return found
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _statistic(path: Path, names: tuple[str, ...]) -> int:
+    """Return the largest of some rows of a group's table, in bytes; 0 where there is none."""
+    try:
+        rows = [row.split() for row in path.read_text().splitlines()]
+    except OSError:
+        return 0
+    return max((int(row[1]) for row in rows if len(row) == 2 and row[0] in names and row[1].isdecimal()), default=0)

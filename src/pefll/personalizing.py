@@ -1,0 +1,127 @@
+"""One personal model for each of many new clients, into a folder; going on where an earlier attempt ended."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from pefll.data.owners import Name, Owned
+from pefll.errors import PefllError
+from pefll.facts import parse_facts
+from pefll.files import make_folder, write_json
+from pefll.modelfile import read_header
+from pefll.personal import PersonalModel
+from pefll.progress import monitor
+from pefll.run import Run
+from pefll.tree import leaves
+from pefll.wording import argument
+
+INDEX = "models.json"
+ENDING = ".safetensors"
+# Names that Windows gives to devices, whatever their ending.
+_DEVICES = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+_READABLE, _UNIQUE = 32, 32  # characters of a name that is made: of the client's own, and of its hash
+
+
+class Written(NamedTuple):
+    """What came of many clients.
+
+    Attributes:
+        made: those that have a model now.
+        kept: those that had one already, from the same samples and run.
+        errors: why the others have none.
+    """
+
+    made: list[Name]
+    kept: list[Name]
+    errors: dict[Name, PefllError]
+
+
+def file_name(client: Name) -> str:
+    """Return a file's name for a client: safe on every system, and different for different clients.
+
+    Small letters, digits, hyphens and underscores stay as they are. Everything else is replaced, with a hash of the
+    client's name after a dot, which no plain name has.
+    """
+    text = str(client)
+    if _PLAIN.fullmatch(text) and not _DEVICES.fullmatch(text):
+        return text + ENDING
+    readable = re.sub(r"[^a-z0-9_-]+", "_", text.lower(), flags=re.ASCII)[:_READABLE].strip("_-")
+    if not readable or _DEVICES.fullmatch(readable):
+        readable = f"client_{readable}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_UNIQUE]
+    return f"{readable}.{digest}{ENDING}"
+
+
+def write_each(
+    run: Run, owned: Sequence[Owned], folder: Path, *, force: bool = False, console: Console | None = None
+) -> Written:
+    """Make a model for each client and write it into a folder, with `models.json` that says whose each file is.
+
+    A client whose file is there, made by the same run from the same samples, is passed over. One with faulty samples
+    does not stop the others.
+
+    Args:
+        run: makes the models.
+        owned: the clients' samples.
+        folder: for the models; made where it is not there.
+        force: whether all models are made again.
+        console: shows progress; None for silence.
+    """
+    make_folder(folder)
+    origin = _origin(run)
+    made, kept, errors, index = [], [], {}, []
+    with monitor(console, "personalising", len(owned)) as watch:
+        for done, one in enumerate(owned, start=1):
+            path = folder / file_name(one.client)
+            try:
+                source = _source(origin, one)
+                if not force and path.exists():
+                    _check_same(path, source)
+                    kept.append(one.client)
+                else:
+                    model = run.personalize(one.x, one.y)
+                    PersonalModel(model.network, model.facts | {"made_from": source}).save(path, overwrite=force)
+                    made.append(one.client)
+                index.append({"user": one.client, "file": path.name, "samples": len(one.x)})
+            except PefllError as error:
+                errors[one.client] = error
+            watch.at(done, f"{len(errors)} failed" if errors else "")
+    write_json(folder / INDEX, {"models": index})
+    return Written(made, kept, errors)
+
+
+def _origin(run: Run) -> Callable[[], Any]:
+    """Return what begins a hash of everything that a client's model is made from, with the run's state in it."""
+    digest = hashlib.sha256(repr((run.config.method, run.config.seed, sorted(run.config.settings.items()))).encode())
+    for leaf in leaves(run.server):
+        digest.update(np.ascontiguousarray(leaf.detach().cpu().numpy()).reshape(-1).view(np.uint8).data)
+    return digest.copy
+
+
+def _source(origin: Callable[[], Any], one: Owned) -> str:
+    digest = origin()
+    for part in (one.x, one.y):
+        if part is not None:
+            digest.update(repr((part.shape, str(part.dtype))).encode())
+            plain = repr(part.tolist()).encode() if part.dtype == object else np.ascontiguousarray(part).tobytes()
+            digest.update(plain)
+    return str(digest.hexdigest())
+
+
+def _check_same(path: Path, source: str) -> None:
+    """Raise PefllError where a file that is there was made from something else."""
+    facts = parse_facts(read_header(path).facts)
+    if not isinstance(facts, dict) or facts.get("made_from") != source:
+        may = argument("force", True)
+        raise PefllError(
+            f"{path} is there already and was made by another run or from other samples; replace it with {may}",
+            code="PEFLL-M040",
+        )

@@ -1,0 +1,67 @@
+"""A federation's first rounds on one machine, the others with real clients: one run, which says who did what."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from rich.console import Console
+
+from pefll import checkpoint, run
+from pefll.deploy import server
+from pefll.deploy.plan import write_app
+from pefll.deploy.simulation import simulate
+from pefll.errors import PefllError
+from pefll.record import RunFolder
+from pefll.tree import named_leaves
+from tests.deploy.test_server import plan_of
+from tests.engines.flower.federations import serial_state, setting
+
+
+@pytest.mark.parametrize("method", ["pefll", "fedavg", "fedrep"])
+def test_real_clients_go_on_with_a_simulation_bit_for_bit(method, tmp_path):
+    here = setting(tmp_path, method)
+    plan = plan_of(here, tmp_path, rounds=3)
+    write_app(tmp_path, "fed", plan)
+    simulated = simulate(tmp_path, tmp_path, 2)
+    assert simulated.summary["engine"] == "serial"
+    log = io.StringIO()
+    trained = server.train(here.grid, plan, Console(file=log, width=1000))
+    saved = checkpoint.latest(RunFolder(plan.run).checkpoints, print)
+    for name, leaf in named_leaves(serial_state(here, rounds=3)):
+        rows = saved.tensors[f"server.{name}"]
+        if name == "heads":  # what clients keep now is on their own disks
+            rows = torch.stack([here.kept(client, row) for client, row in enumerate(rows)])
+        assert torch.equal(rows, leaf)
+    assert trained.summary["engines"] == [
+        {"engine": "serial", "after_round": 0},
+        {"engine": "flower", "after_round": 2},
+    ]
+    assert [(row["round"], row["engine"]) for row in RunFolder(plan.run).history()] == [
+        (1, "serial"),
+        (2, "serial"),
+        (3, "flower"),
+    ]
+    assert "rounds up to 2 were done by the engine serial; flower goes on with them" in log.getvalue()
+    assert run.load(plan.run).config.engine == "flower"
+    with pytest.raises(PefllError) as refused:
+        simulate(tmp_path, tmp_path, 2)
+    assert refused.value.code == "PEFLL-F112"
+
+
+def test_what_cannot_be_simulated_is_said_and_leaves_no_run(tmp_path):
+    here = setting(tmp_path)
+    write_app(tmp_path, "fed", plan_of(here, tmp_path, rounds=3))
+    for rounds, data, code in (
+        (3, tmp_path, "PEFLL-F110"),
+        (0, tmp_path, "PEFLL-F110"),
+        (2, here.folder / "x", "PEFLL-F111"),
+    ):
+        with pytest.raises(PefllError) as refused:
+            simulate(tmp_path, data, rounds)
+        assert refused.value.code == code
+    assert not (tmp_path / "run").exists()

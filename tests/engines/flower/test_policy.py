@@ -1,0 +1,202 @@
+"""What a client refuses, whatever the server asks for; and the attacks that it refuses."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from benchmarks import curious_server as attack
+from pefll.deploy.folder import CLIENT_FILE, find_bundle
+from pefll.deploy.setup import agreement_like, refused_by_default
+from pefll.engines.cohort import Ledger
+from pefll.engines.flower.client import task_of
+from pefll.engines.flower.message import BadMessage
+from pefll.engines.flower.policy import Draw, Policy, Refusal
+from pefll.errors import PefllError
+from pefll.methods import METHODS
+from tests.engines.flower.federations import flower_state, sampled, serial_state, setting, sha256
+
+REPLIES = 16
+
+
+def nothing() -> None:
+    """Take the place of a progress bar."""
+
+
+@pytest.fixture(autouse=True)
+def flowers_log(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    return caplog
+
+
+@pytest.mark.parametrize("asks", [attack.descriptor, attack.update])
+def test_a_server_that_asks_for_one_sample_gets_it_only_from_a_client_without_limits(asks, tmp_path):
+    for name in ("open", "limited"):
+        (tmp_path / name).mkdir()
+    assert asks(tmp_path / "open", REPLIES, attack.ALLOW_ALL, nothing)["exact_samples"] == REPLIES
+    limited = asks(tmp_path / "limited", REPLIES, {}, nothing)
+    assert (limited["exact_samples"], limited["refused"]) == (0, REPLIES)
+    assert "PEFLL-P004" in limited["refusal"]
+
+
+def test_the_label_histogram_is_read_from_what_an_honest_run_sends(tmp_path):
+    """Documented and not defended against: this test says that docs/deploy.md is still right."""
+    for name in ("linear", "prior"):
+        (tmp_path / name).mkdir()
+    found = attack.histogram(tmp_path / "linear", rounds=2, clients=40, step=nothing)
+    assert found["clients_with_exact_histogram"] == 40
+    assert found["training_batches_with_exact_histogram"] == found["training_batches"]
+    assert attack.prior(tmp_path / "prior", 12, nothing)["clients_with_exact_histogram"] == 12
+
+
+def test_a_client_that_refuses_is_left_out_and_both_logs_say_why(tmp_path, flowers_log):
+    here = setting(tmp_path)
+    offender = sampled(here, 0)[1]  # the first one is asked for the first descriptor
+    here.grid.contexts[1000 + offender].node_config["min-samples"] = "100"
+    rounds = [t for t in range(3) if offender in sampled(here, t)]
+    said: list[str] = []
+    state, engine = flower_state(here, report=said.append)
+    assert sha256(state) == sha256(serial_state(here, {t: {offender} for t in rounds}))
+    assert [(t, name) for t, name, _ in engine.dropped] == [(t, f"client-{offender:03d}") for t in rounds]
+    assert all("is left out: it refuses to reply from" in line and "[PEFLL-P004]" in line for line in said)
+    assert flowers_log.text.count("this client refuses to reply from") == len(rounds)
+
+
+def test_a_method_that_the_owner_did_not_name_is_refused_before_its_code_is_looked_for(tmp_path, flowers_log):
+    here = setting(tmp_path, "fedavg")
+    here.grid.contexts[1001].node_config["methods"] = "pefll, fedrep"
+    del here.grid.contexts[1002].node_config["methods"]  # then it is PeFLL alone
+    said: list[str] = []
+    engine = here.engine(report=said.append)
+    assert engine.present() == [0, 3, 4, 5]
+    engine.close()
+    assert said == [
+        "client client-001 refuses to take part in 'fedavg': its owner has named pefll, fedrep; `pefll flower client "
+        "--methods` names others [PEFLL-P003]",
+        "client client-002 refuses to take part in 'fedavg': its owner has named pefll; `pefll flower client "
+        "--methods` names others [PEFLL-P003]",
+    ]
+    assert flowers_log.text.count("this client refuses to take part in") == 2
+
+
+def client_with(draws: list[Draw], counts=(20, 6, 0)):
+    from types import SimpleNamespace
+
+    return SimpleNamespace(draws=draws, count=torch.tensor(counts))
+
+
+def test_the_limits():
+    policy = Policy()
+    policy.check_reply(client_with([Draw(0, 8)]), 1000, describes=False)
+    policy.check_reply(client_with([Draw(2, 0)]), 4, describes=False)
+    policy.check_reply(client_with([Draw(0, 8), Draw(0, 20)]), 8, describes=True)
+    for draws, allowed in (([Draw(0, 7)], False), ([Draw(0, 20), Draw(0, 7)], False), ([Draw(1, 6)], True)):
+        with pytest.raises(Refusal) as caught:
+            policy.check_reply(client_with(draws), 1, describes=False)
+        assert caught.value.code == "PEFLL-P004"
+        few = Policy(allow_few=True)
+        if allowed:  # all that there is
+            few.check_reply(client_with(draws), 1, describes=False)
+        else:
+            with pytest.raises(Refusal):
+                few.check_reply(client_with(draws), 1, describes=False)
+    with pytest.raises(Refusal) as caught:
+        policy.check_reply(client_with([Draw(0, 20), Draw(0, 12)]), 13, describes=True)
+    assert caught.value.code == "PEFLL-P005"
+    Policy(numbers_per_sample=2).check_reply(client_with([Draw(0, 12)]), 24, describes=True)
+    Policy(numbers_per_sample=0, min_samples=0).check_reply(client_with([Draw(0, 1)]), 99, describes=True)
+
+
+def test_the_owners_copy_of_the_limits_is_read_and_survives_the_way_to_the_node(tmp_path):
+    text = CLIENT_FILE.format(name="ann", address="a:1", methods="fedavg", least=8)
+    for name in ("ca.crt", "node.key"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "client.toml").write_text(text)
+    assert find_bundle(tmp_path, None).policy == Policy(("fedavg",))
+    changed = text.replace("min-samples = 8", "min-samples = 3").replace("allow-few = false", "allow-few = true")
+    (tmp_path / "client.toml").write_text(changed.replace('"fedavg"', '"fedavg, mine:Own"'))
+    policy = find_bundle(tmp_path, None).policy
+    assert policy == Policy(("fedavg", "mine:Own"), 3, allow_few=True)
+    assert Policy.of_node(policy.to_node()) == policy
+    (tmp_path / "client.toml").write_text('name = "ann"\naddress = "a:1"\n')  # of before there were limits
+    assert find_bundle(tmp_path, None).policy == Policy()
+    (tmp_path / "client.toml").write_text(text.replace("min-samples = 8", 'min-samples = "many"'))
+    with pytest.raises(PefllError) as caught:
+        find_bundle(tmp_path, None)
+    assert caught.value.code == "PEFLL-P002"
+    with pytest.raises(PefllError):
+        Policy(min_samples=-1)
+
+
+def test_nodes_of_flowers_simulation_allow_everything():
+    assert Policy.of_node({"partition-id": 3, "num-partitions": 5}) == Policy(None, 0, True, 0.0)
+    assert Policy.of_node({"partition-id": 3, "name": "ann"}) == Policy()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_tasks_that_a_method_lists_are_those_that_it_asks_for(method, tmp_path):
+    """What is not listed is refused; what is asked for must be listed."""
+    here = setting(tmp_path, method, seen=5)
+    asked = set()
+
+    def postman(node, request, deliver):
+        asked.add(request.metadata.message_type.partition(".")[2])
+        return [deliver(request)]
+
+    here.grid.postman = postman
+    engine = here.engine(newcomers=["client-005"])
+    state = engine.advance(engine.start(), 0, 1)
+    for _, cohort in engine.cohorts(torch.arange(6).numpy()):
+        cohort.ledger = Ledger()
+        theta = engine.method.personalize(state, cohort)
+        cohort.run(engine.method.predict, attack.each(theta), split=2)
+    engine.close()
+    listed = set(engine.method.client_tasks)
+    assert asked - {"hello"} <= listed
+    assert listed - asked <= {"keep_memory"}, "made on the client itself, and only there"
+
+
+def test_a_server_cannot_ask_for_what_a_client_keeps(tmp_path):
+    """kNN-Per's memory is features and labels of all samples; FedRep's head stays with the client."""
+    for method, task in (("knn-per", "remember"), ("fedrep", "fit_head"), ("pefll-prior", "with_shares")):
+        with pytest.raises(BadMessage, match="nothing that a client"):
+            task_of(setting(tmp_path, method).agreement.build(), task)
+
+
+def test_init_chooses_descriptors_that_clients_send(tmp_path):
+    def agreed(clients, *pairs, method="pefll"):
+        return agreement_like("digits", tmp_path, method=method, pairs=list(pairs), model="auto", num_clients=clients)
+
+    assert agreed(100).settings == {}
+    assert agreed(1000).build().descriptor == 32, "the paper's 251 numbers are more than its 32 samples"
+    assert agreed(1000, method="pefll-prior").build().descriptor == 22, "with ten shares of classes behind them"
+    for fine in (agreed(100), agreed(1000), agreed(8, method="fedavg"), agreed(1000, "descriptor_batch=0")):
+        assert refused_by_default(fine) == []
+    (sentence,) = refused_by_default(agreed(100, "descriptor_size=64"))
+    assert "describe 32 samples by 64 numbers" in sentence
+    assert len(refused_by_default(agreed(8, "descriptor_batch=1", "batch_size=4"))) == 3
+
+
+def test_the_limits_reach_the_node_through_the_command_line_and_the_nodes_settings(monkeypatch, tmp_path):
+    from typer.testing import CliRunner
+
+    from pefll.deploy.node import NodeSettings
+    from pefll.deploy.processes import client_command
+    from pefll.deploy.verbs import app
+
+    given = {}
+    monkeypatch.setattr("pefll.deploy.service.take_part", lambda *arguments: given.update(arguments[-1]))
+    options = ["--methods", "fedavg, mine:Own", "--min-samples", "3", "--allow-few", "--numbers-per-sample", "2.5"]
+    CliRunner().invoke(app, ["client", str(tmp_path), "--data", "x.npz", *options], catch_exceptions=False)
+    policy = Policy(**given)
+    assert policy == Policy(("fedavg", "mine:Own"), 3, True, 2.5)
+    settings = client_command(tmp_path, "a:1", {"name": "ann", **policy.to_node()})[-1]
+    assert Policy.of_node(NodeSettings.read(Path(settings)).config) == policy
+    given.clear()
+    CliRunner().invoke(app, ["client", str(tmp_path), "--data", "x.npz"], catch_exceptions=False)
+    assert given == {}, "what is not given stays as client.toml says"

@@ -1,0 +1,174 @@
+"""What a client declares about itself does not let it outweigh the others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from flwr.app import Message
+
+from pefll.deploy import server
+from pefll.deploy.demo import agreement_of, digits, write_client
+from pefll.deploy.plan import Plan
+from pefll.engines.flower.client import PefllClientApp
+from pefll.engines.flower.inprocess import InProcessGrid
+from pefll.engines.flower.member import client_name
+from pefll.engines.flower.message import header_of, pack, tensors_of
+from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.weights import WeightLimits
+from pefll.errors import PefllError
+from tests.deploy.test_server import plan_of
+from tests.engines.flower.federations import (
+    QUICK,
+    Setting,
+    flower_state,
+    sampled,
+    serial_state,
+    setting,
+    sha256,
+    trouble,
+)
+
+HUGE = 1 << 39
+NO_LIMITS = {"weight_limit": 0.0, "choice_limit": 0.0, "sample_limit": 0.0}
+
+
+def liar(here, liars_best: int):
+    """Let client 0 claim 2^39 samples, all of them right after one evaluation and none after the others."""
+    scored = 0
+
+    def postman(node, request, deliver):
+        nonlocal scored
+        reply = deliver(request)
+        header, kind = header_of(reply.content), request.metadata.message_type
+        if node == 1000 and kind == "query.hello":
+            return [Message(pack(header | {"counts": [HUGE] * 3}, {}), reply_to=request)]
+        if node == 1000 and kind == "evaluate.predict":
+            scored += 1
+            all_, none = torch.tensor(float(HUGE)), torch.tensor(0.0)
+            right = all_ if scored == liars_best else none
+            content = pack(header, {"0": all_, "1": right, "2": none, "3": none})
+            return [Message(content, reply_to=request)]
+        return [reply]
+
+    here.grid.postman = postman
+
+
+def eight(folder):
+    return setting(folder, clients=8, sizes=(9, 14, 11, 18))
+
+
+def chosen(folder, **limits: float) -> int:
+    """Train on digits with eight clients, one of which lies; return which round of 3, 6, 9 and 12 is the best."""
+    folder.mkdir()
+    federation = digits(8)
+    agreed = agreement_of(federation)
+    names = tuple(client_name(number) for number in range(8))
+    nodes = {}
+    for number, name in enumerate(names):
+        write_client(federation, number, folder / f"{name}.npz")
+        nodes[1000 + number] = {"name": name, "data": str(folder / f"{name}.npz")}
+    here = Setting(federation, agreed, InProcessGrid(PefllClientApp(), nodes, agreed.to_config()), folder)
+    liar(here, liars_best=1)
+    plan = Plan(agreed, names, rounds=12, clients_per_round=8, eval_every=3, terms=dataclasses.replace(QUICK, **limits))
+    return server.train(here.grid, plan).summary["best_round"]
+
+
+def test_a_client_that_declares_half_a_trillion_samples_does_not_choose_the_best_round(tmp_path):
+    assert chosen(tmp_path / "open", **NO_LIMITS) == 3, "the attack works where nothing limits it"
+    assert chosen(tmp_path / "limited") > 6
+
+
+def test_the_log_says_when_a_limit_acts_and_only_once(tmp_path):
+    here = eight(tmp_path)
+    liar(here, liars_best=1)
+    said: list[str] = []
+    engine = here.engine(report=said.append, clients_per_round=8)
+    engine.present()
+    for _ in range(2):
+        sums = engine.weighed(torch.arange(8).numpy(), _sums([HUGE, 4, 5, 6, 4, 5, 6, 5]), chooses=True)
+    engine.close()
+    assert sums[0].tolist() == [10, 10 * 2 / HUGE, 10 / HUGE, 10 * 3 / HUGE]
+    assert sums[1:, 0].tolist() == [4, 5, 6, 4, 5, 6, 5]
+    assert said[-1] == (
+        "client-000 says that it has 549,755,813,888 samples; it counts for 10 in the choice of the best round"
+    )
+    assert len(said) == 4, "one for each split that it declares, and one here"
+    assert engine.federation.count[:, 0].tolist() == [10 * m for m in (14, 5, 8)]
+
+
+def _sums(samples):
+    import numpy as np
+
+    return np.array([[count, 2.0, 1.0, 3.0] for count in samples])
+
+
+def test_a_mean_of_models_is_not_that_of_the_client_with_most_samples(tmp_path):
+    """One declares 2^39 samples and sends a model that is far from the others'."""
+
+    def attack(terms: Terms):
+        here = setting(tmp_path, "fedavg", clients=8, sizes=(9, 14, 11, 18))
+
+        def postman(node, request, deliver):
+            reply = deliver(request)
+            header, kind = header_of(reply.content), request.metadata.message_type
+            if node == 1000 and kind == "query.hello":
+                return [Message(pack(header | {"counts": [HUGE] * 3}, {}), reply_to=request)]
+            if node == 1000 and kind == "train.train":
+                tensors = tensors_of(reply.content)
+                forged = {"0": torch.full_like(tensors["0"], 0.5), "1": torch.tensor(float(HUGE))}
+                return [Message(pack(header, forged), reply_to=request)]
+            return [reply]
+
+        here.grid.postman = postman
+        state, _ = flower_state(here, rounds=1, clients_per_round=8, terms=terms)
+        return (state.theta - 0.5).abs().max()
+
+    assert attack(dataclasses.replace(QUICK, **NO_LIMITS)) < 1e-6
+    assert attack(dataclasses.replace(QUICK, weight_limit=1.0)) > 0.1
+
+
+@pytest.mark.parametrize("samples", [0.0, -3.0, 2.5, 1e6], ids=["none", "negative", "a fraction", "more than declared"])
+def test_an_update_whose_number_of_samples_cannot_be_is_left_out(samples, tmp_path):
+    here = setting(tmp_path, "fedavg")
+    offender = sampled(here, 1)[1]
+
+    def act(request, deliver):
+        reply = deliver(request)
+        tensors = tensors_of(reply.content) | {"1": torch.tensor(samples)}
+        return [Message(pack(header_of(reply.content), tensors), reply_to=request)]
+
+    trouble(here, offender, 1, 0, act)
+    state, engine = flower_state(here)
+    assert sha256(state) == sha256(serial_state(here, {1: {offender}}))
+    assert "sent an update made from" in engine.dropped[0][2]
+
+
+def test_limits():
+    said: list[str] = []
+    limits = WeightLimits(Terms(sample_limit=100), lambda client: f"c{client}", said.append)
+    assert limits.limited({0: 5, 1: 500}, 10, "here") == {0: 5, 1: 50}, "of two, the smaller is the median"
+    assert limits.limited({0: 40, 1: 500, 2: 50, 3: 0}, 10, "here") == {0: 40, 1: 100, 2: 50, 3: 0}
+    assert limits.limited({0: 3, 1: 7, 2: 29}, 10, "here") == {0: 3, 1: 7, 2: 29}
+    assert limits.limited({0: 0}, 10, "here") == {0: 0}
+    assert len(said) == 1, "the same number of the same client is told once"
+    open_ = WeightLimits(Terms(sample_limit=0), str, said.append)
+    assert open_.limited({0: 1, 1: 1e15}, 0, "here") == {0: 1, 1: 1e15}
+
+
+@pytest.mark.parametrize("wrong", [{"weight_limit": 0.5}, {"choice_limit": -1.0}, {"sample_limit": 0.1}])
+def test_limits_that_cannot_be_are_refused(wrong):
+    with pytest.raises(PefllError) as caught:
+        Terms(**wrong)
+    assert caught.value.code == "PEFLL-P001"
+
+
+def test_a_federation_of_before_the_limits_has_their_defaults(tmp_path):
+    config = plan_of(setting(tmp_path), tmp_path).to_config()
+    for name in ("weight-limit", "choice-limit", "sample-limit"):
+        del config[name]
+    assert Plan.from_config(config).terms == QUICK

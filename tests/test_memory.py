@@ -1,0 +1,110 @@
+"""Runs that cannot fit into memory are refused before anything large is made, and no others are."""
+
+from __future__ import annotations
+
+import resource
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pefll
+from pefll import machine
+from pefll.memory import Plan, check_fits, parts_of
+
+X = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+FEDERATION = pefll.federation_from_arrays(X, np.arange(60) % 3, np.repeat(np.arange(6), 10))
+GB = 10**9
+
+
+@pytest.fixture
+def eight_gigabytes(monkeypatch):
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * GB)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "part"),
+    [
+        ("pefll", {"descriptor_size": 100_000_000}, "descriptor_size"),
+        ("pfedhn", {"embedding_size": 100_000_000}, "embedding_size"),
+        ("pefll", {"local_steps": 10**9}, "local steps"),
+        ("fedavg", {"local_steps": 10**9}, "local steps"),
+        ("pefll", {"model": nn.Sequential(nn.Linear(8, 200_000), nn.ReLU(), nn.Linear(200_000, 3))}, "weights"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_they_are_made(eight_gigabytes, method, settings, part):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(pefll.PefllError, match=part) as error:
+        pefll.fit(FEDERATION, method, rounds=1, **settings)
+    assert error.value.code == "PEFLL-L006"
+    assert "8.0 GB are left" in str(error.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
+
+
+def test_what_would_fit_is_said_and_does_fit(eight_gigabytes):
+    def plan(weights: int) -> Plan:
+        return Plan(weights, 101 * weights, 1, 1, 50, 32, 64)
+
+    with pytest.raises(pefll.PefllError, match=r"at most about 1,100,000 weights \(this one has 6,300,000\)"):
+        check_fits(plan(6_300_000), "pefll")
+    check_fits(plan(1_100_000), "pefll")
+
+
+def test_many_runs_at_once_need_as_many_times_the_memory(eight_gigabytes):
+    one = Plan(100_000, 10_100_000, 5, 5, 50, 32, 64)
+    assert sum(parts_of(one._replace(runs=3))) == 3 * sum(parts_of(one))
+    check_fits(one, "pefll")
+    with pytest.raises(pefll.PefllError, match="for 20 runs at once"):
+        check_fits(one._replace(runs=20), "pefll")
+
+
+def test_a_model_by_name_is_weighed_before_it_is_made(monkeypatch):
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: 10_000)
+    with pytest.raises(pefll.PefllError) as error:
+        pefll.fit(FEDERATION, "fedavg", model="mlp", rounds=1)
+    assert error.value.code == "PEFLL-L007"
+
+
+def test_nothing_is_refused_where_nobody_knows(monkeypatch):
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: None)
+    check_fits(Plan(10**9, 10**11, 1, 1, 1, 1, 1), "pefll")
+
+
+def test_a_sketch_leaves_the_method_as_it_is(eight_gigabytes):
+    run = pefll.fit(FEDERATION, "pefll", rounds=1, local_steps=1)
+    assert not any(part.is_meta for part in run.method.h.module.parameters())
+    assert torch.isfinite(run.server.hypernetwork).all()
+
+
+def test_memory_of_linux(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("MEMINFO", "OWN_CGROUP", "CGROUPS"):
+        monkeypatch.setattr(machine, name, tmp_path / name)
+    machine.MEMINFO.write_text("MemTotal: 16000 kB\nMemAvailable:    8000 kB\nodd\n")
+    assert machine.total_memory() == 16_000 * 1024
+    assert machine.available_memory() == 8000 * 1024
+    # A container of the second version, within a group that has no limit.
+    machine.OWN_CGROUP.write_text("0::/box/inner\n")
+    inner = machine.CGROUPS / "box" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("5000000\n")
+    (inner / "memory.current").write_text("4000000\n")
+    (inner / "memory.stat").write_text("anon 1\ninactive_file 500000\n")
+    (inner.parent / "memory.max").write_text("max\n")
+    assert machine.available_memory() == 1_500_000
+    # The first version, whose own folder is not mounted in the container.
+    machine.OWN_CGROUP.write_text("4:cpu,memory:/docker/abc\n")
+    (machine.CGROUPS / "memory").mkdir()
+    (machine.CGROUPS / "memory" / "memory.limit_in_bytes").write_text("3000000")
+    (machine.CGROUPS / "memory" / "memory.usage_in_bytes").write_text("1000000")
+    assert machine.available_memory() == 2_000_000
+    (machine.CGROUPS / "memory" / "memory.limit_in_bytes").write_text(str((1 << 63) - 4096))
+    assert machine.available_memory() == 8000 * 1024
+
+
+def test_memory_of_others(monkeypatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
+    monkeypatch.setattr(machine, "_left_in_cgroups", list)
+    assert machine.available_memory() == 4_096_000

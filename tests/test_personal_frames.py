@@ -1,0 +1,135 @@
+"""Tables are matched by the names of their columns, in Python as on the command line."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import pefll
+from pefll.errors import PefllError
+from pefll.personal import PersonalModel
+
+pandas = pytest.importorskip("pandas")
+NAMES = ["width", "height", "weight", "age"]
+FACTS = {
+    "model": "mlp",
+    "input_shape": [4],
+    "classes": 3,
+    "normalise": None,
+    "tokens": False,
+    "class_names": ["ant", "bee", "cow"],
+    "feature_names": NAMES,
+}
+
+
+class Columns:
+    """What polars' data frames have in common with pandas': names, and columns by name."""
+
+    def __init__(self, frame):
+        self._frame = frame
+        self.columns = list(frame.columns)
+
+    def __getitem__(self, name):
+        return self._frame[name].to_numpy()
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return PersonalModel(pefll.models.MLP((4,), 3), FACTS)
+
+
+@pytest.fixture
+def frame():
+    return pandas.DataFrame(np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32), columns=NAMES)
+
+
+@pytest.mark.parametrize("kind", [lambda frame: frame, Columns, lambda frame: frame.to_dict("list")])
+def test_columns_are_found_by_name(model, frame, kind):
+    wanted = model.predict(frame.to_numpy())
+    assert set(wanted.tolist()) == {0, 1, 2}
+    assert not np.array_equal(model.predict(frame[NAMES[::-1]].to_numpy()), wanted), "the order does matter"
+    more = frame[NAMES[::-1]].assign(label="ant", user_id=7, other="text")
+    assert np.array_equal(model.predict(kind(frame)), wanted)
+    assert np.array_equal(model.predict(kind(more)), wanted)
+    assert np.array_equal(model.probabilities(kind(more)), model.probabilities(frame.to_numpy()))
+    assert torch.equal(model(kind(more)), model(frame.to_numpy()))
+
+
+def test_pyarrow_and_polars(model, frame):
+    arrow = pytest.importorskip("pyarrow")
+    assert np.array_equal(model.predict(arrow.Table.from_pandas(frame[NAMES[::-1]])), model.predict(frame))
+    polars = pytest.importorskip("polars")
+    assert np.array_equal(model.predict(polars.from_pandas(frame[NAMES[::-1]])), model.predict(frame))
+
+
+def test_missing_and_double_columns_are_named(model, frame):
+    with pytest.raises(PefllError, match="'height' and 'age'") as error:
+        model.predict(frame[["width", "weight"]])
+    assert error.value.code == "PEFLL-M030"
+    twice = pandas.concat([frame, frame[["age"]]], axis=1)
+    with pytest.raises(PefllError, match="'age'") as error:
+        model.predict(twice)
+    assert error.value.code == "PEFLL-M031"
+    with pytest.raises(PefllError, match="'age'"):
+        model.predict(frame.assign(age="old"))
+
+
+def test_a_model_without_names_takes_positions_and_says_so(frame, tmp_path):
+    old = PersonalModel(nn.Linear(4, 3), FACTS | {"feature_names": []})
+    with pytest.warns(UserWarning, match="position"):
+        assert np.array_equal(old.predict(frame), old.predict(frame.to_numpy()))
+    facts = {name: value for name, value in FACTS.items() if name != "feature_names"} | {"model": ""}
+    metadata = {"format": "pefll-personal-model-1", "facts": json.dumps(facts)}
+    (tmp_path / "old").write_bytes(safetensors.torch.save(old.network.state_dict(), metadata))
+    with pytest.warns(UserWarning, match="SHA-256"):
+        loaded = PersonalModel.load(tmp_path / "old", nn.Linear(4, 3))
+    with pytest.warns(UserWarning, match="position"):
+        assert np.array_equal(loaded.predict(frame), old.predict(frame.to_numpy()))
+
+
+def test_names_of_classes_on_request(model, frame):
+    numbers = model.predict(frame)
+    assert model.class_names == ("ant", "bee", "cow")
+    assert model.predict(frame, names=True).tolist() == [model.class_names[number] for number in numbers]
+    assert model.probabilities(frame).shape == (50, 3)
+    nameless = PersonalModel(model.network, FACTS | {"class_names": []})
+    assert nameless.predict(frame, names=True).tolist() == [str(number) for number in numbers]
+
+
+def test_models_are_made_and_loaded_to_predict(frame, tmp_path):
+    network = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+    made = PersonalModel(network, FACTS)
+    made.save(tmp_path / "m")
+    again = PersonalModel.load(tmp_path / "m", nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 3)))
+    for model in (made, again):
+        assert not model.training
+        assert not any(part.training for part in model.modules())
+        assert np.array_equal(model.probabilities(frame), made.probabilities(frame))
+
+
+def test_no_note_where_there_is_nothing_to_say(model, frame, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.save(tmp_path / "m")
+        assert np.array_equal(PersonalModel.load(tmp_path / "m").predict(frame), model.predict(frame))
+
+
+def test_a_run_trained_on_a_table_gives_models_that_know_its_columns(frame, tmp_path):
+    table = frame.assign(kind=np.where(frame.width > 0, "ant", "bee"), who=np.arange(50) % 5)
+    federation = pefll.federation_from_frame(table, label="kind", client="who")
+    run = pefll.fit(federation, rounds=1, clients_per_round=2, local_steps=1, processes=1, out=tmp_path / "run")
+    for each in (run, pefll.load(tmp_path / "run")):
+        made = each.personalize(table[table.who == 2][["who", "kind", *NAMES[::-1]]])
+        wanted = each.personalize(frame[table.who == 2].to_numpy(), table[table.who == 2].kind.to_numpy())
+        assert np.array_equal(made.probabilities(frame), wanted.probabilities(frame))
+        assert not made.training
+        with pytest.raises(PefllError) as error:
+            each.personalize(table[table.who == 2].drop(columns="age"))
+        assert error.value.code == "PEFLL-M030"

@@ -1,0 +1,221 @@
+"""Several clients' samples never become one model: they are refused, or each client gets its own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pefll import fitting, load
+from pefll.data import federation_from_frame
+from pefll.errors import PefllError
+from pefll.personal import PersonalModel
+from pefll.personalizing import INDEX, file_name, write_each
+from pefll.run import ClientsFailed
+from tests.cli.conftest import pefll, refused  # noqa: F401 - fixtures
+
+pandas = pytest.importorskip("pandas")
+FEATURES = [f"f{number}" for number in range(6)]
+# Names that file systems take for something else, or for each other.
+STRANGE = [
+    "CON",
+    "con",
+    "../x",
+    "a/b",
+    "a:b",
+    "Ann",
+    "ann",
+    "ünï",
+    "x" * 300,
+    "",
+    " ",
+    ".",
+    "..",
+    "nul.txt",
+    "-rf",
+    "a\nb",
+]
+
+
+def table(users, rows=12, seed=0):
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.asarray(users, dtype=object), rows)
+    y = rng.integers(0, 3, len(owner))
+    x = rng.normal(size=(len(owner), 6)) + 2 * np.eye(3, 6)[y]
+    frame = pandas.DataFrame(x.astype(np.float32), columns=FEATURES)
+    frame["label"] = np.array(["red", "green", "blue"])[y]
+    frame["user_id"] = owner
+    return frame.sample(frac=1, random_state=seed).reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on a table with a column user_id, by its folder."""
+    folder = tmp_path_factory.mktemp("each") / "run"
+    federation = federation_from_frame(table(range(10)), label="label", client="user_id")
+    fitting.fit(federation, rounds=2, clients_per_round=3, local_steps=1, processes=1, out=folder)
+    return folder
+
+
+@pytest.fixture
+def by_command(pefll, tmp_path):  # noqa: F811
+    """The same from the command line, whose config names the column."""
+    table(range(8)).to_csv(tmp_path / "train.csv", index=False)
+    words = ("--client-column", "user_id", "--rounds", 2, "--clients-per-round", 2, "--processes", 1)
+    options = ("--set", "local_steps=1", "--data-dir", tmp_path / "cache", "--out", tmp_path / "run")
+    assert pefll("train", "--data", tmp_path / "train.csv", *words, *options).code == 0
+    return tmp_path / "run"
+
+
+def same(a: PersonalModel, b: PersonalModel) -> bool:
+    left, right = a.network.state_dict(), b.network.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
+    run, frame = load(trained), table(["ann", "bob", "eve"])
+    with pytest.raises(PefllError) as error:
+        run.personalize(frame)
+    assert error.value.code == "PEFLL-M037"
+    assert "personalize_each" in str(error.value)
+    models = run.personalize_each(frame)
+    assert list(models) == ["ann", "bob", "eve"]
+    for user, model in models.items():
+        mine = frame[frame.user_id == user]
+        alone = run.personalize(mine[FEATURES].to_numpy(), mine.label.to_numpy())
+        assert same(model, alone)
+        assert same(model, run.personalize(mine)), "one client's table may have the column, which is no feature"
+        assert same(model, run.personalize(mine[[*reversed(FEATURES), "label"]]))
+    assert not same(models["ann"], models["bob"])
+    arrays = run.personalize_each(frame[FEATURES].to_numpy(), frame.label.to_numpy(), frame.user_id.to_numpy())
+    assert all(same(arrays[user], model) for user, model in models.items())
+    numbered = run.personalize_each(table([7, -2]).rename(columns={"user_id": "who"}), client="who")
+    assert list(numbered) == [-2, 7]
+    with pytest.raises(PefllError) as error:
+        run.personalize_each(np.zeros((4, 6)), np.zeros(4, dtype=int))
+    assert error.value.code == "PEFLL-M035"
+    with pytest.raises(PefllError) as error:
+        run.personalize_each(frame.drop(columns="user_id"))
+    assert error.value.code == "PEFLL-M033"
+
+
+def test_one_clients_fault_is_not_the_others(trained):
+    run, frame = load(trained), table(["ann", "bob", "eve", "max"])
+    frame.loc[frame.index[frame.user_id == "bob"][0], "f2"] = np.nan
+    frame.loc[frame.index[frame.user_id == "eve"][0], "label"] = "purple"
+    with pytest.raises(ClientsFailed) as error:
+        run.personalize_each(frame)
+    assert set(error.value.models) == {"ann", "max"}
+    assert set(error.value.errors) == {"bob", "eve"}
+    assert "bob: " in str(error.value)
+    assert "purple" in str(error.value)
+
+
+def test_files_for_clients_with_strange_names():
+    names = [file_name(name) for name in STRANGE]
+    assert len({name.lower() for name in names}) == len(names), "also where capitals mean nothing"
+    for name in names:
+        assert "/" not in name
+        assert "\\" not in name
+        assert name.isascii()
+        assert len(name) <= 100
+        assert name.endswith(".safetensors")
+        assert name.split(".")[0].lower() not in ("con", "nul", "", "aux")
+        assert not name.startswith((".", "-", " "))
+    assert file_name("ann") == "ann.safetensors"
+    assert file_name(17) == "17.safetensors"
+    # A plain name can be no other name's, whatever somebody calls himself.
+    assert file_name(file_name("Ann").removesuffix(".safetensors")) != file_name("Ann")
+
+
+def test_one_file_for_each_client_and_going_on(pefll, refused, by_command, tmp_path):  # noqa: F811
+    data, folder = tmp_path / "fifty.parquet", tmp_path / "models"
+    frame = table(STRANGE)
+    frame.to_parquet(data)
+    said = refused("personalize", by_command, "--data", data, "--out", tmp_path / "m.safetensors")
+    assert "--each" in said
+    assert "PEFLL-M034" in said
+    assert not (tmp_path / "m.safetensors").exists()
+    assert pefll("personalize", by_command, "--data", data, "--each", "--out", folder).code == 0
+    index = json.loads((folder / INDEX).read_text())["models"]
+    assert {row["user"] for row in index} == set(STRANGE)
+    assert {row["file"] for row in index} == {path.name for path in folder.glob("*.safetensors")}
+    assert all(row["samples"] == 12 for row in index)
+    run = load(by_command)
+    for row in index:
+        mine = frame[frame.user_id == row["user"]]
+        assert same(PersonalModel.load(folder / row["file"]), run.personalize(mine))
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
+    gone = next(iter(before))
+    gone.unlink()
+    said = pefll("personalize", by_command, "--data", data, "--each", "--out", folder)
+    assert said.code == 0
+    assert "15 models were there" in said.out
+    assert gone.is_file()
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items() if path != gone)
+    assert len(json.loads((folder / INDEX).read_text())["models"]) == len(STRANGE)
+    assert pefll("personalize", by_command, "--data", data, "--each", "--out", folder, "--force").code == 0
+    assert all(path.stat().st_mtime_ns != at for path, at in before.items())
+
+
+def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_command, tmp_path):  # noqa: F811
+    data, folder = tmp_path / "users.csv", tmp_path / "models"
+    frame = table(["ann", "bob", "eve"])
+    frame[frame.user_id != "eve"].to_csv(data, index=False)
+    assert pefll("personalize", by_command, "--data", data, "--each", "--out", folder).code == 0
+    frame.loc[frame.user_id == "bob", "f0"] += 1
+    frame.loc[frame.user_id == "eve", "f1"] = np.nan
+    frame.to_csv(data, index=False)
+    said = pefll("personalize", by_command, "--data", data, "--each", "--out", folder)
+    assert said.code == 2
+    assert "2 of 3 clients got no model" in said.err
+    assert "bob: " in said.err
+    assert "--force" in said.err
+    assert "eve: " in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, each):  # noqa: F811
+    table([3]).to_csv(tmp_path / "one.csv", index=False)
+    words = ("--each", "--out", tmp_path / "m") if each else ("--out", tmp_path / "3.safetensors")
+    assert pefll("personalize", by_command, "--data", tmp_path / "one.csv", *words).code == 0
+    made = tmp_path / "m" / "3.safetensors" if each else tmp_path / "3.safetensors"
+    assert PersonalModel.load(made).facts["feature_names"] == FEATURES
+
+
+def test_arrays_and_folders_of_several_clients(pefll, refused, tmp_path):  # noqa: F811
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for client in ("ann", "bob", "eve", "max"):
+        for kind in ("cat", "dog"):
+            (tmp_path / "pictures" / client / kind).mkdir(parents=True)
+            for number in range(4):
+                pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+                image.fromarray(pixels).save(tmp_path / "pictures" / client / kind / f"{number}.png")
+    np.savez(
+        tmp_path / "all.npz",
+        x=rng.normal(size=(48, 6)),
+        y=rng.integers(0, 3, 48),
+        who=np.repeat(["ann", "bob", "eve", "max"], 12),
+    )
+    small = ("--rounds", 1, "--clients-per-round", 1, "--processes", 1, "--set", "local_steps=1", "--unseen", 0.25)
+    for data, more in ((tmp_path / "pictures", ()), (tmp_path / "all.npz", ("--client-column", "who"))):
+        run = tmp_path / f"run-{data.stem}"
+        options = (*more, *small, "--data-dir", tmp_path / "cache", "--out", run)
+        assert pefll("train", "--data", data, *options).code == 0
+        assert "--each" in refused("personalize", run, "--data", data, "--out", tmp_path / "m")
+        folder = tmp_path / f"models-{data.stem}"
+        assert pefll("personalize", run, "--data", data, "--each", "--out", folder).code == 0
+        assert {path.stem for path in folder.glob("*.safetensors")} == {"ann", "bob", "eve", "max"}
+
+
+def test_writing_leaves_nothing_but_models_and_their_list(trained, tmp_path):
+    run = load(trained)
+    owned = run._owned(table(["ann", "bob"]), None, None)
+    written = write_each(run, owned, tmp_path / "new" / "folder")
+    assert (written.made, written.kept, written.errors) == (["ann", "bob"], [], {})
+    names = sorted(path.name for path in (tmp_path / "new" / "folder").iterdir())
+    assert names == ["ann.safetensors", "bob.safetensors", INDEX]
