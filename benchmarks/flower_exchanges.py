@@ -347,7 +347,8 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, mod
     made = make_federation(home, plan, f"127.0.0.1:{free_port()}")
     write_app(home, "fed", made, "benchmarks.flower_exchanges:server", "benchmarks.flower_node:client")
     port = free_port()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     app = "benchmarks.flower_node:client"
     with Loopback(folder / "logs", folder / "home", folder=home, client_app=app, client_code=(ECHO,)) as there:
         there.start_server()

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.deploy.certificates import make_certificates
-from pefll.deploy.processes import check_server, environment
+from pefll.deploy.processes import Processes, check_server, environment
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
@@ -44,6 +44,32 @@ def test_objects_come_one_at_a_time_unless_the_user_wants_more(monkeypatch):
     assert [environment()[name] for name in names] == ["1", "1"]
     monkeypatch.setenv(names[0], "4")
     assert [environment()[name] for name in names] == ["4", "1"]
+
+
+# As Flower's node: asked once it says farewell, asked again it is gone.
+POLITE = """
+import signal, sys, time
+from pathlib import Path
+def leave(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(0.5)
+    Path(sys.argv[1], "farewell").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, leave)
+Path(sys.argv[1], "ready").touch()
+time.sleep(60)
+"""
+
+
+def test_a_process_is_asked_once_to_end_and_can_say_farewell(tmp_path):
+    places = [tmp_path / name for name in ("first", "second")]
+    with Processes(tmp_path / "logs", tmp_path / "home") as processes:
+        for place in places:
+            place.mkdir()
+            processes.start(place.name, [sys.executable, "-S", "-c", POLITE, str(place)])
+        wait_until(lambda: all((place / "ready").exists() for place in places), 20)
+        processes.end("first", "second")
+    assert all((place / "farewell").exists() for place in places)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])

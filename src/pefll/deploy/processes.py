@@ -206,7 +206,7 @@ class Processes:
             _signal(process, signal.SIGKILL if hard else signal.SIGTERM)
         ends = time.monotonic() + 5
         for process in ending:
-            end_group(process, max(0.1, ends - time.monotonic()))
+            _kill_after(process, max(0.1, ends - time.monotonic()))
 
     def revive(self, *names: str) -> None:
         """Start those of some processes again that have ended by themselves."""
@@ -224,7 +224,11 @@ class Processes:
 
 def end_group(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
     """End a process that leads a group of its own, and all that it started; kill what does not heed."""
-    _signal(process, signal.SIGTERM)
+    _signal(process, signal.SIGTERM)  # once: at a second one Flower's node ends without telling the server
+    _kill_after(process, seconds)
+
+
+def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
     _signal(process, signal.SIGKILL)  # also for what it has left behind

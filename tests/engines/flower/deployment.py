@@ -28,7 +28,8 @@ def deploy(here: Setting, place: Path, apps: dict[str, str] | None = None, **cha
     plan = make_federation(folder, Plan(here.agreement, names, **settings), f"127.0.0.1:{free_port()}")
     if apps:
         write_app(folder, "fed", plan, **apps)
-    os.environ["PYTHONPATH"] = os.pathsep.join({str(REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)})
+    paths = {str(REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # an empty one would be the current folder
     there = Loopback(place / "logs", place / "home", folder=folder)
     there.client_app = (apps or {}).get("client", there.client_app)
     return there
