@@ -348,7 +348,8 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, mod
     write_app(home, "fed", made, "benchmarks.flower_exchanges:server", "benchmarks.flower_node:client")
     port = free_port()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    with Loopback(folder / "logs", folder / "home", folder=home) as there:
+    app = "benchmarks.flower_node:client"
+    with Loopback(folder / "logs", folder / "home", folder=home, client_app=app, client_code=(ECHO,)) as there:
         there.start_server()
         target = int(there.address.rpartition(":")[2])
         opening = None

@@ -1,18 +1,19 @@
 """The client's app of `flower_exchanges`: ours, and beside it what is Flower and nothing else.
 
-It loads no torch, as `pefll_node` does not: a plain app with torch would take longer.
+A client's process has torch loaded either way.
 """
 
 from __future__ import annotations
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
-from pefll_node import NodeApp
+from pefll.deploy.apps import client as ours
 
 NATURAL, CARRIED, PLAIN = "query.natural", "query.carried", "query.plain"
 
 
-class BenchmarkNode(NodeApp):
+class BenchmarkNode(ClientApp):  # type: ignore[misc]
     """Answers three kinds of messages with Flower alone, and all others as every client does.
 
     What is only carried comes back as it is, be it one array or several. A plain app reads the arrays it is sent and
@@ -27,7 +28,7 @@ class BenchmarkNode(NodeApp):
             model = message.content["model"].to_numpy_ndarrays()
             facts = MetricRecord({"num-examples": 32})
             return Message(RecordDict({"model": ArrayRecord(model), "metrics": facts}), reply_to=message)
-        return super().__call__(message, context)
+        return ours(message, context)
 
 
 class SimulatedNode(BenchmarkNode):

@@ -29,7 +29,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 from benchmarks.flower_requests import CountingProxy
 from pefll.deploy.certificates import make_certificates, make_node_key
-from pefll.deploy.processes import Processes, free_port, register, server_command
+from pefll.deploy.processes import Processes, free_port, server_command, wait_for_server
 from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.summary import commit
@@ -60,11 +60,11 @@ def measure(nodes: int, polls: int, turns: int, database: Path | None, folder: P
     asking: dict[str, list[Callable[[], Any]]] = {curve: [] for curve in CURVES}
     found: dict[str, dict[str, list[float]]] = {curve: {"server_ms": [], "bytes": []} for curve in CURVES}
     with Processes(folder / "logs", folder / "home") as processes, ExitStack() as connections:
-        server = processes.start("server", server_command(folder, "127.0.0.1", target, database))
         keys = {(curve, n): folder / "keys" / f"{curve}-{n}" for curve in CURVES for n in range(nodes)}
         for (curve, _), path in keys.items():
             make_node_key(path, path.with_suffix(".pub"), CURVES[curve])
-        register([path.with_suffix(".pub") for path in keys.values()], f"127.0.0.1:{target}", authority)
+        server = processes.start("server", server_command(folder, "127.0.0.1", target, database))
+        wait_for_server(f"127.0.0.1:{target}", time.monotonic() + 60)
         proxy = CountingProxy(port, target)
         for (curve, _), path in keys.items():
             key = serialization.load_ssh_private_key(path.read_bytes(), None)

@@ -1,7 +1,7 @@
 """Code of a user's own, named as `package.module:name` on the command line or in Python.
 
-Files name code too: a run's config, a result, a federation's settings. A file may come from a stranger, so that what it
-names is imported only where the user has named it too, in this process or in the environment.
+Files and servers name code too: a run's config, a result, a federation's settings. These may come from a stranger, so
+that what they name is imported only where the user has named it too, in this process or in the environment.
 """
 
 from __future__ import annotations
@@ -51,6 +51,13 @@ def allow(*names: object) -> None:
     _allowed.update(name for name in names if isinstance(name, str) and ":" in name)
 
 
+def allow_only(*names: object) -> None:
+    """Do as `allow`, and forget what was named before, in the environment too: for a process that obeys a server."""
+    _allowed.clear()
+    os.environ.pop(CODE, None)
+    allow(*names)
+
+
 def is_allowed(reference: str) -> bool:
     """Return whether the user named this code, in this process or in the environment."""
     return reference in _allowed or reference in os.environ.get(CODE, "").split(",")
@@ -64,12 +71,13 @@ def import_name(reference: str, what: str) -> Any:
         what: it should be, for example `"model"`.
 
     Raises:
-        PefllError: where only a file names it, or where it cannot be imported.
+        PefllError: where only a file or a server names it, or where it cannot be imported.
     """
     if not is_allowed(reference):
         raise PefllError(
-            f"the {what} {reference!r} is code that a file names, and it runs only where you name it too: give "
-            f"{argument(what, reference)}, or set {CODE}={reference} in the environment",
+            f"the {what} {reference!r} is code that a file or a server names, and it runs only where you name it too: "
+            f"give {argument(what, reference)}, to a client --code {reference}, or set {CODE}={reference} in the "
+            "environment",
             code="PEFLL-M001",
         )
     module_name, _, attribute = reference.partition(":")

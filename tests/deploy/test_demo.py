@@ -34,12 +34,6 @@ class InProcess(Loopback):
     def start_server(self, seconds=60.0):
         self.nodes = {}
 
-    def let_in(self):
-        return []
-
-    def start_resident(self, name):
-        return self.sockets / name
-
     def start_client(self, name, data, model=None, through="", **more):
         number = 1000 + len(self.nodes)
         self.nodes[number] = {"name": name, "data": str(data.resolve()), "model": str(model.resolve())}
@@ -93,11 +87,11 @@ def test_a_demo_that_is_ended_leaves_nobody_behind(number, tmp_path):
     def everybody_is_there():
         assert process.poll() is None, (tmp_path / "said").read_text()
         commands = " ".join(alive_with(mine).values())
-        return commands.count("flower-supernode") == 2 and "flwr-serverapp" in commands
+        return commands.count("pefll.deploy.node") == 2 and "pefll.deploy.server_process" in commands
 
     try:
         wait_until(everybody_is_there, 180)
-        assert len(alive_with(mine)) >= 9
+        assert len(alive_with(mine)) >= 7  # also itself, its watchdog, the server and the command that waits for it
         process.send_signal(number)
         assert process.wait(20) == (128 + number if number == signal.SIGTERM else -number)
         wait_until(lambda: not alive_with(mine), 15)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,7 @@ from pefll.deploy import service
 from pefll.deploy.endings import Shown, check_port, ended_by_itself, last_words
 from pefll.deploy.folder import add_client, find_bundle, server_address
 from pefll.deploy.loopback import Loopback
-from pefll.deploy.processes import free_port
+from pefll.deploy.processes import environment, free_port, server_command
 from pefll.errors import PefllError
 from tests.deploy.test_verbs import pefll
 from tests.engines.flower.deployment import deploy
@@ -61,22 +63,26 @@ def test_the_line_that_says_what_went_wrong_is_found():
     assert last_words("") == "nothing"
 
 
-def test_a_port_that_was_taken_after_the_check_is_said_as_one_before_it(tmp_path):
-    error = ended_by_itself("the server", IN_USE, tmp_path / "log", "127.0.0.1:8000", "take another")
+def test_a_port_that_was_taken_after_the_check_is_said_as_one_before_it(tmp_path, port):
+    """The server's process takes the port itself, and what it says of it is passed on."""
+    words = server_command(tmp_path, "127.0.0.1", port, None)
+    said = subprocess.run(words, env=environment(tmp_path / "home"), capture_output=True, text=True).stderr
+    error = ended_by_itself("the server", said, tmp_path / "log")
     assert error.code == "PEFLL-F101"
-    assert "8000" in str(error)
-    assert "take another" in str(error)
-    assert ended_by_itself("the server", TRACEBACK, tmp_path / "log", "127.0.0.1:8000").code == "PEFLL-F102"
+    with pytest.raises(PefllError) as checked:
+        check_port("127.0.0.1", port, tmp_path)
+    assert str(error) == str(checked.value)
+    assert ended_by_itself("the server", TRACEBACK, tmp_path / "log").code == "PEFLL-F102"
 
 
 def test_a_port_is_checked_before_anything_is_started(port):
-    with pytest.raises(PefllError, match=f"port {port} .*take another") as refused:
-        check_port("127.0.0.1", port, "take another")
+    with pytest.raises(PefllError, match=f"port {port} .*renew fed --address") as refused:
+        check_port("127.0.0.1", port, Path("fed"))
     assert refused.value.code == "PEFLL-F101"
     with pytest.raises(PefllError, match="no address of this machine") as refused:
-        check_port("192.0.2.1", port, "")
+        check_port("192.0.2.1", port, Path("fed"))
     assert refused.value.code == "PEFLL-F104"
-    check_port("127.0.0.1", free_port(), "")
+    check_port("127.0.0.1", free_port(), Path("fed"))
 
 
 def test_a_process_that_ends_by_itself_is_quoted_with_its_log(tmp_path, capfd):
@@ -113,15 +119,21 @@ def test_an_unregistered_client_is_told_so_and_a_registered_one_is_let_in(tmp_pa
     here = setting(tmp_path, clients=1)
     there: Loopback = deploy(here, tmp_path / "p", clients_per_round=1)
     data = str(tmp_path / "client-000.npz")
+
+    def asked(name):
+        bundle = find_bundle(there.folder, name)
+        return bundle.address, bundle.folder / "ca.crt", bundle.folder / "node.key", name
+
     with there:
         there.start_server()
-        add_client(there.folder, "stranger")  # a key that the server has not been told
+        add_client(there.folder, "stranger")
+        service.check_key_known(*asked("stranger"))  # says nothing: the server has looked into keys/
+        (there.folder / "keys" / "stranger.pub").unlink()
         code, said = pefll(capsys, "flower", "client", str(there.folder), "--name", "stranger", "--data", data)
         assert (code, said.count("error:")) == (2, 1)
         assert "PEFLL-F103" in said
         assert "pefll flower add" in said
-        key = find_bundle(there.folder, "client-000")
-        service.check_key_known(key.address, key.folder / "ca.crt", key.folder / "node.key", key.name)  # says nothing
+        service.check_key_known(*asked("client-000"))  # says nothing
         (there.folder / "clients" / "stranger" / "node.key").write_text("nonsense")
         code, said = pefll(capsys, "flower", "client", str(there.folder), "--name", "stranger", "--data", data)
         assert (code, "PEFLL-F106" in said) == (2, True)

@@ -27,7 +27,13 @@ def pefll(capsys, *words: str) -> tuple[int, str]:
 
 def test_without_flower_there_is_one_sentence(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    for words in (["init", str(tmp_path / "f"), "--like", "digits"], ["server", "x"], ["demo"], ["personalize", "x"]):
+    for words in (
+        ["init", str(tmp_path / "f"), "--like", "digits"],
+        ["server", "x"],
+        ["demo"],
+        ["personalize", "x"],
+        ["run", "x"],
+    ):
         code, said = pefll(capsys, "flower", *words)
         assert code == 2
         assert said == "error: real clients need Flower: pip install 'pefll[flower]'"
@@ -36,7 +42,7 @@ def test_without_flower_there_is_one_sentence(monkeypatch, capsys, tmp_path):
 def test_the_verbs_explain_themselves(capsys):
     code, said = pefll(capsys, "flower", "--help")
     assert code == 0
-    for verb in ("init", "server", "client", "add", "renew", "personalize", "demo"):
+    for verb in ("init", "server", "client", "run", "add", "renew", "personalize", "demo"):
         assert verb in said
     assert verbs.app.info.help
 
@@ -72,17 +78,6 @@ class TestWithFlower:
         agreed = read_app(folder).agreement
         assert (agreed.input_shape, agreed.classes, agreed.num_clients) == ((1, 8, 8), 10, 8)
 
-    def test_a_connection_of_another_server_is_found_before_anything_is_made(self, federation, tmp_path, capsys):
-        other = tmp_path / "other"
-        code, said = pefll(capsys, "flower", "init", str(other), "--address", "127.0.0.1:8766")
-        assert (code, "to another server" in said) == (2, True)
-        assert not other.exists()
-        code, said = pefll(
-            capsys, "flower", "init", str(other), "--address", "127.0.0.1:8766", "--connection", "second"
-        )
-        assert code == 0, said
-        assert "flwr run other second" in (other / "README.md").read_text()
-
     def test_keys_are_short_and_longer_ones_are_taken_too(self, tmp_path):
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_private_key
@@ -99,7 +94,6 @@ class TestWithFlower:
     def test_init_makes_a_ready_app(self, federation, tmp_path):
         from flwr.cli.build import build_fab_from_disk
         from flwr.cli.config_utils import load_and_validate
-        from flwr.cli.flower_config import read_superlink_connection
 
         from pefll.deploy.plan import read_app
 
@@ -109,7 +103,7 @@ class TestWithFlower:
         assert plan.names == ("alice", "bob")
         assert plan.agreement.settings == {"local_steps": 3}
         assert plan.agreement.normalise is not None
-        assert read_superlink_connection("deployment").address == "127.0.0.1:8765"
+        assert "pefll flower run my-federation" in (federation / "README.md").read_text()
         for secret in ("server/ca.key", "server/server.key", "clients/alice/node.key"):
             assert stat.S_IMODE((federation / secret).stat().st_mode) == 0o600
         import io
@@ -123,7 +117,7 @@ class TestWithFlower:
 
         table = tmp_path / "example.csv"
         table.write_text("a,b,writer,kind\n" + "".join(f"{n},1.5,ann,{n % 2}\n" for n in range(6)))
-        words = ["--like", str(table), "--clients", "2", "--connection", "", "--label", "kind"]
+        words = ["--like", str(table), "--clients", "2", "--label", "kind"]
         code, said = pefll(capsys, "flower", "init", str(tmp_path / "f"), *words, "--client-column", "writer")
         assert code == 0, said
         assert read_app(tmp_path / "f").agreement.feature_names == ("a", "b")
@@ -133,12 +127,17 @@ class TestWithFlower:
         assert "with --client-column" in said
         assert not (tmp_path / "g").exists()
 
+    def test_the_path_of_the_data_can_be_in_the_environment(self, federation, capsys, monkeypatch):
+        monkeypatch.setenv("PEFLL_DATA", "nothing.npz")  # and not in the list of processes, which everybody can read
+        code, said = pefll(capsys, "flower", "client", str(federation), "--name", "bob")
+        assert code == 2
+        assert "there is no file or folder nothing.npz" in said
+
     def test_clients_can_be_added_and_certificates_renewed(self, federation, capsys):
         authority = (federation / "server" / "ca.crt").read_bytes()
         before = (federation / "server" / "server.crt").read_bytes()
         code, said = pefll(capsys, "flower", "add", str(federation), "carol")
-        assert code == 0
-        assert "does not run now" in said
+        assert code == 0, said
         assert (federation / "clients" / "carol" / "ca.crt").read_bytes() == authority
         code, said = pefll(capsys, "flower", "renew", str(federation))
         assert code == 0
@@ -162,6 +161,8 @@ class TestWithFlower:
             (["init", "NEW", "--like", "digits", "--clients-per-round", "9"], "but this is a federation of 8 clients"),
             (["init", "NEW", "--like", "nothing.npz"], "there is no file"),
             (["server", "NEW"], "is not a federation"),
+            (["run", "NEW"], "is not a federation"),
+            (["run", "FED"], "[PEFLL-F003]"),
             (["add", "FED", "alice"], "there is a client alice already"),
             (["add", "FED", "a b"], "cannot be a name"),
             (["add", "FED", "CON"], "'CON' cannot be a name: Windows keeps that name for a device"),
@@ -180,12 +181,3 @@ class TestWithFlower:
         assert code == 2
         assert sentence in said
         assert said.count("error:") == 1
-
-    def test_a_connection_to_another_server_is_not_overwritten(self, federation, tmp_path, capsys):
-        code, said = pefll(capsys, "flower", "init", str(tmp_path / "second"), "--like", "digits")
-        assert code == 2
-        assert "choose another name with --connection" in said
-        code, said = pefll(
-            capsys, "flower", "init", str(tmp_path / "third"), "--like", "digits", "--connection", "other"
-        )
-        assert code == 0

@@ -1,57 +1,117 @@
-"""Whether the server would let a client in, asked before the client's processes are started."""
+"""Who may come in: the keys in a federation's folder, and nobody else.
+
+`keys/NAME.pub` is the only list there is. Flower's database follows it: at the start and whenever the folder changes,
+keys that are not in it are unregistered and those that are new are registered under the names of their files.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from pefll.deploy.certificates import public_key_as_pem
 from pefll.errors import PefllError
 
-# The server looks for the key first and at the interval of heartbeats then: so an interval that cannot be is refused
-# in one way where it knows the key and in another where it does not, and nothing changes on the server.
-_IMPOSSIBLE_INTERVAL = 0.0
+try:
+    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+    from flwr.supercore.constant import NodeStatus
+    from flwr.supercore.state.schema.linkstate_models import Node
+    from sqlalchemy import update
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
 
-def check_key_known(address: str, authority: Path, private_key: Path, name: str) -> None:
-    """Raise PefllError where the server does not know a client's key.
+class Change(NamedTuple):
+    """What a look at the folder has changed in Flower's database.
 
-    A SuperNode with an unknown key ends with the same words as one whose predecessor is still connected. Whatever else
-    may be wrong is left to the SuperNode, which says it in its log.
+    Attributes:
+        new: names of the clients that are let in now.
+        removed: names under which other keys were registered; they are registered no more.
+    """
+
+    new: list[str]
+    removed: list[str]
+
+
+class Admission:
+    """The keys of a federation, and Flower's database made to agree with them.
 
     Args:
-        address: of the server, host:port.
-        authority: ca.crt of the federation.
-        private_key: node.key of the client.
-        name: of the client.
+        folder: with NAME.pub for each client.
+        state: Flower's database of nodes.
+        report: is told, in sentences, who is let in and who is not.
     """
-    import httpx
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest
-    from flwr.supercore.error import ApiErrorCode, FlowerError
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    try:
-        key = load_ssh_private_key(private_key.read_bytes(), None)
-        public = key.public_key()
-        signing = NodeAuthHttpInterceptor(key, public)
-    except (OSError, ValueError, AttributeError):
-        raise PefllError(
-            f"{private_key} is no key of a client; ask the operator for the client's folder again", code="PEFLL-F106"
-        ) from None
-    request = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=_IMPOSSIBLE_INTERVAL)
-    try:
-        with FleetHttpClient.from_server_address(
-            address, False, authority.read_bytes(), interceptors=[signing]
-        ) as server:
-            server.ActivateNode(request)
-    except httpx.HTTPStatusError as error:
-        answer = FlowerError.from_json(error.response.text)
-        if answer is not None and answer.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
-            raise PefllError(
-                f"the server at {address} does not know the key of {name}: ask its operator to run `pefll flower add "
-                f"FEDERATION {name}` and to send the folder that it makes",
-                code="PEFLL-F103",
-            ) from None
-    except (httpx.HTTPError, OSError):  # a server that was here a moment ago; the SuperNode waits for it
-        return
+    def __init__(self, folder: Path, state: Any, report: Callable[[str], None]) -> None:
+        self._folder, self._state, self._report = folder, state, report
+        self._lock = threading.Lock()
+        self._seen = -1
+        self._names: dict[bytes, str] = {}
+
+    def has_changed(self) -> bool:
+        """Return whether keys came or went since the last look; cheap enough for every request."""
+        return self._stamp() != self._seen
+
+    def name_of(self, public_key: bytes) -> str | None:
+        """Return the client that a key, as PEM, was put there for; None for a stranger's."""
+        return self._names.get(public_key)
+
+    def look(self) -> Change:
+        """Read the folder, and make Flower's database agree with it."""
+        with self._lock:
+            stamp = self._stamp()
+            self._names = self._read()
+            self._seen = stamp
+            removed = self._remove_others()
+            new = [name for key, name in self._names.items() if self._let_in(key, name)]
+        for name in removed:
+            self._report(f"a key registered as {name!r} is not in {self._folder}: it is registered no more")
+        return Change(new, removed)
+
+    def _stamp(self) -> int:
+        try:
+            return os.stat(self._folder).st_mtime_ns
+        except OSError:
+            return 0
+
+    def _read(self) -> dict[bytes, str]:
+        """Return the names of clients by their keys; a key that two files have is nobody's."""
+        owners: dict[bytes, list[str]] = {}
+        for path in sorted(self._folder.glob("*.pub")):
+            try:
+                owners.setdefault(public_key_as_pem(path), []).append(path.stem)
+            except PefllError as error:
+                self._report(f"{error}; nobody is let in with it")
+        for names in owners.values():
+            if len(names) > 1:
+                self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is let in")
+        return {key: names[0] for key, names in owners.items() if len(names) == 1}
+
+    def _remove_others(self) -> list[str]:
+        removed = []
+        for node in self._state.get_node_info():
+            if node.status == NodeStatus.UNREGISTERED:
+                continue
+            if self._names.get(node.public_key) != node.name:
+                self._state.delete_node(node.owner_aid, node.node_id)
+                if node.public_key not in self._names:
+                    removed.append(node.name or "")
+        return removed
+
+    def _let_in(self, key: bytes, name: str) -> bool:
+        """Register a key where it is not registered yet; return whether it was not."""
+        if self._state.get_node_id_by_public_key(key) is not None:
+            return False
+        try:
+            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
+        except ValueError:  # a key that was removed, or had another name, is back: Flower would never take it again
+            if not hasattr(self._state, "session"):  # a database in memory
+                self._report(f"{name} is let in when the server is started again")
+                return False
+            back = {"status": NodeStatus.REGISTERED, "unregistered_at": None, "online_until": None, "name": name}
+            with self._state.session() as session:
+                session.execute(update(Node).where(Node.public_key == key).values(**back))
+        return True

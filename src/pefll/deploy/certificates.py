@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from pefll.deploy.private import make_private_folder, write_private
 from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -30,20 +30,19 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365 * SERV
         hosts: names and addresses under which clients reach the server.
         days: how long the server's certificate is good.
     """
-    with sentences_for_disk_errors(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     if (folder / "ca.key").exists():
         authority_key = _read_key(folder / "ca.key")
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     else:
         authority_key = ec.generate_private_key(ec.SECP384R1())
         authority = _authority(authority_key)
-        write_secret(folder / "ca.key", _pem(authority_key))
-        _write(folder / "ca.crt", authority.public_bytes(serialization.Encoding.PEM))
+        write_private(folder / "ca.key", _pem(authority_key))
+        write_private(folder / "ca.crt", authority.public_bytes(serialization.Encoding.PEM))
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = _server(key, hosts, authority, authority_key, days)
-    write_secret(folder / "server.key", _pem(key))
-    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    write_private(folder / "server.key", _pem(key))
+    write_private(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = None) -> None:
@@ -57,13 +56,13 @@ def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = 
             (benchmarks/flower_polls.py).
     """
     key = ec.generate_private_key(curve or ec.SECP256R1())
-    write_secret(
+    write_private(
         private,
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         ),
     )
-    _write(
+    write_private(
         public,
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n",
     )
@@ -73,8 +72,10 @@ def public_key_as_pem(path: Path) -> bytes:
     """Return a node's public key as Flower's control interface takes it."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise PefllError(f"{path} is not a node's public key: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError(f"{type(key).__name__} is of another kind")
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise PefllError(f"{path} is not a node's public key: {error}", code="PEFLL-F004") from None
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     content: bytes = key.public_bytes(serialization.Encoding.PEM, form)
     return content
@@ -87,22 +88,6 @@ def expiry(path: Path) -> datetime:
     except (OSError, ValueError) as error:
         raise PefllError(f"{path} is not a certificate: {error}") from None
     return until
-
-
-def write_secret(path: Path, content: bytes) -> None:
-    """Write a file that nobody but its owner can read, at no moment."""
-    with sentences_for_disk_errors(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with sentences_for_disk_errors(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -38,8 +38,8 @@ from pefll.wording import argument, counted
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"
 SIMULATED, STRETCH = 200, 20
-# Each reply costs over a second of a core, for the process that Flower starts for it. A client answers who it is, three
-# times in a round, and twice each in an evaluation and in the test; one that joins later four times.
+# A client answers who it is, three times in a round, and twice each in an evaluation and in the test; one that joins
+# later four times.
 IN_ROUND, BESIDE, LATER = 3, 5, 4
 _REPLY = re.compile(r"Push replies from node_id=")
 
@@ -84,10 +84,9 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
         say(console, f"   {_rounds(simulated + 1, total)} done; the {_same(home, before, federation)}")
 
         say(console, f"4. These clients leave, and a new one joins, {NEWCOMER}: pefll flower add {home} {NEWCOMER}")
-        there.end(*names, *(f"{name}-resident" for name in names))
+        there.end(*names)
         add_client(home, NEWCOMER)
         with monitor(console, "   starting it", 1) as watch:
-            there.let_in()
             _start_clients(there, folder, [NEWCOMER], watch)
         say(console, f"   its descriptor goes up, its model comes down: pefll flower personalize {home}")
         with _replies(there, console, "   its replies", LATER) as look:
@@ -115,8 +114,6 @@ def _check(folder: Path, clients: int, rounds: int, simulated: int) -> None:
 
 def _start(there: Loopback, folder: Path, names: list[str], watch: Monitor) -> None:
     """Start the server and the clients that take part in training, and wait until all are connected."""
-    for name in names:
-        there.start_resident(name)  # while the server starts
     there.start_server()
     watch.at(1)
     _start_clients(there, folder, names, watch, done=1)

@@ -13,60 +13,70 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pefll.deploy.certificates import write_secret
+from pefll.deploy.private import PRIVATE_UMASK, write_private
 from pefll.errors import PefllError
 
-IN_USE = "address already in use"
 KEPT_LINES = 200
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^(\S+Z )?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\b *(\[[\w.]+\])? *:? *")
+# What `main` of a process of ours ends with.
+_OWN_ERROR = re.compile(r"^error: (?P<sentence>.+) \[(?P<code>PEFLL-\w+)\]\Z", re.MULTILINE)
 _BAD = re.compile(r"\b(ERROR|CRITICAL)\b|Errno|^[\w.]+(Error|Exception)\b")
 
 
-def check_port(host: str, port: int, advice: str) -> None:
-    """Raise PefllError where nobody can listen at an address of this machine, with who may be there already.
+def check_port(host: str, port: int, folder: Path) -> None:
+    """Raise PefllError where the server cannot listen at an address of this machine; see `bind`."""
+    bind(host, port, folder).close()
+
+
+def bind(host: str, port: int, folder: Path) -> socket.socket:
+    """Take a port without listening at it yet; PefllError where that cannot be, with what to do.
 
     Args:
-        host: where to listen.
-        port: at which port.
-        advice: what to do where it is in use, as the end of a sentence.
+        host: where the server listens.
+        port: at which port; 0 for any that is free.
+        folder: of the federation.
     """
     try:
-        kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
-            probe.bind(place)
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, place = found[0]
+        taken = socket.socket(family, kind)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise port_in_use(f"{host}:{port}", advice) from None
-        if error.errno == errno.EACCES:
-            reason = f"port {port} needs rights that you do not have; choose one from 1024 on"
-        else:
-            reason = f"{host} is no address of this machine; with --host 0.0.0.0 the server listens at all that it has"
-        raise PefllError(f"the server cannot listen at {host}:{port}: {reason}", code="PEFLL-F104") from None
+        raise _cannot_listen(host, port, folder, error) from None
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(place)
+    except OSError as error:
+        taken.close()
+        raise _cannot_listen(host, port, folder, error) from None
+    return taken
 
 
-def port_in_use(address: str, advice: str) -> PefllError:
-    """Return the error for a port where another program listens."""
-    port = address.rpartition(":")[2]
-    return PefllError(
-        f"port {port} is in use at {address}, by another program or by a server that was started before: {advice}",
-        code="PEFLL-F101",
-    )
+def _cannot_listen(host: str, port: int, folder: Path, error: OSError) -> PefllError:
+    if error.errno == errno.EADDRINUSE:
+        return PefllError(
+            f"port {port} is in use at {host}:{port}, by another program or by a server that was started before: end "
+            f"that one, or give the federation another port: pefll flower renew {folder} --address HOST:PORT",
+            code="PEFLL-F101",
+        )
+    if error.errno == errno.EACCES:
+        reason = f"port {port} needs rights that you do not have; choose one from 1024 on"
+    else:
+        reason = f"{host} is no address of this machine; with --host 0.0.0.0 the server listens at all that it has"
+    return PefllError(f"the server cannot listen at {host}:{port}: {reason}", code="PEFLL-F104")
 
 
-def ended_by_itself(what: str, said: str, log: Path, address: str = "", advice: str = "") -> PefllError:
-    """Return the error for a process that should have gone on.
+def ended_by_itself(what: str, said: str, log: Path) -> PefllError:
+    """Return the error for a process that should have gone on; one of ours that ended with an error has said it.
 
     Args:
         what: the process, as the subject of a sentence.
         said: all that it said, or the end of it.
         log: where that can be read.
-        address: at which it should have listened; "" for nowhere.
-        advice: what to do where the address is in use.
     """
-    if address and IN_USE in said.lower():
-        return port_in_use(address, advice)
+    own = _OWN_ERROR.search(said.rstrip())
+    if own:
+        return PefllError(own["sentence"], code=own["code"])
     return PefllError(f"{what} ended by itself and said {last_words(said)!r}; all of it is in {log}", code="PEFLL-F102")
 
 
@@ -102,23 +112,24 @@ class Shown(subprocess.Popen[bytes]):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=PRIVATE_UMASK,
         )
         self.log = log
         self._last: deque[bytes] = deque(maxlen=KEPT_LINES)
         self._reader = threading.Thread(target=self._show, daemon=True)
         self._reader.start()
 
-    def check(self, what: str, address: str = "", advice: str = "") -> None:
+    def check(self, what: str) -> None:
         """Raise PefllError where it has ended; see `ended_by_itself`."""
         if self.poll() is not None:
-            raise ended_by_itself(what, self.said(), self.log, address, advice)
+            raise ended_by_itself(what, self.said(), self.log)
 
     def said(self) -> str:
         """Return the last lines of a process that has ended, and write them to its log."""
         self._reader.join(2)  # something that it has started may hold the pipe for longer
         last = b"".join(list(self._last))
         with suppress(PefllError):
-            write_secret(self.log, last)
+            write_private(self.log, last)
         return last.decode(errors="replace")
 
     def _show(self) -> None:

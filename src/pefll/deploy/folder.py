@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
+from pefll.deploy.private import make_private_folder, tighten, write_private
 from pefll.engines.flower.policy import MIN_SAMPLES, Policy
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
@@ -24,7 +25,7 @@ A federation of {clients} for {method}, made by `pefll flower init`.
 On the server's machine:
 
     pefll flower server {name}                    # listens at {address}
-    flwr run {name} {connection} --stream         # once the clients are there; again after a stop: it goes on
+    pefll flower run {name}                       # once the clients are there; again after a stop: it goes on
 
 On each client's machine, with its own folder from `clients/` (hand it over on a safe way, then remove it here):
 
@@ -35,7 +36,8 @@ Everybody needs the same pefll: pip install "pefll[flower]=={version}"
 `pefll flower add {name} NEW-NAME` lets one more client in. After training, `pefll flower personalize {name}` makes a
 model for everybody who is connected, also for clients that were not there in training.
 
-`server/` holds secrets: it stays on the server's machine. `run/` is the run: `pefll show {name}/run`.
+This folder holds secrets: it stays on the server's machine, and only its owner can read it. `run/` is the run:
+`pefll show {name}/run`.
 """
 
 
@@ -76,7 +78,7 @@ def check_new(folder: Path, address: str) -> None:
         )
 
 
-def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str] = (), connection: str = "") -> Plan:
+def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str] = ()) -> Plan:
     """Make the folder of a federation.
 
     Args:
@@ -84,15 +86,13 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
         plan: all settings; its `folder` is filled in.
         address: under which clients reach the server, host:port.
         hosts: other names and addresses of the server's machine.
-        connection: what Flower's settings call the server, for the README.
 
     Returns:
         The plan as it was written.
     """
     check_new(folder, address)
     host = address.rpartition(":")[0]
-    with sentences_for_disk_errors(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)  # before anything is in it
     plan = dataclasses.replace(plan, folder=str(folder.resolve()))
     write_app(folder, folder.resolve().name, plan)
     make_certificates(folder / "server", [host, *hosts])
@@ -103,12 +103,12 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
         clients=counted(len(plan.names), "client"),
         method=plan.agreement.method,
         address=address,
-        connection=connection or "deployment",
         version=plan.agreement.version,
     )
     write_whole(folder / "README.md", text.encode())
     write_whole(folder / ".gitignore", b"server/\nclients/\nrun/\n.flower/\n")
-    write_whole(folder / "server" / "address", f"{address}\n".encode())
+    write_private(folder / "server" / "address", f"{address}\n".encode())
+    tighten(folder)
     return plan
 
 
@@ -125,11 +125,11 @@ def move(folder: Path, address: str) -> list[Path]:
     """Give a federation's server another address, host:port; return the files that say so now."""
     server_address(folder)  # so that only a federation's folder is written to
     _check_address(address)
-    write_whole(folder / "server" / "address", f"{address}\n".encode())
+    write_private(folder / "server" / "address", f"{address}\n".encode())
     places = [folder / "server" / "address"]
     for place in sorted((folder / "clients").glob("*/client.toml")):
         find_bundle(place.parent, None)  # so that only a client's folder is written to
-        write_whole(place, _with_address(place.read_text(), address).encode())
+        write_private(place, _with_address(place.read_text(), address).encode())
         places.append(place)
     return places
 
@@ -170,11 +170,14 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
 
 def _make_bundle(folder: Path, name: str, address: str, method: str) -> Bundle:
     place = folder / "clients" / name
+    make_private_folder(place.parent)
+    make_private_folder(place)
     make_node_key(place / "node.key", folder / "keys" / f"{name}.pub")
     with sentences_for_disk_errors(str(place)):
         shutil.copy(folder / "server" / "ca.crt", place / "ca.crt")
     text = CLIENT_FILE.format(name=name, address=address, methods=method, least=MIN_SAMPLES)
-    write_whole(place / "client.toml", text.encode())
+    write_private(place / "client.toml", text.encode())
+    tighten(place)
     return Bundle(place, name, address, Policy((method,)))
 
 

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from pefll.deploy.endings import check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
-from pefll.deploy.plan import CONNECTION
-from pefll.deploy.processes import (
-    Processes,
-    client_command,
-    environment,
-    program,
-    register,
-    resident_command,
-    server_command,
-    wait_for_server,
-    write_connection,
-)
+from pefll.deploy.plan import CLIENT_APP
+from pefll.deploy.processes import Processes, client_command, run_command, server_command, wait_for_server
 from pefll.errors import PefllError
-
-PORT_ADVICE = "end that one, or begin again with another port"
 
 
 @dataclass
@@ -39,18 +23,14 @@ class Loopback(Processes):
     Attributes:
         folder: of the federation.
         keep_state: whether the server remembers nodes and runs when it is started again.
-        sockets: of the clients' resident processes.
+        client_app: what answers clients' messages, module:name.
+        client_code: methods and models that the server may name to clients; see `client_command`.
     """
 
     folder: Path = Path()
     keep_state: bool = True
-    sockets: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pefll-")))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        shutil.rmtree(self.sockets, ignore_errors=True)
+    client_app: str = CLIENT_APP
+    client_code: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -58,29 +38,18 @@ class Loopback(Processes):
         return server_address(self.folder)
 
     def start_server(self, seconds: float = 60.0) -> None:
-        """Start the SuperLink and let all clients in whose keys are there."""
+        """Start the SuperLink, which lets all clients in whose keys are there."""
         host, _, port = self.address.rpartition(":")
         database = self.home / "superlink.db" if self.keep_state else None
-        check_port(host, int(port), PORT_ADVICE)
+        check_port(host, int(port), self.folder)
         self.start("server", server_command(self.folder, host, int(port), database))
-        try:
-            wait_for_server(self.address, time.monotonic() + seconds, partial(self.check, "server"))
-            self.let_in()
-        except PefllError:
-            self.check("server")  # whoever answered in its place was no server of ours
-            raise
+        wait_for_server(self.address, time.monotonic() + seconds, partial(self.check, "server"))
 
     def check(self, *names: str) -> None:
         """Raise PefllError, with the last words of its log, where one of some processes has ended by itself."""
         for name in names:
             if self.running[name].poll() is not None:
-                log = self.logs / f"{name}.log"
-                address = self.address if name == "server" else ""
-                raise ended_by_itself(f"Flower's process {name}", self.log(name), log, address, PORT_ADVICE)
-
-    def let_in(self) -> list[str]:
-        """Tell the server the keys of clients; return those that were new to it."""
-        return register(sorted((self.folder / "keys").glob("*.pub")), self.address, self.folder / "server" / "ca.crt")
+                raise ended_by_itself(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
 
     def start_client(
         self, name: str, data: Path, model: Path | None = None, through: str = "", **more: str | bool
@@ -103,30 +72,20 @@ class Loopback(Processes):
             **bundle.policy.to_node(),
             **more,
         }
-        resident = self.start_resident(name)
-        self.start(name, client_command(bundle.folder, through or self.address, {**config, "resident": str(resident)}))
-
-    def start_resident(self, name: str) -> Path:
-        """Start the process that answers a client's messages, unless it runs already; return its socket."""
-        place = self.sockets / name
-        process = self.running.get(f"{name}-resident")
-        if process is None or process.poll() is not None:
-            self.start(f"{name}-resident", resident_command(place))
-        return place
+        server = through or self.address
+        self.start(name, client_command(bundle.folder, server, config, self.client_app, self.client_code))
 
     def kill_client(self, name: str) -> None:
         """Kill all of a client at once, as a machine that loses its power would."""
-        self.end(name, f"{name}-resident", hard=True)
+        self.end(name, hard=True)
 
     def start_run(self, name: str = "run", **overrides: str | int | float) -> subprocess.Popen[bytes]:
-        """Start the app, as `flwr run FOLDER deployment --stream` does; the process ends when the run does."""
-        self._connect()
+        """Start the app, as `pefll flower run FOLDER` does; the process ends when the run does."""
         words = [
             f'{key.replace("_", "-")}="{v}"' if isinstance(v, str) else f"{key.replace('_', '-')}={v}"
             for key, v in overrides.items()
         ]
-        command = [program("flwr"), "run", str(self.folder.resolve()), CONNECTION, "--stream"]
-        return self.start(name, command + (["--run-config", " ".join(words)] if words else []))
+        return self.start(name, run_command(self.folder, words))
 
     def run(
         self,
@@ -159,15 +118,3 @@ class Loopback(Processes):
         finally:
             self.end(name)
         return self.log(name)
-
-    def _connect(self) -> None:
-        """Write the server's address into the settings of this federation's own Flower home."""
-        before = os.environ.get("FLWR_HOME")
-        os.environ["FLWR_HOME"] = environment(self.home)["FLWR_HOME"]
-        try:
-            write_connection(CONNECTION, self.address, self.folder / "server" / "ca.crt")
-        finally:
-            if before is None:
-                del os.environ["FLWR_HOME"]
-            else:
-                os.environ["FLWR_HOME"] = before

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 CONNECTION = "deployment"
 # Federations that were made before these settings existed have the defaults.
 _LATER_TERMS = ("weight_limit", "choice_limit", "sample_limit")
-SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll_node:client"
+SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll.deploy.apps:client"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, cli
     """
     lines = [
         "# A Flower app made by `pefll flower init`. Change the settings below before the first run; everybody who",
-        "# takes part gets them from the server with the app. `flwr run ... --run-config 'rounds=500'` overrides one.",
+        "# takes part gets them from the server with the app. `pefll flower run --run-config rounds=9` overrides one.",
         "[project]",
         f"name = {_toml(name)}",
         'version = "1.0.0"',
@@ -148,6 +148,15 @@ def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, cli
         *(f"{key} = {_toml(value)}" for key, value in plan.to_config().items()),
     ]
     write_whole(folder / "pyproject.toml", ("\n".join(lines) + "\n").encode())
+
+
+def renew_app(folder: Path) -> None:
+    """Let the app of a federation that an earlier version made name the client's app where it is now."""
+    path = folder / "pyproject.toml"
+    text = path.read_text()
+    renewed = text.replace('clientapp = "pefll_node:client"', f"clientapp = {_toml(CLIENT_APP)}")
+    if renewed != text:
+        write_whole(path, renewed.encode())
 
 
 def read_app(folder: Path) -> Plan:

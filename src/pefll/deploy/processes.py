@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import signal
@@ -12,17 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from pefll.deploy.certificates import public_key_as_pem
+from pefll.deploy.plan import CLIENT_APP, CONNECTION
+from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
 from pefll.deploy.watchdog import mark
 from pefll.engines.flower.surroundings import check_surroundings
 from pefll.errors import PefllError
-from pefll.wording import argument
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -36,7 +35,8 @@ _ONE_AT_A_TIME = {"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "1", "FLWR_PRIVATE_MA
 # A client computes with one thread, and it must find this package however this process found it.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HOME = "FLWR_HOME"
-_KNOWN_KEY = 412  # what the control interface answers to a key that it has
+# Without the folder that a user happens to be in: a file in it must not stand in for a module.
+_MODULE = (sys.executable, "-P", "-m")
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
@@ -70,89 +70,42 @@ def free_port() -> int:
 
 
 def server_command(folder: Path, host: str, port: int, database: Path | None) -> list[str]:
-    """Return the command that starts the SuperLink with TLS and node authentication."""
-    secrets = folder / "server"
-    command = [
-        program("flower-superlink"),
-        *("--ssl-ca-certfile", str(secrets / "ca.crt")),
-        *("--ssl-certfile", str(secrets / "server.crt")),
-        *("--ssl-keyfile", str(secrets / "server.key")),
-        *("--host", host),
-        *("--port", str(port)),
-        "--enable-supernode-auth",
-        "--disable-runtime-dependency-installation",
-    ]
-    return command + (["--database", str(database)] if database else [])
+    """Return the command that starts the SuperLink with TLS, node authentication and a port for the operator."""
+    command = [*_MODULE, "pefll.deploy.superlink", str(folder.resolve()), "--host", host, "--port", str(port)]
+    return command + (["--database", str(database.resolve())] if database else [])
 
 
-def client_command(bundle: Path, address: str, node_config: dict[str, str | bool]) -> list[str]:
-    """Return the command that starts a SuperNode.
+def client_command(
+    bundle: Path, address: str, node_config: dict[str, str | bool], app: str = CLIENT_APP, code: Sequence[str] = ()
+) -> list[str]:
+    """Write the settings of a client's process into a file of its own, and return the command that starts it.
+
+    Everybody on a machine can read the argument lists of its processes. This one names the file and nothing else.
 
     Args:
         bundle: has ca.crt and node.key.
         address: of the server, host:port.
         node_config: what the client's own app is told: its name, its data.
+        app: answers messages, module:name; whatever app the server sends, it is this one that runs.
+        code: methods and models beside pefll's own that the server may name, package.module:Name.
     """
-    words = []
-    for key, value in node_config.items():
-        text = str(value)
-        if '"' in text or "'" in text or "\n" in text:
-            raise PefllError(f"{text!r} has a quote in it, which Flower's --node-config does not take; rename it")
-        words.append(f"{key}={str(value).lower()}" if isinstance(value, bool) else f'{key}="{text}"')
-    return [
-        program("flower-supernode"),
-        *("--root-certificates", str(bundle / "ca.crt")),
-        *("--auth-supernode-private-key", str(bundle / "node.key")),
-        *("--superlink", address),
-        *("--host", "127.0.0.1"),
-        *("--port", str(free_port())),
-        *("--node-config", " ".join(words)),
-    ]
+    from pefll.deploy.node import NodeSettings
+
+    place = bundle.resolve()
+    own = (str(place / "ca.crt"), str(place / "node.key"))
+    NodeSettings(address, *own, node_config, app, tuple(code)).write(place / "node.json")
+    return [*_MODULE, "pefll.deploy.node", str(place / "node.json")]
 
 
-def resident_command(place: Path) -> list[str]:
-    """Return the command that starts the process which answers a client's messages.
+def run_command(folder: Path, words: Sequence[str] = ()) -> list[str]:
+    """Return Flower's command that starts a federation's app; it needs the environment of the server's home.
 
     Args:
-        place: of its socket; the system takes about 100 characters, so it is in a temporary folder of its own.
+        folder: of the federation.
+        words: settings to override, each NAME=VALUE as in TOML.
     """
-    return [sys.executable, "-m", "pefll.deploy.resident", str(place)]
-
-
-def register(public_keys: Sequence[Path], address: str, authority: Path, seconds: float = 60.0) -> list[str]:
-    """Let nodes in: tell the server their public keys.
-
-    Args:
-        public_keys: of the nodes; the name of a file is that of the node.
-        address: of the server.
-        authority: ca.crt.
-        seconds: how long to wait for a server that is starting.
-
-    Returns:
-        The names of the nodes that were let in now; a node that was let in before is none of them.
-    """
-    connection = _connection("pefll", address, authority)
-    ends = time.monotonic() + seconds
-    wait_for_server(address, ends)
-    from flwr.cli.utils import init_http_client_from_connection
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-
-    with redirect_stdout(io.StringIO()):  # it says which server, which whoever calls this knows
-        control = init_http_client_from_connection(connection)
-    done = []
-    try:
-        for path in public_keys:
-            request = RegisterNodeRequest(public_key=public_key_as_pem(path), name=path.stem)
-            try:
-                control.RegisterNode(request=request)
-            except Exception as error:  # Flower has several kinds of them
-                if getattr(getattr(error, "response", None), "status_code", 0) == _KNOWN_KEY:
-                    continue
-                raise PefllError(f"the server did not take the key {path}: {error}") from error
-            done.append(path.stem)
-    finally:
-        control.close()
-    return done
+    command = [program("flwr"), "run", str(folder.resolve()), CONNECTION, "--stream"]
+    return command + (["--run-config", " ".join(words)] if words else [])
 
 
 def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambda: None) -> None:
@@ -200,38 +153,6 @@ def check_server(address: str, authority: Path) -> None:
         raise PefllError(f"there is no server at {address}: {error.strerror or error}") from None
 
 
-def check_connection(name: str, authority: Path) -> Path:
-    """Return the file of Flower's own settings; PefllError where the name is another server's in it."""
-    from flwr.cli.flower_config import init_flwr_config, read_flower_config
-
-    with redirect_stdout(io.StringIO()):
-        init_flwr_config()
-    content, path = read_flower_config()
-    there = content.get("superlink", {}).get(name, {})
-    authority_there = there.get("root-certificates", "")
-    ours = authority_there == str(authority.resolve())
-    if there and not ours and (not authority_there or Path(authority_there).exists()):
-        raise PefllError(
-            f"{path} has a connection {name!r} to another server; choose another name with {argument('connection')}"
-        )
-    return Path(path)
-
-
-def write_connection(name: str, address: str, authority: Path) -> Path:
-    """Write a server's address into Flower's own settings, for `flwr run APP NAME`; return the file."""
-    from flwr.cli.flower_config import write_superlink_connection
-
-    path = check_connection(name, authority)
-    write_superlink_connection(_connection(name, address, authority))
-    return path
-
-
-def _connection(name: str, address: str, authority: Path) -> Any:
-    from flwr.cli.typing import SuperLinkConnection
-
-    return SuperLinkConnection(name=name, address=address, root_certificates=str(authority.resolve()))
-
-
 @dataclass
 class Processes:
     """Processes that end when the block does, however it ends.
@@ -249,8 +170,8 @@ class Processes:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        self.logs.mkdir(parents=True, exist_ok=True)
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.logs)
+        make_private_folder(self.home)
         return self
 
     def __exit__(
@@ -260,7 +181,7 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process; its output is appended to a file of its own."""
-        with (self.logs / f"{name}.log").open("ab") as log:
+        with open(self.logs / f"{name}.log", "ab", opener=private_opener) as log:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -268,6 +189,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env=environment(self.home) | mark() | (more or {}),
                 start_new_session=True,
+                umask=PRIVATE_UMASK,
             )
         self.running[name] = process
         return process

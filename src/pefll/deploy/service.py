@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,19 +15,18 @@ from typing import Any
 
 from rich.console import Console
 
-from pefll.deploy.admission import check_key_known
 from pefll.deploy.certificates import expiry
 from pefll.deploy.endings import Shown, check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
-from pefll.deploy.plan import read_app
+from pefll.deploy.known_key import check_key_known
+from pefll.deploy.plan import read_app, renew_app
+from pefll.deploy.private import make_private_folder, tighten
 from pefll.deploy.processes import (
     check_server,
     client_command,
     end_group,
     environment,
-    program,
-    register,
-    resident_command,
+    run_command,
     server_command,
     wait_for_server,
 )
@@ -41,8 +39,15 @@ from pefll.wording import counted
 AGAIN_SECONDS = 10
 
 
-def serve(folder: Path, host: str | None, console: Console) -> None:
-    """Run a federation's server until it is ended."""
+def serve(folder: Path, host: str | None, console: Console, port: int | None = None) -> None:
+    """Run a federation's server until it is ended.
+
+    Args:
+        folder: of the federation.
+        host: where to listen for clients; None for the address's own.
+        console: is told what happens.
+        port: where to listen for clients; None for the address's own. Another one where a proxy stands in front.
+    """
     plan = read_app(folder)
     address = server_address(folder)
     until = expiry(folder / "server" / "server.crt")
@@ -50,28 +55,18 @@ def serve(folder: Path, host: str | None, console: Console) -> None:
         raise PefllError(
             f"the server's certificate ended on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}"
         )
-    home = folder / ".flower"
-    home.mkdir(exist_ok=True)
-    its_host, _, port = address.rpartition(":")
-    advice = f"end that one, or give the federation another port: pefll flower renew {folder} --address HOST:PORT"
-    check_port(host or its_host, int(port), advice)
-    command = server_command(folder, host or its_host, int(port), home / "superlink.db")
+    home = server_home(folder)
+    make_private_folder(home)
+    _tell_what_was_loose(tighten(folder), console)
+    its_host, _, its_port = address.rpartition(":")
+    host, port = host or its_host, port or int(its_port)
+    check_port(host, port, folder)
     with ended_by_signals(), ExitStack() as stack:
-        process = _start(stack, command, home, "server")
-        check = partial(process.check, "Flower's server", f"{host or its_host}:{port}", advice)
-        here = f"127.0.0.1:{port}" if host == "0.0.0.0" else address
-        try:
-            wait_for_server(here, time.monotonic() + 60, check)
-            keys = sorted((folder / "keys").glob("*.pub"))
-            new = register(keys, here, folder / "server" / "ca.crt")
-        except PefllError:
-            check()  # whoever answered in its place was no server of ours
-            raise
-        say(console, f"{address}: {counted(len(keys), 'client')} may come in, of which {len(new):,} new")
-        say(
-            console,
-            f"Next, once they are there: flwr run {folder} deployment --stream ({counted(plan.rounds, 'round')})",
-        )
+        process = _start(stack, server_command(folder, host, port, home / "superlink.db"), home, "server")
+        check = partial(process.check, "Flower's server")
+        wait_for_server(f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", time.monotonic() + 60, check)
+        say(console, f"{address}: clients whose keys are in {folder}/keys may come in")
+        say(console, f"Next, once they are there: pefll flower run {folder} ({counted(plan.rounds, 'round')})")
         while True:
             check()
             time.sleep(0.2)
@@ -85,6 +80,7 @@ def take_part(
     model: Path | None,
     counts: bool,
     console: Console,
+    code: Sequence[str] = (),
     limits: dict[str, Any] | None = None,
 ) -> None:
     """Run a client until it is ended.
@@ -97,6 +93,7 @@ def take_part(
         model: where its personal model goes; None for its folder.
         counts: whether the server may know how many samples there are.
         console: is told what happens.
+        code: methods and models beside pefll's own that the server may name, package.module:Name.
         limits: fields of the client's `Policy` that differ from its client.toml.
     """
     bundle = find_bundle(folder, name)
@@ -109,9 +106,8 @@ def take_part(
     )
     check_key()
     home = bundle.folder / ".flower"
-    home.mkdir(exist_ok=True)
-    sockets = Path(tempfile.mkdtemp(prefix="pefll-"))  # its owner's alone
-    resident = sockets / "socket"
+    make_private_folder(home)
+    _tell_what_was_loose(tighten(bundle.folder), console)
     config: dict[str, str | bool] = {
         "name": bundle.name,
         "data": str(data.expanduser().resolve()),
@@ -120,20 +116,15 @@ def take_part(
         "model": str((model or bundle.folder / "model.safetensors").resolve()),
         "tells-counts": counts,
         **policy.to_node(),
-        "resident": str(resident),
     }
-    with ended_by_signals(), ExitStack() as stack:
-        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        staying = _start(stack, resident_command(resident), home, "resident")
+    command = client_command(bundle.folder, bundle.address, config, code=code)
+    with ended_by_signals():
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         say(console, policy.sentence)
         while True:
             with ExitStack() as once:
-                # A command of its own each time: another program may have taken the local port meanwhile.
-                node = _start(once, client_command(bundle.folder, bundle.address, config), home, "supernode")
+                node = _start(once, command, home, "supernode")
                 while node.poll() is None:
-                    if staying.poll() is not None:
-                        staying = _start(stack, resident_command(resident), home, "resident")
                     time.sleep(0.2)
             # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
             # and refuses its successor until then.
@@ -143,13 +134,30 @@ def take_part(
             time.sleep(AGAIN_SECONDS)
 
 
-def start_app(folder: Path, connection: str, overrides: dict[str, str]) -> int:
-    """Start a federation's app, show what it says, and return its exit status."""
+def server_home(folder: Path) -> Path:
+    """Return Flower's home of a federation's server: its database, and the operator's address and secret."""
+    return folder / ".flower"
+
+
+def start_app(folder: Path, overrides: Sequence[str]) -> int:
+    """Start a federation's app, show what it says, and return its exit status.
+
+    Args:
+        folder: of the federation, whose server runs on this machine.
+        overrides: settings of the app, each NAME=VALUE as in TOML.
+    """
     read_app(folder)
-    words = " ".join(f'{key}="{value}"' for key, value in overrides.items())
-    command = [program("flwr"), "run", str(folder.resolve()), connection, "--stream", "--run-config", words]
+    renew_app(folder)
+    home = server_home(folder)
+    if not os.access(home / "credentials.yaml", os.R_OK):
+        raise PefllError(
+            f"{home} has no operator's secret that you can read; start `pefll flower server {folder}` on this machine, "
+            "as the same user",
+            code="PEFLL-F003",
+        )
+    command, words = run_command(folder, overrides), environment(home.resolve()) | mark()
     with ended_by_signals() as signals, ExitStack() as stack:
-        process = subprocess.Popen(command, env=environment() | mark(), start_new_session=True)
+        process = subprocess.Popen(command, env=words, start_new_session=True)
         stack.callback(end_group, process)
         return process.wait()
     return 128 + signals[0]
@@ -160,3 +168,8 @@ def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> S
     process = Shown(command, environment(home.resolve()) | mark(), home / f"{name}.log")
     stack.callback(end_group, process)
     return process
+
+
+def _tell_what_was_loose(loose: Sequence[Path], console: Console) -> None:
+    if loose:
+        say(console, f"others had rights on {counted(len(loose), 'path')} in {loose[0]}; they have none any more")

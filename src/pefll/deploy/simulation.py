@@ -27,9 +27,9 @@ KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, a
 def simulate(folder: Path, data: Path, rounds: int, console: Console | None = None, label: str = LABEL) -> Run:
     """Train the first rounds of a federation's run on this machine, with data that stands for that of its clients.
 
-    `flwr run` goes on with it: the same settings, the same seed, the same clients by their numbers. Where the data is
-    what the clients have, the run is bit for bit that of real clients. The summary, the history and the log say which
-    rounds were simulated.
+    `pefll flower run` goes on with it: the same settings, the same seed, the same clients by their numbers. Where the
+    data is what the clients have, the run is bit for bit that of real clients. The summary, the history and the log
+    say which rounds were simulated.
 
     Args:
         folder: of the federation.

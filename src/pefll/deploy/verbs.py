@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pefll.data import CLIENT, LABEL
 from pefll.errors import PefllError
+from pefll.named import CODE
 from pefll.progress import say
 from pefll.wording import counted
 
@@ -67,9 +68,6 @@ def init(
     label: Label = LABEL,
     client_column: Annotated[str, typer.Option(help="The client's column in a table or .npz.")] = CLIENT,
     data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path("data"),
-    connection: Annotated[
-        str, typer.Option(help="What Flower's settings call the server; empty to leave them alone.")
-    ] = "deployment",
 ) -> None:
     """Make a ready Flower app: settings, certificates, a key for each client, a README.
 
@@ -79,7 +77,6 @@ def init(
     need_flower()
     from pefll.deploy.folder import check_new, make_federation
     from pefll.deploy.plan import Plan
-    from pefll.deploy.processes import check_connection, write_connection
     from pefll.deploy.setup import agreement_like, client_names, refused_by_default
     from pefll.engines.flower.terms import Terms
 
@@ -111,12 +108,7 @@ def init(
     check_new(folder, address)
     for sentence in refused_by_default(agreed):
         say(err, sentence)
-    if connection:
-        check_connection(connection, folder / "server" / "ca.crt")  # before anything is made
-    make_federation(folder, plan, address, host or [], connection)
-    if connection:
-        path = write_connection(connection, address, folder / "server" / "ca.crt")
-        say(out, f"{path}: {connection} is this federation's server")
+    make_federation(folder, plan, address, host or [])
     say(out, f"{folder}: a federation of {counted(len(names), 'client')} for {method}, model {agreed.model}")
     if not like:
         say(out, "Clients must have 8x8 digits, as the demo's: for other data make it anew, with --like example.npz")
@@ -129,22 +121,49 @@ def server(
     host: Annotated[
         str | None, typer.Option(help="Where to listen: 0.0.0.0 for all networks. [default: the address's own]")
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Where to listen, for a proxy in front. [default: the address's own]", min=1, max=65535),
+    ] = None,
 ) -> None:
     """Run the server: Flower's SuperLink with TLS, for the clients whose keys are in the folder; Ctrl-C ends it.
 
-    What it knows is kept in FEDERATION/.flower, so that it can be started again.
+    What it knows is kept in FEDERATION/.flower, so that it can be started again. Commands to it need a secret, which
+    is there, too: `pefll flower run FEDERATION`, by the same user on the same machine.
     """
     need_flower()
     from pefll.deploy.service import serve
 
-    serve(folder, host, err)
+    serve(folder, host, err, port)
+
+
+@app.command()
+def run(
+    folder: FolderArgument,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting of FEDERATION/pyproject.toml to override, NAME=VALUE; may be repeated."),
+    ] = None,
+) -> None:
+    """Train with the clients that are connected; after a stop it goes on from the last checkpoint.
+
+    On the server's machine, by the user who runs the server. For example: `pefll flower run my-federation`
+    """
+    need_flower()
+    from pefll.deploy.service import start_app
+
+    raise typer.Exit(start_app(folder, run_config or []))
 
 
 @app.command()
 def client(
     folder: Annotated[Path, typer.Argument(help="The client's own folder, or the federation's.", metavar="FOLDER")],
     data: Annotated[
-        Path, typer.Option(help="This client's samples: .npz, .csv, .parquet, or a folder class/*.png. They stay here.")
+        Path,
+        typer.Option(
+            help="This client's samples: .npz, .csv, .parquet, or a folder class/*.png. They stay here.",
+            envvar="PEFLL_DATA",
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="The client's name; needed where FOLDER is the federation's.")
@@ -154,6 +173,14 @@ def client(
         Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
     ] = None,
     counts: Annotated[bool, typer.Option(help="Tell the server how many samples there are.")] = True,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Methods and models beside pefll's own that the server may name, package.module:Name with commas, "
+            "installed here and trusted; may be repeated.",
+            envvar=CODE,
+        ),
+    ] = None,
     methods: Annotated[
         str | None, typer.Option(help="The methods to take part in, with commas. [default: as in client.toml]")
     ] = None,
@@ -180,13 +207,18 @@ def client(
     from pefll.deploy.service import take_part
 
     limits = {
-        "methods": None if methods is None else tuple(part.strip() for part in methods.split(",") if part.strip()),
+        "methods": None if methods is None else tuple(_listed(methods)),
         "min_samples": min_samples,
         "allow_few": allow_few,
         "numbers_per_sample": numbers_per_sample,
     }
     given = {name: value for name, value in limits.items() if value is not None}
-    take_part(folder, name, data, label, model, counts, err, given)
+    take_part(folder, name, data, label, model, counts, err, _listed(",".join(code or [])), given)
+
+
+def _listed(text: str) -> list[str]:
+    """Return names that have commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 @app.command()
@@ -194,14 +226,8 @@ def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="The ne
     """Let one more client in, which was not there in training; a server that runs learns of it at once."""
     need_flower()
     from pefll.deploy.folder import add_client
-    from pefll.deploy.processes import register
 
     bundle = add_client(folder, name)
-    key = folder / "keys" / f"{name}.pub"
-    try:
-        register([key], bundle.address, folder / "server" / "ca.crt", seconds=2)
-    except PefllError:
-        say(err, f"The server at {bundle.address} does not run now; it will know {name} when it is started.")
     say(out, f"{bundle.folder}: hand it to {name}, then: pefll flower client {name} --data samples.npz")
 
 
@@ -216,9 +242,6 @@ def renew(
         str | None,
         typer.Option(help="Where clients reach the server from now on, host:port.", show_default="as before"),
     ] = None,
-    connection: Annotated[
-        str, typer.Option(help="What Flower's settings call the server; empty to leave them alone.")
-    ] = "deployment",
 ) -> None:
     """Make a new certificate for the server, from the same authority: clients need nothing new.
 
@@ -227,14 +250,10 @@ def renew(
     need_flower()
     from pefll.deploy.certificates import expiry, make_certificates
     from pefll.deploy.folder import move, server_address
-    from pefll.deploy.processes import write_connection
 
     if address is not None:
         for place in move(folder, address):
             say(out, f"{place}: {address}")
-        if connection:
-            path = write_connection(connection, address, folder / "server" / "ca.crt")
-            say(out, f"{path}: {connection} is this federation's server")
         say(out, f"Clients that have their folder already must write {address} into their client.toml")
     make_certificates(folder / "server", [server_address(folder).rpartition(":")[0], *(host or [])])
     say(
@@ -255,8 +274,8 @@ def simulate(
 ) -> None:
     """Train the first rounds on this machine, with data that stands for the clients'; real clients then go on.
 
-    For example: `pefll flower simulate my-federation --data stand-ins --rounds 90`, then `flwr run my-federation`. The
-    run's summary, history and log say which rounds were simulated.
+    For example: `pefll flower simulate my-federation --data stand-ins --rounds 90`, then `pefll flower run
+    my-federation`. The run's summary, history and log say which rounds were simulated.
     """
     need_flower()
     from pefll.deploy.simulation import simulate as run_simulation
@@ -264,15 +283,13 @@ def simulate(
     run_simulation(folder, data, rounds, err, label)
     say(
         out,
-        f"{folder}/run: {counted(rounds, 'round')} simulated; flwr run goes on with them once real clients are there",
+        f"{folder}/run: {counted(rounds, 'round')} simulated; once real clients are there, pefll flower run {folder} "
+        "goes on with them",
     )
 
 
 @app.command()
-def personalize(
-    folder: FolderArgument,
-    connection: Annotated[str, typer.Option(help="What Flower's settings call the server.")] = "deployment",
-) -> None:
+def personalize(folder: FolderArgument) -> None:
     """Make a model for every client that is connected, also for those that were not there in training.
 
     With PeFLL these are two exchanges: a descriptor up, a model down, which the client writes to its own disk.
@@ -280,7 +297,7 @@ def personalize(
     need_flower()
     from pefll.deploy.service import start_app
 
-    raise typer.Exit(start_app(folder, connection, {"task": "personalize"}))
+    raise typer.Exit(start_app(folder, ['task="personalize"']))
 
 
 @app.command()

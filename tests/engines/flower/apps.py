@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from pefll_node import NodeApp
+from pefll.deploy.apps import client as honest
 
 server = ServerApp()
 
 
-class Misbehaving(NodeApp):
+class Misbehaving(ClientApp):
     """Answers as every client does, but for what its node config says, such as trouble="nan@1.0 late@2.1".
 
     Each word is what happens, at which round and in which exchange of it.
@@ -26,17 +27,17 @@ class Misbehaving(NodeApp):
     def __call__(self, message: Message, context: Context) -> Message:
         troubles = str(context.node_config.get("trouble", ""))
         if not troubles or not message.metadata.message_type.startswith("train."):
-            return super().__call__(message, context)
+            return honest(message, context)
         from pefll.engines.flower.message import header_of
 
         header = header_of(message.content)
         here = f"@{header['round']}.{header['exchange']}"
         kinds = [word.removesuffix(here) for word in troubles.split() if word.endswith(here)]
         if not kinds:
-            return super().__call__(message, context)
+            return honest(message, context)
         if kinds[0] == "killed":
-            os.killpg(os.getpgid(0), signal.SIGKILL)  # with the SuperNode, whose group this process is in
-        reply = super().__call__(message, context)
+            os.killpg(os.getpgid(0), signal.SIGKILL)  # with the SuperNode, which is the same process
+        reply = honest(message, context)
         return misbehave(kinds[0], message, reply)
 
 

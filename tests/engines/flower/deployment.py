@@ -29,7 +29,9 @@ def deploy(here: Setting, place: Path, apps: dict[str, str] | None = None, **cha
     if apps:
         write_app(folder, "fed", plan, **apps)
     os.environ["PYTHONPATH"] = os.pathsep.join({str(REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)})
-    return Loopback(place / "logs", place / "home", folder=folder)
+    there = Loopback(place / "logs", place / "home", folder=folder)
+    there.client_app = (apps or {}).get("client", there.client_app)
+    return there
 
 
 def start(there: Loopback, here: Setting, troubles: dict[int, str] | None = None, clients: Any = None) -> None:

@@ -27,7 +27,7 @@ import torch
 from pefll import checkpoint
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.loopback import Loopback
-from pefll.deploy.processes import check_server, client_command, server_command, wait_for_server
+from pefll.deploy.processes import check_server, client_command, free_port, program, server_command, wait_for_server
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
 from pefll.errors import PefllError
@@ -204,7 +204,7 @@ def not_let_in(here: Setting, place: Path) -> list[dict[str, Any]]:
             rows.append({"fault": name, "log": reasons[name], "ok": ok, "let_in": let_in})
         start_client(there, here, 0)  # an honest one is let in by the same server
         wait_until(lambda: "Activated" in there.log("server"), 60, "an honest client")
-        there.end("server", *others, client_name(0), f"{client_name(0)}-resident")
+        there.end("server", *others, client_name(0))
         make_certificates(there.folder / "server", ["127.0.0.1"], days=-1)
         host, _, port = there.address.rpartition(":")
         there.start("expired", server_command(there.folder, host, int(port), None))
@@ -236,13 +236,10 @@ def strangers(there: Loopback, here: Setting) -> dict[str, list[str]]:
         if name == "wrong-certificate":
             make_certificates(own / "other", ["127.0.0.1"])
             shutil.copy(own / "other" / "ca.crt", own / "ca.crt")
-        command = client_command(own, there.address, dict(data))
+        commands[name] = client_command(own, there.address, dict(data))
         if name == "no-tls":
-            place = command.index("--root-certificates")
-            command[place : place + 2] = ["--insecure"]
-            place = command.index("--auth-supernode-private-key")
-            del command[place : place + 2]
-        commands[name] = command
+            words = ["--insecure", "--superlink", there.address, "--host", "127.0.0.1", "--port", str(free_port())]
+            commands[name] = [program("flower-supernode"), *words]
     return commands
 
 

@@ -441,6 +441,21 @@ def test_a_clients_key_says_who_it_is(tmp_path):
     assert "a node with the key of client-004 calls itself 'client-001'; it is left alone" in said
 
 
+def test_two_nodes_with_keys_of_one_name_are_both_left_alone(tmp_path):
+    here = setting(tmp_path)
+    here.grid.keys = {node: context.node_config["name"] for node, context in here.grid.contexts.items()}
+    honest = here.grid.contexts[1001]
+    here.grid.contexts[900] = type(honest)(1, 900, honest.node_config, type(honest.state)(), honest.run_config)
+    here.grid.keys[900] = "client-001"  # a second key was registered under the name
+    here.grid.online.add(900)
+    said: list[str] = []
+    engine = here.engine(report=said.append)
+    assert engine.present() == [0, 2, 3, 4, 5]
+    assert engine.present() == [0, 2, 3, 4, 5]
+    engine.close()
+    assert [line for line in said if "2 nodes have keys with the name client-001" in line] == said
+
+
 def test_a_client_with_other_settings_is_told_apart(tmp_path):
     here = setting(tmp_path)
     here.grid.contexts[1001].run_config["seed"] = 77

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,10 +182,10 @@ def test_init_chooses_descriptors_that_clients_send(tmp_path):
     assert len(refused_by_default(agreed(8, "descriptor_batch=1", "batch_size=4"))) == 3
 
 
-def test_the_limits_reach_the_node_through_the_command_line_and_flowers_config(monkeypatch, tmp_path):
-    from flwr.common.config import parse_config_args
+def test_the_limits_reach_the_node_through_the_command_line_and_the_nodes_settings(monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
+    from pefll.deploy.node import NodeSettings
     from pefll.deploy.processes import client_command
     from pefll.deploy.verbs import app
 
@@ -194,8 +195,8 @@ def test_the_limits_reach_the_node_through_the_command_line_and_flowers_config(m
     CliRunner().invoke(app, ["client", str(tmp_path), "--data", "x.npz", *options], catch_exceptions=False)
     policy = Policy(**given)
     assert policy == Policy(("fedavg", "mine:Own"), 3, True, 2.5)
-    words = client_command(tmp_path, "a:1", {"name": "ann", **policy.to_node()})[-1]
-    assert Policy.of_node(parse_config_args([words])) == policy
+    settings = client_command(tmp_path, "a:1", {"name": "ann", **policy.to_node()})[-1]
+    assert Policy.of_node(NodeSettings.read(Path(settings)).config) == policy
     given.clear()
     CliRunner().invoke(app, ["client", str(tmp_path), "--data", "x.npz"], catch_exceptions=False)
     assert given == {}, "what is not given stays as client.toml says"

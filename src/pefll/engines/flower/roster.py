@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,8 +87,17 @@ class Roster:
             return introduced(content)
 
         outcome = exchange(self._grid, letters, self._terms.exchange_seconds, HELLO, accept)
+        claims = Counter(keys[node] for node, answer in outcome.replies.items() if answer.get("name") == keys[node])
         for node, answer in outcome.replies.items():
+            if keys[node] and answer.get("name") == keys[node] and claims[keys[node]] > 1:
+                self._strangers[node] = keys[node]
+                continue
             self._meet(node, answer, keys[node])
+        for name in (name for name, count in claims.items() if name and count > 1):
+            self._report(
+                f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and nobody knows which is the "
+                "client: all of them are left alone; keep one such key in keys/ and start the server again"
+            )
         if outcome.replies:
             self._count()
         for node, reason in outcome.faults.items():

@@ -1,0 +1,199 @@
+"""What each of the server's two ports lets through to Flower: exact lists of routes, with a credential for each.
+
+Flower's SuperLink is one web application that serves clients, operators and apps alike. Here it gets two ports: one for
+clients, which lets through what a registered client sends and nothing else, and one on this machine alone, for the
+operator, who has a secret, and for the server's own app, which has a token from Flower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from datetime import datetime
+from typing import Any
+
+from pefll.deploy.admission import Admission
+from pefll.errors import PefllError
+
+try:
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MIB = 1 << 20
+# What a client may send, and how long it may be. An object holds a whole model.
+FLEET = {
+    f"/v1/fleet/{route}": MIB * (1024 if route == "push-object" else 16)
+    for route in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "get-run",
+        "get-fab",
+        "push-object",
+        "pull-object",
+        "confirm-message-received",
+    )
+}
+# What the server's own app needs of Flower, which asks for the token of the run in each of them.
+RUNTIME = frozenset(
+    f"/v1/runtime/{route}"
+    for route in (
+        "send-task-heartbeat",
+        "pull-task-input",
+        "push-task-output",
+        "push-object",
+        "pull-object",
+        "confirm-message-received",
+        "push-logs",
+        "push-messages",
+        "pull-messages",
+        "get-nodes",
+    )
+)
+CONTROL = "/v1/control/"
+# Keys are put into keys/, and nowhere else.
+NOT_EVEN_OPERATORS = frozenset({f"{CONTROL}register-node"})
+MOST_HEAD_BYTES = 16 << 10
+IDLE_SECONDS = 60  # how long a request may pause while it is sent
+
+
+class FleetOnly:
+    """The clients' port: a request that a known key has signed, to a route for clients, of bounded size.
+
+    The key is looked at before a byte of the content is read, so that strangers cannot fill the memory. Flower checks
+    key and time again, and that the client speaks for itself.
+
+    Args:
+        app: Flower's.
+        admission: which keys are known.
+    """
+
+    def __init__(self, app: App, admission: Admission) -> None:
+        self._app, self._admission = app, admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return None
+        limit = FLEET.get(scope["path"]) if scope["method"] == "POST" else None
+        if limit is None:
+            return await _refuse(send, 404)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD_BYTES:
+            return await _refuse(send, 431)
+        if self._admission.has_changed():
+            await asyncio.to_thread(self._admission.look)
+        if not self._is_known(scope):
+            return await _refuse(send, 401)
+        if _declared_length(scope) > limit:
+            return await _refuse(send, 413)
+        return await self._app(scope, _bounded(receive, limit), send)
+
+    def _is_known(self, scope: Scope) -> bool:
+        names = (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+        try:
+            key, signature, stamp = (_one_header(scope, name) for name in names)
+            public_key = b64decode(key, validate=True)
+            age = (now() - datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
+            return (
+                self._admission.name_of(public_key) is not None
+                and -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+                and bool(verify_signature(bytes_to_public_key(public_key), stamp, b64decode(signature, validate=True)))
+            )
+        except (ValueError, TypeError):  # base64's error is a ValueError; a time without a zone is a TypeError
+            return False
+
+
+class OperatorOnly:
+    """The port on this machine: commands of whoever has the operator's secret, and the server's own app.
+
+    Flower checks both credentials again. They are asked for here before a byte of the content is read.
+
+    Args:
+        app: Flower's.
+        token: the operator's secret.
+        is_running: whether a token is that of a run under way.
+    """
+
+    def __init__(self, app: App, token: str, is_running: Callable[[bytes], bool]) -> None:
+        self._app, self._expected, self._is_running = app, f"Bearer {token}".encode(), is_running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or start and end the application."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return None
+        path = scope["path"] if scope["method"] == "POST" else ""
+        if path not in RUNTIME and not path.startswith(CONTROL):
+            return await _refuse(send, 404)
+        try:
+            if path in RUNTIME:
+                allowed = self._is_running(_one_header(scope, TASK_TOKEN_HEADER))
+            else:
+                allowed = hmac.compare_digest(_one_header(scope, "authorization"), self._expected)
+        except ValueError:
+            allowed = False
+        if not allowed:
+            return await _refuse(send, 401)
+        if path in NOT_EVEN_OPERATORS:
+            return await _refuse(send, 403, b"put the key into keys/: pefll flower add FEDERATION NAME")
+        return await self._app(scope, receive, send)
+
+
+def _bounded(receive: Receive, limit: int) -> Receive:
+    """Return a `receive` that ends a request which becomes too long or too slow, whatever length it declared."""
+    got = 0
+
+    async def bounded() -> MutableMapping[str, Any]:
+        nonlocal got
+        try:
+            message = await asyncio.wait_for(receive(), IDLE_SECONDS) if got >= 0 else await receive()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        if message["type"] == "http.request":
+            got += len(message.get("body", b""))
+            if got > limit:
+                return {"type": "http.disconnect"}
+            if not message.get("more_body", False):
+                got = -1  # the rest is waiting for the client to go, which may take as long as the answer
+        return message
+
+    return bounded
+
+
+def _one_header(scope: Scope, name: str) -> bytes:
+    """Return a header that must be there once; ValueError where it is not."""
+    found = _headers(scope, name)
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} headers {name}")
+    return found[0]
+
+
+def _headers(scope: Scope, name: str) -> list[bytes]:
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    return [value for key, value in headers if key == name.lower().encode()]
+
+
+def _declared_length(scope: Scope) -> int:
+    found = _headers(scope, "content-length")
+    return int(found[0]) if len(found) == 1 and found[0].isdigit() else 0
+
+
+async def _refuse(send: Send, status: int, sentence: bytes = b"") -> None:
+    """Answer without a word of what is there, and close the connection, so that nothing more of it is read."""
+    headers = [(b"content-length", str(len(sentence)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": sentence})

@@ -1,0 +1,191 @@
+"""A client's process: Flower's SuperNode, and in the same process the app that answers its messages.
+
+`flower-supernode` opens a port on the client's machine, starts a process for every message, hands it a token in its
+argument list, and runs whatever app the server sends. Here nothing of that happens. Flower's own loop carries the
+messages; a thread answers them with the app that the client's owner has installed. No port is opened, no code comes
+from the server, and the argument list names one file, which only its owner can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pefll.deploy.plan import CLIENT_APP
+from pefll.deploy.private import PRIVATE_UMASK, write_private
+from pefll.engines.settings import keep_freed_memory
+from pefll.errors import PefllError
+from pefll.named import allow_only
+
+try:
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.app import Context, Error, Message
+    from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, Status, SubStatus
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+    from flwr.supercore import log
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.heartbeat import HeartbeatSender
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supercore.servicer.runtime import runtime_handlers as core_handlers
+    from flwr.supernode.nodestate import NodeState, NodeStateFactory
+    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+    from flwr.supernode.servicer.runtime import runtime_handlers
+    from flwr.supernode.start_client_internal import start_client_internal
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+_LOOK_SECONDS = 0.1
+_ERROR = 40  # a level of Python's logging
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a client's process has to know.
+
+    Attributes:
+        address: of the server, host:port.
+        authority: ca.crt.
+        key: the client's own private key.
+        config: what the client's app is told: its name, its data.
+        app: the app that answers messages, module:name. Only the client's owner says which.
+        code: methods and models, package.module:Name, that the server may name; it may name pefll's own in any case.
+    """
+
+    address: str
+    authority: str
+    key: str
+    config: dict[str, str | bool]
+    app: str = CLIENT_APP
+    code: tuple[str, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """Write them to a file that only its owner can read: it says where the client's data is."""
+        write_private(path, json.dumps(asdict(self), indent=1).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> NodeSettings:
+        """Read them back."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise PefllError(f"{path} has no settings of a client: {error}", code="PEFLL-F002") from None
+
+
+class LocalRuntime:
+    """Flower's Runtime API for one task, called as functions where Flower's own app would send requests.
+
+    Args:
+        state: of the node.
+        task: that the app works on.
+    """
+
+    def __init__(self, state: NodeState, task: Any) -> None:
+        self._state, self._task = state, task
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a call such as `PullObject`, which Flower has as a function `pull_object`."""
+        words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
+        handler = getattr(core_handlers if name == "SendTaskHeartbeat" else runtime_handlers, words)
+        return lambda request: handler(request, self._state, self._task)
+
+    def PullObject(self, request: Any) -> Any:
+        """Return a part of the message, which may be on its way; an error where Flower's loop has given it up.
+
+        The loop fetches one message at a time. Where another task waits, this one's message will never be whole, as
+        when the server was killed while it was sent.
+        """
+        found = runtime_handlers.pull_object(request, self._state, self._task)
+        if not found.object_available and self._state.get_tasks(statuses=[Status.PENDING]):
+            raise ConnectionError("the message was not sent to its end")
+        return found
+
+
+class Answering(threading.Thread):
+    """Answers the messages that Flower's loop has fetched, one after another, with one app.
+
+    Args:
+        state: of the node, which the loop shares.
+        app: makes a reply of a message.
+    """
+
+    def __init__(self, state: NodeState, app: Any) -> None:
+        super().__init__(name="answering", daemon=True)
+        self._state, self._app = state, app
+
+    def run(self) -> None:
+        """Answer, until the process ends."""
+        # Whatever kind of app the server has in mind: it gets this one's answer.
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
+        while True:
+            try:
+                found = runtime_handlers.acquire_task(request, self._state)
+                if found.token:
+                    self._answer(LocalRuntime(self._state, found.task))
+                    continue
+            except Exception as error:  # noqa: BLE001 - the next message is answered all the same
+                log(_ERROR, "a message could not be answered: %s", error)
+            time.sleep(_LOOK_SECONDS)
+
+    def _answer(self, runtime: LocalRuntime) -> None:
+        # Flower's own heartbeat ends the process of a task that is over, which here is the client.
+        alive = HeartbeatSender(lambda: runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()) is not None)
+        alive.start()
+        context, outcome = None, SubStatus.FAILED
+        try:
+            message, context, _, _ = pull_task_input(runtime)
+            reply, outcome = self._reply(message, context)
+            push_message(runtime, reply, context)
+        finally:
+            push_task_output(runtime, context, outcome, "")
+            if alive.is_running:
+                alive.stop()
+
+    def _reply(self, message: Message, context: Context) -> tuple[Message, str]:
+        """Return the app's reply, or that it failed: of the error, which may hold data, the server gets the kind."""
+        try:
+            return self._app(message, context), SubStatus.COMPLETED
+        except Exception as error:  # noqa: BLE001
+            log(_ERROR, "the app failed", exc_info=error)
+            failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=type(error).__name__)
+            return Message(failed, reply_to=message), SubStatus.FAILED
+
+
+def take_part(settings: NodeSettings) -> None:
+    """Be a client until the process is ended."""
+    module, _, name = settings.app.partition(":")
+    app = getattr(import_module(module), name)
+    allow_only(*settings.code)
+    keep_freed_memory(True)  # what a training step frees is kept for the next one
+    key = load_ssh_private_key(Path(settings.key).read_bytes(), None)
+    factory = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
+    Answering(factory.state(), app).start()
+    start_client_internal(
+        state_factory=factory,
+        server_address=settings.address,
+        node_config=dict(settings.config),
+        root_certificates=Path(settings.authority).read_bytes(),
+        insecure=False,
+        authentication_keys=(key, key.public_key()),
+        isolation=ISOLATION_MODE_PROCESS,
+        runtime_dependency_install=False,
+    )
+
+
+def main() -> None:
+    """Read the settings and take part."""
+    os.umask(PRIVATE_UMASK)
+    try:
+        take_part(NodeSettings.read(Path(sys.argv[1])))
+    except PefllError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

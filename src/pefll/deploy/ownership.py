@@ -1,0 +1,103 @@
+"""A client gets at its own messages and objects, and at nobody else's.
+
+Flower checks that a request is signed by the node it names. It does not check whose object a request asks for, nor in
+whose name a message is sent: who knows a name could read, overwrite or delete what is another's, and send orders in the
+server's name. Names are hashes or random numbers, so that they are hard to guess; here they are useless, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from pefll.errors import PefllError
+
+try:
+    from fastapi import HTTPException
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+_FORBIDDEN = 403
+# A node works on one message at a time. It may be killed and come back, so that it has the right to some more.
+_REMEMBERED = 8
+Handler = Callable[..., Any]
+
+
+class Ownership:
+    """Which messages, objects and transfers are whose; remembered as Flower hands them out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._messages: defaultdict[int, dict[str, frozenset[str]]] = defaultdict(dict)
+        self._transfers: defaultdict[int, dict[str, None]] = defaultdict(dict)
+
+    def guard(self, handlers: Any) -> None:
+        """Put a check before each of Flower's functions for clients' requests that name a message or an object.
+
+        Args:
+            handlers: Flower's module of these functions, or anything that has them.
+        """
+        before = {"push_messages": self._own_name, "push_object": self._own_transfer}
+        before |= {"pull_object": self._own_object, "confirm_message_received": self._own_message}
+        after = {"pull_messages": self._note_messages, "push_messages": self._note_transfer}
+        for name in before.keys() | after.keys():
+            setattr(handlers, name, _checked(getattr(handlers, name), before.get(name), after.get(name)))
+
+    def _own_name(self, request: Any) -> None:
+        for message in request.messages_list:
+            if message.metadata.src_node_id != request.node.node_id or not message.metadata.reply_to_message_id:
+                raise HTTPException(_FORBIDDEN, "a client sends replies, in its own name")
+
+    def _own_transfer(self, request: Any) -> None:
+        with self._lock:
+            allowed = request.session_id in self._transfers[request.node.node_id]
+        if not allowed:
+            raise HTTPException(_FORBIDDEN, "this is no transfer of this client's")
+
+    def _own_object(self, request: Any) -> None:
+        with self._lock:
+            mine = self._messages[request.node.node_id].values()
+            allowed = any(request.object_id in objects for objects in mine)
+        if not allowed:
+            raise HTTPException(_FORBIDDEN, "this is no object of this client's")
+
+    def _own_message(self, request: Any) -> None:
+        with self._lock:
+            allowed = request.message_object_id in self._messages[request.node.node_id]
+        if not allowed:
+            raise HTTPException(_FORBIDDEN, "this is no message of this client's")
+
+    def _note_messages(self, request: Any, response: Any) -> None:
+        with self._lock:
+            mine = self._messages[request.node.node_id]
+            for tree in response.message_object_trees:
+                mine[tree.object_id] = frozenset(part.object_id for part in iterate_object_tree(tree))
+            _forget(mine)
+
+    def _note_transfer(self, request: Any, response: Any) -> None:
+        with self._lock:
+            mine = self._transfers[request.node.node_id]
+            mine[response.session_id] = None
+            _forget(mine)
+
+
+def _checked(
+    handler: Handler, before: Callable[[Any], None] | None, after: Callable[[Any, Any], None] | None
+) -> Handler:
+    def checked(request: Any, *words: Any, **named: Any) -> Any:
+        if before is not None:
+            before(request)
+        response = handler(request, *words, **named)
+        if after is not None:
+            after(request, response)
+        return response
+
+    return checked
+
+
+def _forget(mine: dict[str, Any]) -> None:
+    while len(mine) > _REMEMBERED:
+        del mine[next(iter(mine))]

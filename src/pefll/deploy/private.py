@@ -1,0 +1,57 @@
+"""Files and folders that only their owner can read, whatever the umask is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from pefll.files import sentences_for_disk_errors, write_whole
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+# For processes that write files we do not name: Flower's database, logs, run folders, what a client keeps.
+PRIVATE_UMASK = 0o077
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter; one that is there already is made so.
+
+    What lies in such a folder is out of others' reach even where its own mode is loose.
+    """
+    with sentences_for_disk_errors(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        if stat.S_IMODE(path.stat().st_mode) != PRIVATE_FOLDER:
+            path.chmod(PRIVATE_FOLDER)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that nobody but its owner can read, at no moment; see `write_whole`."""
+    with sentences_for_disk_errors(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content, private=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=...)`; where it is new, nobody but its owner can read it."""
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+def tighten(folder: Path) -> list[Path]:
+    """Take every right that others have away from a folder and all that is in it.
+
+    Links are left alone: what they point to is somebody else's business.
+
+    Returns:
+        What had rights for others, parents first.
+    """
+    loose: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode) or path in loose or not mode & 0o077:
+                continue
+            with sentences_for_disk_errors(f"the mode of {path}"):
+                path.chmod(stat.S_IMODE(mode) & 0o700)
+            loose.append(path)
+    return loose

@@ -1,0 +1,189 @@
+"""The server's process: Flower's SuperLink behind two ports, one for clients and one for the operator.
+
+`flower-superlink` has one port, on which everybody who reaches it may command it. This process makes the same
+application and serves it twice: to clients on the federation's address (`gate.FleetOnly`), to the operator on a free
+port of this machine (`gate.OperatorOnly`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+from pefll.deploy.admission import Admission
+from pefll.deploy.endings import bind
+from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
+from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
+from pefll.deploy.ownership import Ownership
+from pefll.deploy.private import PRIVATE_UMASK
+from pefll.deploy.slow_heads import ImpatientProtocol
+from pefll.deploy.starter import Starter
+from pefll.errors import PefllError
+from pefll.wording import counted
+
+try:
+    import uvicorn
+    from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
+    from flwr.supercore import log
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+    from flwr.supercore.logger import console_handler
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig
+    from flwr.superlink.main import create_app
+    from flwr.superlink.servicer.fleet import fleet_handlers
+except ImportError:
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+
+LOOPBACK = "127.0.0.1"
+# A client has a connection or two. More than this many at once are told to come back.
+MOST_CONNECTIONS = 4096
+
+
+class _Server(uvicorn.Server):  # type: ignore[misc]
+    """Leaves signals alone, because two of them run side by side."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+
+def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
+    """Serve a federation until the process is asked to end.
+
+    Args:
+        folder: of the federation; has server/ and keys/.
+        host: where clients reach it.
+        port: likewise.
+        database: of nodes and runs; None for one in memory.
+    """
+    public, own = bind(host, port, folder), bind(LOOPBACK, 0, folder)
+    token, authority = new_token(), folder / "server" / "ca.crt"
+    config = _config(folder, own.getsockname()[1], database, token)
+    app = create_app(config, SuperLinkLifespan)
+    state = app.state.linkstate_factory.state()
+    Ownership().guard(fleet_handlers)
+    admission = Admission(folder / "keys", state, _report)
+    change = admission.look()
+    keys = len(list((folder / "keys").glob("*.pub")))
+    _report(f"{counted(keys, 'client')} may come in, of which {len(change.new):,} new")
+    address = f"{LOOPBACK}:{config.port}"
+    write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
+    starter = Starter(state, address, authority, _report)
+    try:
+        with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
+            runner.run(_serve_both(app, admission, token, config, (public, own), starter))
+    finally:
+        starter.close()
+
+
+async def _serve_both(
+    app: Any,
+    admission: Admission,
+    token: str,
+    config: SuperLinkLifespanConfig,
+    sockets: tuple[socket.socket, socket.socket],
+    starter: Starter,
+) -> None:
+    """Serve clients and the operator side by side; clients are heard when everything else is ready."""
+    settings: dict[str, Any] = {
+        "log_config": get_uvicorn_log_config(console_handler.level),
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile,
+        "server_header": False,
+        "ws": "none",
+        "proxy_headers": False,
+        "timeout_graceful_shutdown": 5,
+    }
+    own = _Server(uvicorn.Config(OperatorOnly(app, token, starter.is_running), lifespan="on", **settings))
+    public = _Server(
+        uvicorn.Config(
+            FleetOnly(app, admission),
+            lifespan="off",
+            http=ImpatientProtocol,
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+            limit_concurrency=MOST_CONNECTIONS,
+            **settings,
+        )
+    )
+
+    def end() -> None:
+        own.should_exit = public.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    serving = asyncio.create_task(own.serve([sockets[1]]))
+    while not own.started and not serving.done():
+        await asyncio.sleep(0.02)
+    if not serving.done():
+        starter.start()
+        await public.serve([sockets[0]])
+        own.should_exit = True
+    await serving
+
+
+def _config(folder: Path, port: int, database: Path | None, token: str) -> SuperLinkLifespanConfig:
+    """Return Flower's settings: TLS, keys of nodes, and a secret that nobody has for asking for work from outside."""
+    secrets_of = folder / "server"
+    paths = [secrets_of / name for name in ("ca.crt", "server.crt", "server.key")]
+    authority, certificate, key = (path.read_bytes() for path in paths)
+    return SuperLinkLifespanConfig(
+        control_address="",
+        health_server_address=None,
+        host=LOOPBACK,
+        port=port,
+        insecure=False,
+        certificates=(authority, certificate, key),
+        superexec_auth_secret=secrets.token_bytes(32),
+        authn_plugin=OperatorAccount(token),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=True,
+        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=str(paths[0]),
+        ssl_certfile=str(paths[1]),
+        ssl_keyfile=str(paths[2]),
+        database=str(database) if database else FLWR_IN_MEMORY_DB_NAME,
+        isolation=ISOLATION_MODE_PROCESS,
+        runtime_dependency_install=False,
+    )
+
+
+def _report(sentence: str) -> None:
+    log(INFO, "%s", sentence)
+
+
+def main() -> None:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--database", type=Path)
+    given = parser.parse_args()
+    os.umask(PRIVATE_UMASK)
+    for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        os.environ.pop(name, None)  # further ports, without a gate
+    try:
+        serve(given.folder, given.host, given.port, given.database)
+    except PefllError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

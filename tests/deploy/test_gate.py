@@ -1,0 +1,186 @@
+"""The parts of the server's two ports one by one: bounds, impatience, modes of files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+import uvicorn
+from fastapi import HTTPException
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Message,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+
+from pefll.deploy import gate, slow_heads
+from pefll.deploy.folder import add_client, make_federation
+from pefll.deploy.operator_access import OperatorAccount
+from pefll.deploy.ownership import Ownership
+from pefll.deploy.plan import Plan
+from pefll.deploy.private import make_private_folder, tighten, write_private
+from pefll.errors import PefllError
+from tests.engines.flower.federations import setting
+
+
+def received(parts, limit, pause=0.0):
+    """Return the kinds of messages that an app gets of a request whose content comes in parts."""
+    waiting = list(parts)
+
+    async def receive():
+        await asyncio.sleep(pause)
+        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+    async def read():
+        bounded, kinds = gate._bounded(receive, limit), []
+        while waiting and "http.disconnect" not in kinds:
+            kinds.append((await bounded())["type"])
+        return kinds
+
+    return asyncio.run(read())
+
+
+def test_a_request_that_becomes_too_long_or_too_slow_is_ended(monkeypatch):
+    assert received([b"12345", b"67890"], 10) == ["http.request"] * 2
+    assert received([b"12345", b"678901"], 10) == ["http.request", "http.disconnect"]
+    monkeypatch.setattr(gate, "IDLE_SECONDS", 0.05)
+    assert received([b"1", b"2"], 10, pause=0.5) == ["http.disconnect"]
+
+
+def test_a_connection_without_a_request_is_closed(monkeypatch):
+    monkeypatch.setattr(slow_heads, "HEAD_SECONDS", 0.5)
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            app, lifespan="off", http=slow_heads.ImpatientProtocol, log_level="error", timeout_keep_alive=2
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            for beginning in (b"", b"GET / HTTP/1.1\r\nhost:", b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTT"):
+                with socket.create_connection(listener.getsockname(), timeout=10) as line:
+                    line.sendall(beginning)
+                    answered = 0
+                    while part := _read(line):
+                        answered += len(part)
+                assert bool(answered) == beginning.endswith(b"GET / HTT")
+            with socket.create_connection(listener.getsockname(), timeout=10) as line:  # honest ones are not
+                for _ in range(2):
+                    line.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                    assert line.recv(1000).startswith(b"HTTP/1.1 200")
+                    time.sleep(0.7)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _read(line):
+    try:
+        return line.recv(1000)
+    except ConnectionResetError:
+        return b""
+
+
+def test_nodes_get_at_their_own_messages_alone():
+    tree = ObjectTree(object_id="message", children=[ObjectTree(object_id="part")])
+    handlers = SimpleNamespace(
+        pull_messages=lambda request, **_: PullMessagesResponse(message_object_trees=[tree]),
+        push_messages=lambda request, **_: PushMessagesResponse(session_id="transfer"),
+        pull_object=lambda request, **_: "content",
+        push_object=lambda request, **_: "stored",
+        confirm_message_received=lambda request, **_: "confirmed",
+    )
+    Ownership().guard(handlers)
+    alice, bob = Node(node_id=1001), Node(node_id=1002)
+    handlers.pull_messages(PullMessagesRequest(node=alice), state=None)
+    reply = Message(metadata=Metadata(src_node_id=1001, reply_to_message_id="message"))
+    handlers.push_messages(PushMessagesRequest(node=alice, messages_list=[reply]), state=None)
+
+    def calls(node):
+        return [
+            lambda: handlers.pull_object(PullObjectRequest(node=node, object_id="part"), state=None),
+            lambda: handlers.push_object(PushObjectRequest(node=node, session_id="transfer"), state=None),
+            lambda: handlers.confirm_message_received(
+                ConfirmMessageReceivedRequest(node=node, message_object_id="message"), state=None
+            ),
+        ]
+
+    assert [call() for call in calls(alice)] == ["content", "stored", "confirmed"]
+    others = [
+        *calls(bob),
+        lambda: handlers.push_messages(PushMessagesRequest(node=bob, messages_list=[reply])),
+        lambda: handlers.push_object(PushObjectRequest(node=alice, session_id="")),  # Flower would look for one
+    ]
+    for call in others:
+        with pytest.raises(HTTPException):
+            call()
+
+
+def test_one_account_has_the_secret():
+    account = OperatorAccount("secret")
+    assert account.validate_tokens_in_metadata([("token", "secret")])[0]
+    for metadata in ([], [("token", "")], [("token", "wrong")], [("token", "secret"), ("token", "secret")]):
+        assert account.validate_tokens_in_metadata(metadata) == (False, None)
+
+
+class TestModes:
+    @pytest.fixture(autouse=True)
+    def _everything_for_everybody(self):
+        before = os.umask(0)
+        yield
+        os.umask(before)
+
+    def test_a_federation_is_its_owners(self, tmp_path):
+        here = setting(tmp_path, clients=2)
+        folder = tmp_path / "fed"
+        make_federation(folder, Plan(here.agreement, ("alice", "bob")), "127.0.0.1:8000")
+        add_client(folder, "carol")
+        assert not [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+
+    def test_what_was_loose_is_tightened(self, tmp_path):
+        place = tmp_path / "old"
+        (place / "state").mkdir(parents=True)
+        (place / "node.key").write_bytes(b"")
+        (tmp_path / "elsewhere").write_bytes(b"")
+        (place / "link").symlink_to(tmp_path / "elsewhere")
+        assert tighten(place) == [place, place / "state", place / "node.key"]
+        assert tighten(place) == []
+        modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in (place, *place.iterdir())}
+        assert (modes["old"], modes["state"], modes["node.key"]) == (0o700, 0o700, 0o600)
+        assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o666
+
+    def test_a_private_file_replaces_a_link_and_does_not_follow_it(self, tmp_path):
+        (tmp_path / "target").write_bytes(b"old")
+        (tmp_path / "file").symlink_to(tmp_path / "target")
+        write_private(tmp_path / "file", b"new")
+        assert (tmp_path / "target").read_bytes() == b"old"
+        assert not (tmp_path / "file").is_symlink()
+        assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "target"]
+
+    def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path):
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(PefllError, match="cannot write"):
+            make_private_folder(tmp_path / "file" / "folder")
