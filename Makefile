@@ -7,7 +7,7 @@ PIP := -m pip --disable-pip-version-check --quiet
 FIND_PYTHON = for name in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  $$name -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done
 
-.PHONY: help demo test test-gpu test-faults lint format bench bench-million bench-flower lock clean
+.PHONY: help demo test test-all test-gpu test-faults lint format bench bench-million bench-flower lock clean
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -15,8 +15,11 @@ help: ## Show what can be made
 demo: $(READY) ## Compare Local, FedAvg and PeFLL on embedded data, in about a minute
 	@$(BIN)/pefll demo
 
-test: $(READY) $(KERNELS) $(FLOWER) ## Run all tests with coverage
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
+test: $(READY) $(KERNELS) $(FLOWER) ## Run the tests with coverage
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
+
+test-all: $(READY) $(KERNELS) $(FLOWER) ## Run all tests, also the slow ones
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-gpu: $(READY) ## Run the tests of what differs on a GPU, where there is one: kernels, recorded rounds, seeds as one
 	@mkdir -p build

@@ -69,7 +69,7 @@ def fit(
         The run, with the state of the round that was best on seen clients' validation samples.
     """
     _check_asked(federation, model)
-    allow(method, model, *((config.method, config.model) if config else ()))
+    allow(method, model)
     out = _checked_places(out, console)
     if config is None:
         config = _config(federation, method, model, rounds, seed, settings)
@@ -79,6 +79,7 @@ def fit(
             "arguments, such as rounds=100",
             code="PEFLL-A017",
         )
+    allow(config.method, config.model)
     return fit_together([Order(config, federation, out)], model, console)[0]
 
 

@@ -279,7 +279,12 @@ def _matrix(frame: Any, facts: dict[str, Any]) -> Any:
     if facts.get("feature_names"):
         return matrix_by_name(frame, facts["feature_names"], "the table", tokens=facts["tokens"])
     warn_of_positions()
-    return np.stack([np.asarray(column) for column in frame.values()], axis=1) if isinstance(frame, dict) else frame
+    if not isinstance(frame, dict):
+        return frame
+    columns = [np.asarray(column) for column in frame.values()]
+    if len({column.shape for column in columns}) != 1:
+        raise PefllError("the table must have columns, all of the same length", code="PEFLL-M042")
+    return np.stack(columns, axis=1)
 
 
 def warn_of_positions() -> None:

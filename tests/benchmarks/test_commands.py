@@ -22,14 +22,26 @@ def test_the_documents_name_benchmarks_in_the_way_in_which_they_can_be_started()
     assert not re.findall(r"python3? benchmarks/\S+", TEXT)  # they import each other
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_it_starts(name):
-    if name == "first_layers" and find_spec("triton") is None:
-        pytest.skip("it compares kernels with Triton's, which is not here")
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+# One process for all of them: most of each would be the same imports.
+START = """
+import contextlib, io, runpy, sys
+for name in sys.argv[1:]:
+    sys.argv = [name, "--help"]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code, (name, end.code)
+    assert "usage:" in said.getvalue(), name
+"""
+
+
+def test_they_start():
+    names = [name for name in NAMED if name != "first_layers" or find_spec("triton")]
+    command = [sys.executable, "-c", START, *names]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert "usage:" in done.stdout
 
 
 def measured(name, *options):
@@ -48,6 +60,7 @@ def test_users_networks_on_a_cpu(tmp_path):
         assert one["plain"] > 0
 
 
+@pytest.mark.slow
 def test_whole_runs_of_one_seed_and_of_several(tmp_path):
     options = ["--small", "--device", "cpu", "--precision", "float32", "--seeds", "2", "--thousand"]
     measured("whole_runs", *options, "--out", str(tmp_path))

@@ -315,7 +315,7 @@ def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
         (["client_lr"], "not 'client_lr'"),
         (["client_lr=1e-3,,1"], "^grid takes NAME=VALUE,VALUE"),
         (["client_rl=1"], "did you mean 'client_lr'"),
-        (["client_lr=fast"], "must be float"),
+        (["client_lr=fast"], "PEFLL-A014"),
         (["client_lr=1,1.0"], "twice"),
         (["client_lr=1", "client_lr=2"], "twice"),
     ],

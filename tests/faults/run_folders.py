@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -34,7 +34,6 @@ from safetensors.torch import load_file
 
 import pefll
 from pefll import checkpoint, cli
-from pefll.cli import console
 from pefll.errors import PefllError
 from pefll.record import RunFolder
 from pefll.report.descriptors import read_descriptors
@@ -67,12 +66,8 @@ def main_of(*arguments: object) -> int:
 def heard() -> Iterator[io.StringIO]:
     """Catch what verbs say in this process."""
     said = io.StringIO()
-    before = console.err.file, console.out.file
-    console.err.file = console.out.file = said
-    try:
+    with redirect_stdout(said), redirect_stderr(said):
         yield said
-    finally:
-        console.err.file, console.out.file = before
 
 
 class PowerCutError(Exception):

@@ -54,7 +54,7 @@ def test_clients_drop_in_and_out():
         ("per-fedavg", {"variant": "hf", "difference": 0.0}, "difference must be more than 0"),
         ("fedrep", {"body_epochs": 0}, "batch_size and body_epochs must be at least 1"),
         ("pfedme", {"inner_steps": 0}, "local_rounds and inner_steps must be at least 1"),
-        ("pfedme", {"new_lr": -0.1}, "pfedme: new_lr must be a non-negative float"),
+        ("pfedme", {"new_lr": -0.1}, "pfedme: new_lr .*PEFLL-A014"),
         ("knn-per", {"few_neighbours": 20}, "many_neighbours no less"),
         ("knn-per", {"max_weight": 1.5}, "max_weight at most 1"),
         ("pfedhn", {"local_steps": 0}, "local_steps must be at least 1"),

@@ -136,9 +136,18 @@ def run(name, together, wants_input):
     return torch.vmap(one)(x, parameters_of(channels, layers, 2))
 
 
-@pytest.mark.parametrize("wants_input", [False, True])
-@pytest.mark.parametrize("kernels", [TRITON, CUDA])
-@pytest.mark.parametrize("name", CHAINS)
+# Triton's interpreter takes seconds for each: these differ most, and `make test-all` and `make test-gpu` take all.
+FIRST = [("LeNet", TRITON, True), ("three", CUDA, False), ("all pass", CUDA, True), ("many channels", TRITON, False)]
+FIRST += [("few channels", CUDA, True), ("few channels", TRITON, False)]
+CASES = [
+    pytest.param(name, kernels, wants, marks=() if (name, kernels, wants) in FIRST else pytest.mark.slow)
+    for name in CHAINS
+    for kernels in (TRITON, CUDA)
+    for wants in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "kernels", "wants_input"), CASES)
 def test_it_does_not_matter_who_rounds(name, kernels, wants_input, first_layers, types):
     first_layers(kernels)
     apart = run(name, False, wants_input)

@@ -113,7 +113,7 @@ def test_rows_are_ordered_by_block_where_many_would_look_beyond_the_border():
     [
         (3, 16, 5, 32, 3, 1, 0, 2),
         (16, 32, 5, 14, 4, 1, 0, 2),
-        (16, 33, 3, 16, 4, 1, 1, 1),
+        pytest.param(16, 33, 3, 16, 4, 1, 1, 1, marks=pytest.mark.slow),
         (16, 32, 3, 16, 3, 2, 1, 1),
         (7, 20, 5, 13, 3, 1, 2, 2),
     ],
@@ -510,7 +510,9 @@ SETTINGS = {
 
 
 # What FedAvg and Local do is in the others. The interpreter takes its time, so that it does those that differ most.
-@pytest.mark.parametrize("name", SETTINGS if DEVICE == "cuda" else ("pefll", "pfedhn", "fedrep"))
+@pytest.mark.parametrize(
+    "name", SETTINGS if DEVICE == "cuda" else ("pefll", "fedrep", pytest.param("pfedhn", marks=pytest.mark.slow))
+)
 def test_a_round_with_kernels_is_the_serial_engines(name):
     federation = ragged(shape=(1, 8, 8), pixels=True, sizes=(1, 4), clients=4, seen=3)
     method = build_method(name, problem_of(federation, "cnn"), SETTINGS[name])
