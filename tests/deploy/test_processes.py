@@ -52,7 +52,7 @@ import signal, sys, time
 from pathlib import Path
 def leave(number, frame):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(0.5)
+    time.sleep(float(sys.argv[2]))
     Path(sys.argv[1], "farewell").touch()
     sys.exit()
 signal.signal(signal.SIGTERM, leave)
@@ -64,9 +64,9 @@ time.sleep(60)
 def test_a_process_is_asked_once_to_end_and_can_say_farewell(tmp_path):
     places = [tmp_path / name for name in ("first", "second")]
     with Processes(tmp_path / "logs", tmp_path / "home") as processes:
-        for place in places:
+        for place, seconds in zip(places, ("0.2", "1"), strict=True):
             place.mkdir()
-            processes.start(place.name, [sys.executable, "-S", "-c", POLITE, str(place)])
+            processes.start(place.name, [sys.executable, "-S", "-c", POLITE, str(place), seconds])
         wait_until(lambda: all((place / "ready").exists() for place in places), 20)
         processes.end("first", "second")
     assert all((place / "farewell").exists() for place in places)
