@@ -55,9 +55,11 @@ class TestWithFlower:
 
     @pytest.fixture
     def federation(self, tmp_path, capsys):
+        from pefll.deploy.processes import free_port
+
         folder = tmp_path / "my-federation"
         words = ["--like", "digits", "--clients", "alice,bob", "--method", "pefll", "--set", "local_steps=3"]
-        code, said = pefll(capsys, "flower", "init", str(folder), *words, "--address", "127.0.0.1:8765")
+        code, said = pefll(capsys, "flower", "init", str(folder), *words, "--address", f"127.0.0.1:{free_port()}")
         assert code == 0, said
         return folder
 
@@ -169,7 +171,7 @@ class TestWithFlower:
             (["client", "FED", "--data", "DATA"], "name the client with --name"),
             (["client", "FED", "--data", "DATA", "--name", "zoe"], "there is no client's folder"),
             (["client", "FED", "--data", "nothing.npz", "--name", "bob"], "there is no file or folder"),
-            (["client", "FED", "--data", "DATA", "--name", "bob"], "there is no server at 127.0.0.1:8765"),
+            (["client", "FED", "--data", "DATA", "--name", "bob"], "there is no server at 127.0.0.1:"),
             (["demo", "--clients", "1", "--out", "NEW"], "the demo has 2 to 64 clients"),
             (["demo", "--out", "FED"], "is not from an earlier demo"),
         ],
