@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pefll.cli import main
-from pefll.deploy import verbs
+from pefll.deploy import service, verbs
+from pefll.record import RunFolder
 
 
 def pefll(capsys, *words: str) -> tuple[int, str]:
@@ -134,6 +135,22 @@ class TestWithFlower:
         code, said = pefll(capsys, "flower", "client", str(federation), "--name", "bob")
         assert code == 2
         assert "there is no file or folder nothing.npz" in said
+
+    def test_a_second_run_is_refused_before_the_server_is_asked(self, federation, capsys):
+        with RunFolder(federation / "run").held():
+            code, said = pefll(capsys, "flower", "run", str(federation))
+        assert code == 2
+        assert "PEFLL-F006" in said
+
+    def test_ctrl_c_says_that_the_run_goes_on(self, federation, capsys, monkeypatch):
+        (federation / ".flower").mkdir(exist_ok=True)
+        (federation / ".flower" / "credentials.yaml").write_text("")
+        asked = [sys.executable, "-c", "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(30)"]
+        monkeypatch.setattr(service, "run_command", lambda *_: asked)
+        code, said = pefll(capsys, "flower", "run", str(federation))
+        assert code == 130
+        assert "the run goes on in the server" in said
+        assert "before there was anything to save" not in said
 
     def test_clients_can_be_added_and_certificates_renewed(self, federation, capsys):
         authority = (federation / "server" / "ca.crt").read_bytes()

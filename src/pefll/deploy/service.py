@@ -34,6 +34,7 @@ from pefll.deploy.signals import ended_by_signals
 from pefll.deploy.watchdog import mark
 from pefll.errors import PefllError
 from pefll.progress import say
+from pefll.record import RunFolder
 from pefll.wording import counted
 
 AGAIN_SECONDS = 10
@@ -139,12 +140,15 @@ def server_home(folder: Path) -> Path:
     return folder / ".flower"
 
 
-def start_app(folder: Path, overrides: Sequence[str]) -> int:
+def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
     """Start a federation's app, show what it says, and return its exit status.
+
+    The app runs in the server. Ctrl-C ends what is shown here, and not the app; a sentence says so.
 
     Args:
         folder: of the federation, whose server runs on this machine.
         overrides: settings of the app, each NAME=VALUE as in TOML.
+        console: for that sentence.
     """
     read_app(folder)
     renew_app(folder)
@@ -160,7 +164,27 @@ def start_app(folder: Path, overrides: Sequence[str]) -> int:
         process = subprocess.Popen(command, env=words, start_new_session=True)
         stack.callback(end_group, process)
         return process.wait()
+    say(
+        console,
+        f"the run goes on in the server, and its checkpoints are in {folder / 'run'}; end it by ending `pefll flower "
+        "server`, and the next `pefll flower run` goes on from there",
+    )
     return 128 + signals[0]
+
+
+def check_nothing_runs(folder: Path) -> None:
+    """Raise PefllError where a federation's run is under way, since a second app would fail in the server."""
+    run = RunFolder(replace(read_app(folder), folder=str(folder.resolve())).run)
+    if not run.path.is_dir():
+        return
+    try:
+        with run.held():
+            return
+    except PefllError:
+        raise PefllError(
+            f"a run of {folder} is under way; wait for it, or end `pefll flower server` to stop it",
+            code="PEFLL-F006",
+        ) from None
 
 
 def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> Shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -150,9 +151,10 @@ def run(
     On the server's machine, by the user who runs the server. For example: `pefll flower run my-federation`
     """
     need_flower()
-    from pefll.deploy.service import start_app
+    from pefll.deploy.service import check_nothing_runs, start_app
 
-    raise typer.Exit(start_app(folder, run_config or []))
+    check_nothing_runs(folder)
+    sys.exit(start_app(folder, run_config or [], err))
 
 
 @app.command()
@@ -297,7 +299,7 @@ def personalize(folder: FolderArgument) -> None:
     need_flower()
     from pefll.deploy.service import start_app
 
-    raise typer.Exit(start_app(folder, ['task="personalize"']))
+    sys.exit(start_app(folder, ['task="personalize"'], err))
 
 
 @app.command()
