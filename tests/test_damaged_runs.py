@@ -337,3 +337,24 @@ def test_a_run_of_an_earlier_version_loads_with_a_note_and_gets_checks_when_it_g
     assert len(folder.history()) == ROUNDS + 1
     replace(folder.history_file, b'"round": 2', b'"round": 3')
     assert code_of(read_run, folder) == "PEFLL-R008"
+
+
+@pytest.mark.parametrize("name", ["summary.json", "history.jsonl", "checkpoints/round-00000099/manifest.json"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_pipe_or_a_device_in_a_run_folder_is_not_read(tmp_path, name, link):
+    place = tmp_path / "run" / name
+    place.parent.mkdir(parents=True)
+    (tmp_path / "run" / "config.toml").write_text("rounds = 1\n")
+    place.symlink_to("/dev/zero") if link else os.mkfifo(place)
+    for read in (pefll.load, lambda path: read_run(RunFolder(path))):
+        with pytest.raises(PefllError) as refused:
+            read(tmp_path / "run")
+        assert refused.value.code == "PEFLL-R017"
+
+
+@pytest.mark.parametrize("parts", [500, 20_000])
+def test_tables_inside_each_other_are_no_settings(tmp_path, parts):
+    (tmp_path / "config.toml").write_text(".".join(["a"] * parts) + " = 1\n")
+    with pytest.raises(PefllError) as refused:
+        pefll.load(tmp_path)
+    assert refused.value.code == "PEFLL-R001"

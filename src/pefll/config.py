@@ -27,6 +27,7 @@ MOST_ROUNDS = 10**12
 
 # What does not belong into the command that makes a run again elsewhere.
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
+MOST_CHARACTERS = 16_384  # of a file of settings
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,11 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
     """
     try:
         text = path.read_bytes().decode()
+        if len(text) > MOST_CHARACTERS:  # tables inside each other take time and memory with the square of their depth
+            raise ValueError(f"it has {len(text):,} characters, and settings have at most {MOST_CHARACTERS:,}")
         values = tomllib.loads(text)
+        if _depth(values) > 4:
+            raise RecursionError
         if trained is not None and not values:
             raise ValueError("it is empty")
     except FileNotFoundError as error:
@@ -220,6 +225,15 @@ def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, t
             words = [_toml(each[0]) if each else "nothing" for each in (mine, was)]
             found[name.removeprefix("settings.")] = (words[0], words[1])
     return found
+
+
+def _depth(value: Any) -> int:
+    """Return how many tables and lists are inside each other."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _table(value: Any) -> dict[str, Any]:

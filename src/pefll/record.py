@@ -91,8 +91,9 @@ class RunFolder:
         return f"go on from the last checkpoint, if there is one, with {self.going_on}"
 
     def check_is_run(self) -> None:
-        """Raise PefllError where the folder is not a run's."""
+        """Raise PefllError where the folder is not a run's, or has what cannot be read to an end."""
         if self.config_file.is_file():
+            self._check_ordinary()
             return
         seeds = _of_seeds(self.path)
         if seeds:
@@ -103,6 +104,14 @@ class RunFolder:
         reason = "it has no config.toml" if self.path.is_dir() else "there is no such folder"
         make = either("`pefll train --out FOLDER`", "pefll.fit(federation, out=...)")
         raise PefllError(f"{self.path} is not a run folder: {reason}; {make} makes one")
+
+    def _check_ordinary(self) -> None:
+        """Raise PefllError where a pipe or a device is in the folder, or a link to one: reading it might never end."""
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                place = Path(folder) / name
+                if place.exists() and not place.is_file():
+                    raise PefllError(f"{place} is a pipe or a device, not a file; remove it", code="PEFLL-R017")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -120,6 +129,7 @@ class RunFolder:
             handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             _lock(handle, self.path)
+            self._check_ordinary()
             sweep(self.path, _HALF_WRITTEN)
             yield
         finally:
