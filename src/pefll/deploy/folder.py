@@ -48,23 +48,25 @@ class Bundle(NamedTuple):
         folder: with ca.crt and node.key.
         name: of the client.
         address: of the server.
-        policy: what the client's owner allows, as client.toml says.
+        policy: what the client allows unless its owner says otherwise: the default limits, or stricter ones.
+        ignored: whether client.toml asks for looser limits, which have no effect.
     """
 
     folder: Path
     name: str
     address: str
     policy: Policy = Policy()
+    ignored: bool = False
 
 
-# The owner's copy of these settings is the one that counts; nothing that a server sends changes it.
+# The server's operator writes this file. So it can make the client's limits stricter and never looser.
 CLIENT_FILE = """name = "{name}"
 address = "{address}"
-# What this client takes part in, and what it refuses; the owner may change it.
-methods = "{methods}"             # names with commas between them
+# What this client takes part in, and what it refuses. Limits here can be stricter than these and not looser: only
+# options of `pefll flower client` (--min-samples, --allow-few, --numbers-per-sample) loosen them.
+methods = "{methods}"             # names with commas between them; --methods names others
 min-samples = {least}               # no reply is made from a batch of fewer samples
-allow-few = false             # whether a split with fewer samples may be used where all of it is
-numbers-per-sample = 1.0      # how many numbers a descriptor may have for each sample behind it; 0 for any
+numbers-per-sample = 1.0      # how many numbers a descriptor may have for each sample behind it
 """
 
 
@@ -155,7 +157,9 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
         folder = folder / "clients" / name
     try:
         facts = tomllib.loads((folder / "client.toml").read_text())
-        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), Policy.of_node(facts))
+        asked = Policy.of_node(facts)
+        policy = Policy().tightened(asked)
+        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), policy, policy != asked)
     except (OSError, ValueError, KeyError):
         raise PefllError(
             f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one"

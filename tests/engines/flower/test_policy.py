@@ -118,10 +118,11 @@ def test_the_owners_copy_of_the_limits_is_read_and_survives_the_way_to_the_node(
         (tmp_path / name).write_text("")
     (tmp_path / "client.toml").write_text(text)
     assert find_bundle(tmp_path, None).policy == Policy(("fedavg",))
-    changed = text.replace("min-samples = 8", "min-samples = 3").replace("allow-few = false", "allow-few = true")
+    changed = text.replace("min-samples = 8", "min-samples = 9").replace("sample = 1.0", "sample = 0.5")
     (tmp_path / "client.toml").write_text(changed.replace('"fedavg"', '"fedavg, mine:Own"'))
     policy = find_bundle(tmp_path, None).policy
-    assert policy == Policy(("fedavg", "mine:Own"), 3, allow_few=True)
+    assert policy == Policy(("fedavg", "mine:Own"), 9, numbers_per_sample=0.5)
+    assert not find_bundle(tmp_path, None).ignored
     assert Policy.of_node(policy.to_node()) == policy
     (tmp_path / "client.toml").write_text('name = "ann"\naddress = "a:1"\n')  # of before there were limits
     assert find_bundle(tmp_path, None).policy == Policy()
@@ -131,6 +132,19 @@ def test_the_owners_copy_of_the_limits_is_read_and_survives_the_way_to_the_node(
     assert caught.value.code == "PEFLL-P002"
     with pytest.raises(PefllError):
         Policy(min_samples=-1)
+
+
+def test_a_folder_from_the_servers_operator_cannot_loosen_the_limits(tmp_path):
+    for name in ("ca.crt", "node.key"):
+        (tmp_path / name).write_text("")
+    loose = 'name = "ann"\naddress = "a:1"\nmin-samples = 0\nallow-few = true\nnumbers-per-sample = 0\n'
+    (tmp_path / "client.toml").write_text(loose)
+    bundle = find_bundle(tmp_path, None)
+    assert (bundle.policy, bundle.ignored) == (Policy(), True)
+    for draws, numbers, code in (([Draw(1, 6)], 1, "PEFLL-P004"), ([Draw(0, 20)], 21, "PEFLL-P005")):
+        with pytest.raises(Refusal) as caught:
+            bundle.policy.check_reply(client_with(draws), numbers, describes=True)
+        assert caught.value.code == code
 
 
 def test_nodes_of_flowers_simulation_allow_everything():

@@ -96,10 +96,20 @@ class Policy:
                 str(node.get("allow-few", False)).lower() == "true",
                 float(node.get("numbers-per-sample", 1.0)),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise PefllError(
                 f"the client's own limits cannot be read: {error}; mend client.toml or its options", code="PEFLL-P002"
             ) from None
+
+    def tightened(self, other: Policy) -> Policy:
+        """Return it with each limit of another one that is stricter; the methods are the other one's."""
+        ratios = [policy.numbers_per_sample for policy in (self, other) if policy.numbers_per_sample]
+        return Policy(
+            other.methods,
+            max(self.min_samples, other.min_samples),
+            self.allow_few and other.allow_few,
+            min(ratios, default=0.0),
+        )
 
     def to_node(self) -> dict[str, str | bool]:
         """Return it as a part of a node's config, which is read by `of_node`."""
