@@ -65,6 +65,7 @@ def test_a_client_that_refuses_is_left_out_and_both_logs_say_why(tmp_path, flowe
     assert [(t, name) for t, name, _ in engine.dropped] == [(t, f"client-{offender:03d}") for t in rounds]
     assert all("is left out: it refuses to reply from" in line and "[PEFLL-P004]" in line for line in said)
     assert flowers_log.text.count("this client refuses to reply from") == len(rounds)
+    assert "the reply is made from" in flowers_log.text
 
 
 def test_a_method_that_the_owner_did_not_name_is_refused_before_its_code_is_looked_for(tmp_path, flowers_log):
@@ -110,6 +111,14 @@ def test_the_limits():
     assert caught.value.code == "PEFLL-P005"
     Policy(numbers_per_sample=2).check_reply(client_with([Draw(0, 12)]), 24, describes=True)
     Policy(numbers_per_sample=0, min_samples=0).check_reply(client_with([Draw(0, 1)]), 99, describes=True)
+
+
+def test_a_refusal_does_not_tell_the_server_how_many_samples_there_are():
+    for draw, numbers, has in ((Draw(1, 6), 1, "6 samples"), (Draw(0, 12), 13, "12 samples")):
+        with pytest.raises(Refusal) as caught:
+            Policy().check_reply(client_with([draw]), numbers, describes=True)
+        assert has.split()[0] not in str(caught.value).replace("[PEFLL-P004]", "").replace("[PEFLL-P005]", "").split()
+        assert has in caught.value.detail
 
 
 def test_the_owners_copy_of_the_limits_is_read_and_survives_the_way_to_the_node(tmp_path):

@@ -18,7 +18,17 @@ MIN_SAMPLES = 8
 
 
 class Refusal(PefllError):
-    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too."""
+    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too.
+
+    Args:
+        sentence: holds nothing that the owner may keep from the server, such as a number of samples.
+        code: see `PefllError`.
+        detail: what only the client's own log says.
+    """
+
+    def __init__(self, sentence: str = "", code: str = "", detail: str = "") -> None:
+        super().__init__(sentence, code)
+        self.detail = detail
 
 
 class Draw(NamedTuple):
@@ -151,16 +161,18 @@ class Policy:
             few = 0 < size < self.min_samples
             if few and not (self.allow_few and size == int(client.count[split])):
                 raise Refusal(
-                    f"refuses to reply from {counted(size, f'{SPLITS[split]} sample')}: its owner asks for at least "
+                    f"refuses to reply from so few {SPLITS[split]} samples: its owner asks for at least "
                     f"{self.min_samples:,}; see `--min-samples` and `--allow-few`",
                     code="PEFLL-P004",
+                    detail=f"the reply is made from {counted(size, 'sample')}",
                 )
         samples = min((draw.size for draw in client.draws), default=0)
         if describes and self.numbers_per_sample and numbers > self.numbers_per_sample * samples:
             raise Refusal(
-                f"refuses to describe {counted(samples, 'sample')} by {counted(numbers, 'number')}: its owner allows "
+                f"refuses to describe its samples by {counted(numbers, 'number')}: its owner allows "
                 f"{self.numbers_per_sample:g} for each sample; see `--numbers-per-sample`",
                 code="PEFLL-P005",
+                detail=f"the descriptor is made from {counted(samples, 'sample')}",
             )
 
 
