@@ -15,6 +15,7 @@ from pefll.deploy.folder import CLIENT_FILE, find_bundle
 from pefll.deploy.setup import agreement_like, refused_by_default
 from pefll.engines.cohort import Ledger
 from pefll.engines.flower.client import task_of
+from pefll.engines.flower.member import Member
 from pefll.engines.flower.message import BadMessage
 from pefll.engines.flower.policy import Draw, Policy, Refusal
 from pefll.errors import PefllError
@@ -203,6 +204,29 @@ def test_init_chooses_descriptors_that_clients_send(tmp_path):
     (sentence,) = refused_by_default(agreed(100, "descriptor_size=64"))
     assert "describe 32 samples by 64 numbers" in sentence
     assert len(refused_by_default(agreed(8, "descriptor_batch=1", "batch_size=4"))) == 3
+
+
+@pytest.mark.parametrize("size", [10**8, 10**18])
+def test_init_tells_of_networks_that_are_too_large_before_it_makes_them(size, tmp_path, monkeypatch):
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * 10**9)
+    pairs = [f"descriptor_size={size}"]
+    with pytest.raises(PefllError) as caught:
+        agreement_like("digits", tmp_path, method="pefll", pairs=pairs, model="auto", num_clients=4)
+    assert caught.value.code == ("PEFLL-L006" if size == 10**8 else "PEFLL-F201")
+
+
+@pytest.mark.parametrize(
+    "config", [{"settings": '{"descriptor_size": 100000000}'}, {"settings": '{"local_steps": 1000000000}'}]
+)
+def test_a_client_refuses_networks_that_do_not_fit_into_its_memory(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * 10**9)
+    context = setting(tmp_path).grid.contexts[1000]
+    context.run_config = {**context.run_config, **config}
+    with pytest.raises(Refusal) as caught:
+        Member.of(context).method()
+    assert caught.value.code == "PEFLL-P010"
+    assert "GB" in caught.value.detail
+    assert "GB" not in str(caught.value)
 
 
 def test_the_limits_reach_the_node_through_the_command_line_and_the_nodes_settings(monkeypatch, tmp_path):

@@ -139,7 +139,7 @@ def work(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
     Raises:
         Refusal: where the owner does not allow what would be sent.
     """
-    method = member.agreement.build()
+    method = member.method()
     task = task_of(method, header["task"])
     static = {str(name): int(value) for name, value in header["static"].items()}
     client = member.client(int(header["client"]), int(header["round"]))
