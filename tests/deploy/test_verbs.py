@@ -146,6 +146,20 @@ class TestWithFlower:
         assert (federation / "server" / "server.crt").read_bytes() != before
 
     @pytest.mark.parametrize(
+        ("file", "words", "error"),
+        [
+            ("clients/bob/client.toml", ["client", "FED", "--data", ".", "--name", "bob"], "PEFLL-F202"),
+            ("pyproject.toml", ["add", "FED", "zoe"], "PEFLL-F203"),
+        ],
+    )
+    def test_a_file_of_tables_within_tables_gets_one_sentence(self, file, words, error, federation, capsys):
+        with (federation / file).open("a") as out:
+            out.write(f"\ndeep = {'[' * 100_000}\n")
+        code, said = pefll(capsys, "flower", *(str(federation) if word == "FED" else word for word in words))
+        assert (code, said.count("error:")) == (2, 1)
+        assert error in said
+
+    @pytest.mark.parametrize(
         ("words", "sentence"),
         [
             (["init", "FED", "--like", "digits"], "exists already"),

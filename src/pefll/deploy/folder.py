@@ -160,9 +160,10 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
         asked = Policy.of_node(facts)
         policy = Policy().tightened(asked)
         bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), policy, policy != asked)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, RecursionError):  # the last for tables within tables
         raise PefllError(
-            f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one"
+            f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one",
+            code="PEFLL-F202",
         ) from None
     if name is not None and bundle.name != name:
         raise PefllError(f"{folder} is the folder of {bundle.name} and not of {name}")
