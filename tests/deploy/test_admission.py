@@ -108,7 +108,9 @@ def test_a_key_that_two_files_have_lets_nobody_in(tmp_path, keys):
     (keys / "dave.pub").write_text("no key")
     said: list[str] = []
     state = opened(tmp_path)
-    assert Admission(keys, state, said.append).look() == (["alice"], [])
+    admission = Admission(keys, state, said.append)
+    assert admission.look() == (["alice"], [])
+    assert admission.admitted == 1, "of four files"
     assert set(registered(state).values()) == {"alice"}
     assert any("bob and carol have the same key" in line for line in said)
     assert any("dave.pub is not a node's public key" in line for line in said)

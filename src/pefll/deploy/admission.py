@@ -99,6 +99,11 @@ class Admission:
         self._scanned = now
         return False
 
+    @property
+    def admitted(self) -> int:
+        """How many clients may come in."""
+        return len(self._names)
+
     def name_of(self, public_key: bytes) -> str | None:
         """Return the client that a key, as PEM, was put there for; None for a stranger's."""
         return self._names.get(public_key)

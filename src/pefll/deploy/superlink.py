@@ -76,8 +76,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     Ownership().guard(fleet_handlers)
     admission = Admission(folder / "keys", state, _report)
     change = admission.look()
-    keys = len(list((folder / "keys").glob("*.pub")))
-    _report(f"{counted(keys, 'client')} may come in, of which {len(change.new):,} new")
+    _report(f"{counted(admission.admitted, 'client')} may come in, of which {len(change.new):,} new")
     address = f"{LOOPBACK}:{config.port}"
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
     starter = Starter(state, address, authority, _report)
