@@ -72,7 +72,7 @@ def test_a_connection_without_a_request_is_closed(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app, lifespan="off", http=slow_heads.ImpatientProtocol, log_level="error", timeout_keep_alive=2
+            app, lifespan="off", http=slow_heads.HeadTimeoutProtocol, log_level="error", timeout_keep_alive=2
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
