@@ -76,7 +76,8 @@ def check_new(folder: Path, address: str) -> None:
     _check_address(address)
     if folder.exists() and any(folder.iterdir()):
         raise PefllError(
-            f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`"
+            f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`",
+            code="PEFLL-F205",
         )
 
 
@@ -119,7 +120,7 @@ def add_client(folder: Path, name: str) -> Bundle:
     plan = read_app(folder)
     check_names([name])
     if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
-        raise PefllError(f"there is a client {name} already")
+        raise PefllError(f"there is a client {name} already", code="PEFLL-F206")
     return _make_bundle(folder, name, server_address(folder), plan.agreement.method)
 
 
@@ -141,7 +142,9 @@ def server_address(folder: Path) -> str:
     try:
         return (folder / "server" / "address").read_text().strip()
     except OSError:
-        raise PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`") from None
+        raise PefllError(
+            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207"
+        ) from None
 
 
 def find_bundle(folder: Path, name: str | None) -> Bundle:
@@ -153,7 +156,9 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
     """
     if not (folder / "client.toml").is_file():
         if name is None:
-            raise PefllError(f"{folder} is not a client's folder; name the client with {argument('name')}")
+            raise PefllError(
+                f"{folder} is not a client's folder; name the client with {argument('name')}", code="PEFLL-F208"
+            )
         folder = folder / "clients" / name
     try:
         facts = tomllib.loads((folder / "client.toml").read_text())
@@ -166,10 +171,10 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
             code="PEFLL-F202",
         ) from None
     if name is not None and bundle.name != name:
-        raise PefllError(f"{folder} is the folder of {bundle.name} and not of {name}")
+        raise PefllError(f"{folder} is the folder of {bundle.name} and not of {name}", code="PEFLL-F209")
     for needed in ("ca.crt", "node.key"):
         if not (folder / needed).is_file():
-            raise PefllError(f"{folder} has no {needed}; ask for the client's folder again")
+            raise PefllError(f"{folder} has no {needed}; ask for the client's folder again", code="PEFLL-F210")
     return bundle
 
 
@@ -195,4 +200,6 @@ def _check_address(address: str) -> None:
     """Raise PefllError for what is no host:port."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")
+        raise PefllError(
+            f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000", code="PEFLL-F204"
+        )
