@@ -310,7 +310,7 @@ def test_time_that_is_up_is_no_first_ctrl_c():
     assert received == []  # nobody waits for it any more
 
 
-def test_the_first_signal_is_told_and_who_does_not_heed_the_terminals_end_goes_on():
+def test_the_first_signal_is_told_and_who_ignores_the_terminals_end_goes_on():
     heard = Queue()
     before = signal.getsignal(signal.SIGHUP)
     with stop_signals(tell=heard.put) as received:

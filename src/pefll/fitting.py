@@ -226,7 +226,9 @@ def outcomes_of(
         return take_turns(jobs)
 
 
-def fit_on(engine: Engine, config: Config, out: str | Path | None = None, console: Console | None = None) -> Run:
+def fit_on(
+    engine: Engine, config: Config, out: str | Path | None = None, console: Console | None = None, maps: bool = True
+) -> Run:
     """Train on an engine that is open already, such as one whose clients are on other machines.
 
     Args:
@@ -234,12 +236,13 @@ def fit_on(engine: Engine, config: Config, out: str | Path | None = None, consol
         config: all settings.
         out: a folder for the run; where it holds an unfinished run with the same settings, that one is resumed.
         console: shows progress; None for silence.
+        maps: whether clients' descriptors are kept for the descriptor map.
     """
     federation = engine.federation
     _, facts = describe_problem(federation, config.model)
     if not engine.method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
-    order = Order(config, federation, out)
+    order = Order(config, federation, out, maps=maps)
     _check_claim(out, config, facts)
     with _held(out) as folder:
         _claim(folder, config, facts)
@@ -318,7 +321,7 @@ def _fitting(
             raise error from problem
     summary = summary_of(engine, learner, order, progress, screen, asked_to_stop)
     if folder:
-        if not order.tunes:
+        if order.maps and not order.tunes:
             write_descriptors(engine, learner, progress.best, federation, folder)
         folder.write_summary(summary)
     return Run(config, learner, progress.best, progress.server, facts, summary, federation)

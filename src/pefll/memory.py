@@ -19,6 +19,8 @@ NUMBER = 4  # bytes of a float32
 # come out of the round, those of the best round and of one under way, a gradient in parts and joined, and the modules
 # they were drawn from. benchmarks/memory.py measures 12 to 17.
 NETWORKS = 16
+# The same on a client, which builds them for their shapes alone: the modules and a copy while they are made.
+CLIENT_NETWORKS = 2
 # How many times a client's model exists while it is trained: itself, a gradient in parts and joined, a velocity, and
 # what a step makes of them.
 MODELS = 8
@@ -41,6 +43,7 @@ class Plan(NamedTuple):
         values: of one sample.
         runs: that are trained at once.
         device: where.
+        copies: how many times the networks exist at the peak.
     """
 
     weights: int
@@ -52,6 +55,7 @@ class Plan(NamedTuple):
     values: int
     runs: int = 1
     device: torch.device = torch.device("cpu")
+    copies: int = NETWORKS
 
 
 class Parts(NamedTuple):
@@ -67,7 +71,7 @@ def parts_of(plan: Plan) -> Parts:
     models = MODELS * plan.weights * plan.clients + 3 * plan.weights * plan.round_clients + 3 * plan.weights
     drawn = plan.clients * plan.steps * (PER_STEP + DRAWN * plan.batch)
     return Parts(
-        networks=plan.runs * NUMBER * NETWORKS * plan.networks,
+        networks=plan.runs * NUMBER * plan.copies * plan.networks,
         models=plan.runs * NUMBER * models,
         batches=plan.runs * (drawn + NUMBER * VALUES * plan.clients * plan.batch * plan.values),
     )
@@ -134,8 +138,9 @@ def sample_values(problem: Problem) -> int:
 
 def _words(parts: Parts, plan: Plan) -> str:
     """Return what the memory is for, the largest part first."""
+    optimiser = " with their optimiser" if plan.copies == NETWORKS else ""
     called = {
-        "networks": f"{_gb(parts.networks)} for the server's {plan.networks:,} weights with their optimiser",
+        "networks": f"{_gb(parts.networks)} for the server's {plan.networks:,} weights{optimiser}",
         "models": f"{_gb(parts.models)} for models of {plan.weights:,} weights, {plan.round_clients} clients a round",
         "batches": f"{_gb(parts.batches)} for the batches of {plan.steps:,} steps",
     }

@@ -39,6 +39,7 @@ class Order(NamedTuple):
             seen clients, in place of the test.
         holds_out: whether its unseen clients are seen ones that were held out for that (`Federation.holding_out`), so
             that their validation samples are scored too.
+        maps: whether its clients' descriptors are kept for the descriptor map.
     """
 
     config: Config
@@ -47,6 +48,7 @@ class Order(NamedTuple):
     label: str = ""
     tunes: bool = False
     holds_out: bool = False
+    maps: bool = True
 
     @property
     def title(self) -> str:

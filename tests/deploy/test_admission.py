@@ -76,12 +76,41 @@ def test_the_folder_is_followed_while_the_server_runs(tmp_path, keys):
     assert registered(state) == in_folder(keys)
 
 
+def test_a_key_that_is_replaced_in_place_is_valid_no_more(tmp_path, keys, monkeypatch):
+    monkeypatch.setattr("pefll.deploy.admission._SCAN_SECONDS", 0.0)
+    state = opened(tmp_path)
+    admission = Admission(keys, state, print)
+    admission.look()
+    old = public_key_as_pem(keys / "bob.pub")
+    make_node_key(tmp_path / "private" / "new", tmp_path / "new.pub")
+    (keys / "bob.pub").write_bytes((tmp_path / "new.pub").read_bytes())  # the folder's own time stays
+    assert admission.has_changed()
+    assert admission.look() == (["bob"], ["bob"])
+    assert admission.name_of(old) is None
+    assert registered(state) == in_folder(keys)
+    assert not admission.has_changed()
+
+
+def test_a_look_that_the_database_did_not_follow_is_made_again(tmp_path, keys, monkeypatch):
+    state = opened(tmp_path)
+    admission = Admission(keys, state, print)
+    with monkeypatch.context() as broken:
+        broken.setattr(Admission, "_remove_others", lambda self: (_ for _ in ()).throw(OSError("locked")))
+        with pytest.raises(OSError, match="locked"):
+            admission.look()
+    assert admission.has_changed()
+    assert admission.look() == (["alice", "bob"], [])
+    assert not admission.has_changed()
+
+
 def test_a_key_that_two_files_have_lets_nobody_in(tmp_path, keys):
     (keys / "carol.pub").write_bytes((keys / "bob.pub").read_bytes())
     (keys / "dave.pub").write_text("no key")
     said: list[str] = []
     state = opened(tmp_path)
-    assert Admission(keys, state, said.append).look() == (["alice"], [])
+    admission = Admission(keys, state, said.append)
+    assert admission.look() == (["alice"], [])
+    assert admission.admitted == 1, "of four files"
     assert set(registered(state).values()) == {"alice"}
     assert any("bob and carol have the same key" in line for line in said)
     assert any("dave.pub is not a node's public key" in line for line in said)

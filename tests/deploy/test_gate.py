@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_connection_without_a_request_is_closed(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app, lifespan="off", http=slow_heads.ImpatientProtocol, log_level="error", timeout_keep_alive=2
+            app, lifespan="off", http=slow_heads.HeadTimeoutProtocol, log_level="error", timeout_keep_alive=2
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
@@ -179,6 +180,22 @@ class TestModes:
         assert not (tmp_path / "file").is_symlink()
         assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
         assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "target"]
+
+    def test_a_file_that_is_removed_meanwhile_is_passed_over(self, tmp_path, monkeypatch):
+        place = tmp_path / "it"
+        place.mkdir(mode=0o700)
+        for name in ("gone.tmp", "kept"):
+            (place / name).write_text("")
+            (place / name).chmod(0o644)
+        real = Path.lstat
+
+        def lstat(path):
+            if path.name == "gone.tmp":
+                path.unlink(missing_ok=True)
+            return real(path)
+
+        monkeypatch.setattr(Path, "lstat", lstat)
+        assert tighten(place) == [place / "kept"]
 
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path):
         (tmp_path / "file").write_bytes(b"")

@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message
 
-from pefll.deploy.node import Answering, NodeSettings
+from pefll.deploy.node import Answering, NodeSettings, runtime_handlers
 from pefll.deploy.plan import CLIENT_APP, read_app, renew_app
 from pefll.deploy.processes import client_command
 from pefll.errors import PefllError
@@ -143,6 +143,29 @@ def test_a_node_answers_with_its_owners_app_and_goes_on_after_an_error():
     assert asked == [("query", "ann")] * 3
     assert (failed.error.code, failed.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "ValueError")
     assert all(not reply.has_error() for reply in others)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_client_that_cannot_answer_any_more_ends(kind, monkeypatch):
+    """So that it is started again; a thread that ends by itself would leave a client that never answers."""
+
+    class Ended(BaseException):
+        pass
+
+    def end(status):
+        raise Ended(status)
+
+    real = runtime_handlers.acquire_task
+
+    def acquire(request, state):
+        if state is None:  # and not for the threads of other tests, which go on
+            raise kind
+        return real(request, state)
+
+    monkeypatch.setattr("pefll.deploy.node.os._exit", end)
+    monkeypatch.setattr(runtime_handlers, "acquire_task", acquire)
+    with pytest.raises(Ended, match="1"):
+        Answering(None, None).run()
 
 
 def test_a_message_that_is_never_whole_does_not_keep_the_next_ones_waiting():

@@ -17,6 +17,7 @@ from pefll.deploy.plan import write_app
 from pefll.deploy.simulation import simulate
 from pefll.errors import PefllError
 from pefll.record import RunFolder
+from pefll.report.runs import read_run
 from pefll.tree import named_leaves
 from tests.deploy.test_server import plan_of
 from tests.engines.flower.federations import serial_state, setting
@@ -29,6 +30,8 @@ def test_real_clients_go_on_with_a_simulation_bit_for_bit(method, tmp_path):
     write_app(tmp_path, "fed", plan)
     simulated = simulate(tmp_path, tmp_path, 2)
     assert simulated.summary["engine"] == "serial"
+    assert read_run(RunFolder(plan.run)).summary["rounds"] == 2, "`pefll show` reads it so"
+    assert not RunFolder(plan.run).descriptors_file.exists()
     log = io.StringIO()
     trained = server.train(here.grid, plan, Console(file=log, width=1000))
     saved = checkpoint.latest(RunFolder(plan.run).checkpoints, print)

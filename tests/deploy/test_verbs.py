@@ -165,10 +165,24 @@ class TestWithFlower:
         assert (federation / "server" / "server.crt").read_bytes() != before
 
     @pytest.mark.parametrize(
+        ("file", "words", "error"),
+        [
+            ("clients/bob/client.toml", ["client", "FED", "--data", ".", "--name", "bob"], "PEFLL-F202"),
+            ("pyproject.toml", ["add", "FED", "zoe"], "PEFLL-F203"),
+        ],
+    )
+    def test_a_file_of_tables_within_tables_gets_one_sentence(self, file, words, error, federation, capsys):
+        with (federation / file).open("a") as out:
+            out.write(f"\ndeep = {'[' * 100_000}\n")
+        code, said = pefll(capsys, "flower", *(str(federation) if word == "FED" else word for word in words))
+        assert (code, said.count("error:")) == (2, 1)
+        assert error in said
+
+    @pytest.mark.parametrize(
         ("words", "sentence"),
         [
-            (["init", "FED", "--like", "digits"], "exists already"),
-            (["init", "NEW", "--like", "digits", "--address", "nonsense"], "is not an address"),
+            (["init", "FED", "--like", "digits"], "PEFLL-F205"),
+            (["init", "NEW", "--like", "digits", "--address", "nonsense"], "PEFLL-F204"),
             (["init", "NEW", "--like", "digits", "--address", "fl.example.org:99999"], "is not an address"),
             (["init", "NEW", "--like", "digits", "--rounds", "0"], "at least one"),
             (["init", "NEW", "--like", "digits", "--clients", "a,a"], "the same name"),
@@ -182,10 +196,10 @@ class TestWithFlower:
             (["server", "NEW"], "is not a federation"),
             (["run", "NEW"], "is not a federation"),
             (["run", "FED"], "[PEFLL-F003]"),
-            (["add", "FED", "alice"], "there is a client alice already"),
+            (["add", "FED", "alice"], "PEFLL-F206"),
             (["add", "FED", "a b"], "cannot be a name"),
             (["add", "FED", "CON"], "'CON' cannot be a name: Windows keeps that name for a device"),
-            (["client", "FED", "--data", "DATA"], "name the client with --name"),
+            (["client", "FED", "--data", "DATA"], "PEFLL-F208"),
             (["client", "FED", "--data", "DATA", "--name", "zoe"], "there is no client's folder"),
             (["client", "FED", "--data", "nothing.npz", "--name", "bob"], "there is no file or folder"),
             (["client", "FED", "--data", "DATA", "--name", "bob"], "there is no server at 127.0.0.1:"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
 
+_SCAN_SECONDS = 1.0  # of thousands of keys every one cannot be looked at for each request
+
+
 class Change(NamedTuple):
     """What a look at the folder has changed in Flower's database.
 
@@ -34,6 +38,34 @@ class Change(NamedTuple):
 
     new: list[str]
     removed: list[str]
+
+
+class _Stamp(NamedTuple):
+    """What a folder of keys looks like from outside.
+
+    Attributes:
+        folder: when it was changed.
+        files: name and state of each key's file.
+    """
+
+    folder: int
+    files: tuple[tuple[str | int, ...], ...]
+
+
+def _modified(folder: Path) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; nothing where it cannot be seen."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 class Admission:
@@ -48,12 +80,29 @@ class Admission:
     def __init__(self, folder: Path, state: Any, report: Callable[[str], None]) -> None:
         self._folder, self._state, self._report = folder, state, report
         self._lock = threading.Lock()
-        self._seen = -1
+        self._seen: _Stamp | None = None
+        self._scanned = 0.0
         self._names: dict[bytes, str] = {}
 
     def has_changed(self) -> bool:
-        """Return whether keys came or went since the last look; cheap enough for every request."""
-        return self._stamp() != self._seen
+        """Return whether keys came, went or were replaced since the last look; cheap enough for every request.
+
+        A file that was written in place leaves no trace in the folder itself. It is noticed within a second.
+        """
+        now, seen = time.monotonic(), self._seen
+        if seen is None or seen.folder != _modified(self._folder):
+            return True
+        if now - self._scanned < _SCAN_SECONDS:
+            return False
+        if self._stamp() != seen:
+            return True
+        self._scanned = now
+        return False
+
+    @property
+    def admitted(self) -> int:
+        """How many clients may come in."""
+        return len(self._names)
 
     def name_of(self, public_key: bytes) -> str | None:
         """Return the client that a key, as PEM, was put there for; None for a stranger's."""
@@ -64,18 +113,16 @@ class Admission:
         with self._lock:
             stamp = self._stamp()
             self._names = self._read()
-            self._seen = stamp
             removed = self._remove_others()
             new = [name for key, name in self._names.items() if self._let_in(key, name)]
+            self._seen = stamp  # only now: where the database fails, the next request tries again
         for name in removed:
             self._report(f"a key registered as {name!r} is not in {self._folder}: it is registered no more")
         return Change(new, removed)
 
-    def _stamp(self) -> int:
-        try:
-            return os.stat(self._folder).st_mtime_ns
-        except OSError:
-            return 0
+    def _stamp(self) -> _Stamp:
+        folder = _modified(self._folder)
+        return _Stamp(folder, tuple((path.name, *_state(path)) for path in sorted(self._folder.glob("*.pub"))))
 
     def _read(self) -> dict[bytes, str]:
         """Return the names of clients by their keys; a key that two files have is nobody's."""

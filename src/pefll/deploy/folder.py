@@ -48,23 +48,25 @@ class Bundle(NamedTuple):
         folder: with ca.crt and node.key.
         name: of the client.
         address: of the server.
-        policy: what the client's owner allows, as client.toml says.
+        policy: what the client allows unless its owner says otherwise: the default limits, or stricter ones.
+        ignored: whether client.toml asks for looser limits, which have no effect.
     """
 
     folder: Path
     name: str
     address: str
     policy: Policy = Policy()
+    ignored: bool = False
 
 
-# The owner's copy of these settings is the one that counts; nothing that a server sends changes it.
+# The server's operator writes this file. So it can make the client's limits stricter and never looser.
 CLIENT_FILE = """name = "{name}"
 address = "{address}"
-# What this client takes part in, and what it refuses; the owner may change it.
-methods = "{methods}"             # names with commas between them
+# What this client takes part in, and what it refuses. Limits here can be stricter than these and not looser: only
+# options of `pefll flower client` (--min-samples, --allow-few, --numbers-per-sample) loosen them.
+methods = "{methods}"             # names with commas between them; --methods names others
 min-samples = {least}               # no reply is made from a batch of fewer samples
-allow-few = false             # whether a split with fewer samples may be used where all of it is
-numbers-per-sample = 1.0      # how many numbers a descriptor may have for each sample behind it; 0 for any
+numbers-per-sample = 1.0      # how many numbers a descriptor may have for each sample behind it
 """
 
 
@@ -74,7 +76,8 @@ def check_new(folder: Path, address: str) -> None:
     _check_address(address)
     if folder.exists() and any(folder.iterdir()):
         raise PefllError(
-            f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`"
+            f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`",
+            code="PEFLL-F205",
         )
 
 
@@ -117,7 +120,7 @@ def add_client(folder: Path, name: str) -> Bundle:
     plan = read_app(folder)
     check_names([name])
     if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
-        raise PefllError(f"there is a client {name} already")
+        raise PefllError(f"there is a client {name} already", code="PEFLL-F206")
     return _make_bundle(folder, name, server_address(folder), plan.agreement.method)
 
 
@@ -139,7 +142,9 @@ def server_address(folder: Path) -> str:
     try:
         return (folder / "server" / "address").read_text().strip()
     except OSError:
-        raise PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`") from None
+        raise PefllError(
+            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207"
+        ) from None
 
 
 def find_bundle(folder: Path, name: str | None) -> Bundle:
@@ -151,20 +156,25 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
     """
     if not (folder / "client.toml").is_file():
         if name is None:
-            raise PefllError(f"{folder} is not a client's folder; name the client with {argument('name')}")
+            raise PefllError(
+                f"{folder} is not a client's folder; name the client with {argument('name')}", code="PEFLL-F208"
+            )
         folder = folder / "clients" / name
     try:
         facts = tomllib.loads((folder / "client.toml").read_text())
-        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), Policy.of_node(facts))
-    except (OSError, ValueError, KeyError):
+        asked = Policy.of_node(facts)
+        policy = Policy().tightened(asked)
+        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), policy, policy != asked)
+    except (OSError, ValueError, KeyError, RecursionError):  # the last for tables within tables
         raise PefllError(
-            f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one"
+            f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one",
+            code="PEFLL-F202",
         ) from None
     if name is not None and bundle.name != name:
-        raise PefllError(f"{folder} is the folder of {bundle.name} and not of {name}")
+        raise PefllError(f"{folder} is the folder of {bundle.name} and not of {name}", code="PEFLL-F209")
     for needed in ("ca.crt", "node.key"):
         if not (folder / needed).is_file():
-            raise PefllError(f"{folder} has no {needed}; ask for the client's folder again")
+            raise PefllError(f"{folder} has no {needed}; ask for the client's folder again", code="PEFLL-F210")
     return bundle
 
 
@@ -190,4 +200,6 @@ def _check_address(address: str) -> None:
     """Raise PefllError for what is no host:port."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise PefllError(f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000")
+        raise PefllError(
+            f"{address!r} is not an address; write it as host:port, for example fl.example.org:8000", code="PEFLL-F204"
+        )

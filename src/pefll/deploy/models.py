@@ -32,7 +32,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
     del header
     if member.model is None:
         raise Refusal("was not told where to write a model; it is started with --model FILE for that")
-    method = member.agreement.build()
+    method = member.method()
     (theta,) = trees
     if tuple(theta.shape) != (method.problem.model.size,):
         raise BadMessage(f"sent a model of shape {list(theta.shape)}")

@@ -131,6 +131,9 @@ class Answering(threading.Thread):
                     continue
             except Exception as error:  # noqa: BLE001 - the next message is answered all the same
                 log(_ERROR, "a message could not be answered: %s", error)
+            except BaseException as error:  # noqa: BLE001 - without this thread the client would be there and mute
+                log(_ERROR, "the client ends: %s", type(error).__name__, exc_info=error)
+                os._exit(1)  # `pefll flower client` starts it again
             time.sleep(_LOOK_SECONDS)
 
     def _answer(self, runtime: LocalRuntime) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.terms import Terms
-from pefll.errors import PefllError
+from pefll.errors import PefllError, first_line
 from pefll.files import check_file_name, write_whole
 
 # Flower's own rule for apps' names is the same.
@@ -167,8 +167,8 @@ def read_app(folder: Path) -> Plan:
         config = content["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
         raise PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise PefllError(f"{path} is damaged: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # the last for tables within tables
+        raise PefllError(f"{path} is damaged: {first_line(error)}", code="PEFLL-F203") from None
     return Plan.from_config(config)
 
 

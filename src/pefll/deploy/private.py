@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from pefll.files import sentences_for_disk_errors, write_whole
@@ -48,10 +49,10 @@ def tighten(folder: Path) -> list[Path]:
     loose: list[Path] = []
     for place, folders, files in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode) or path in loose or not mode & 0o077:
-                continue
-            with sentences_for_disk_errors(f"the mode of {path}"):
+            with sentences_for_disk_errors(f"the mode of {path}"), suppress(FileNotFoundError):  # removed meanwhile
+                mode = path.lstat().st_mode
+                if stat.S_ISLNK(mode) or path in loose or not mode & 0o077:
+                    continue
                 path.chmod(stat.S_IMODE(mode) & 0o700)
-            loose.append(path)
+                loose.append(path)
     return loose

@@ -195,7 +195,7 @@ class Processes:
         return process
 
     def end(self, *names: str, hard: bool = False) -> None:
-        """End processes and what they started; those that do not heed are killed.
+        """End processes and what they started; those that do not end are killed.
 
         Args:
             names: which.
@@ -223,7 +223,7 @@ class Processes:
 
 
 def end_group(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
-    """End a process that leads a group of its own, and all that it started; kill what does not heed."""
+    """End a process that leads a group of its own, and all that it started; kill what does not end."""
     _signal(process, signal.SIGTERM)  # once: at a second one Flower's node ends without telling the server
     _kill_after(process, seconds)
 

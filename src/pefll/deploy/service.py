@@ -95,7 +95,7 @@ def take_part(
         counts: whether the server may know how many samples there are.
         console: is told what happens.
         code: methods and models beside pefll's own that the server may name, package.module:Name.
-        limits: fields of the client's `Policy` that differ from its client.toml.
+        limits: fields of the client's `Policy` that its owner names; they alone can be looser than the default.
     """
     bundle = find_bundle(folder, name)
     policy = replace(bundle.policy, **(limits or {}))
@@ -122,6 +122,10 @@ def take_part(
     with ended_by_signals():
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         say(console, policy.sentence)
+        if "methods" not in (limits or {}):
+            say(console, "Its folder names the methods, as the server's operator wrote it; --methods names others")
+        if bundle.ignored:
+            say(console, f"{bundle.folder / 'client.toml'} asks for looser limits, in vain: only options loosen them")
         while True:
             with ExitStack() as once:
                 node = _start(once, command, home, "supernode")

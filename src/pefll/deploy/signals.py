@@ -15,7 +15,7 @@ def ended_by_signals() -> Iterator[list[int]]:
     """Leave the block, by an exception inside it, at Ctrl-C, SIGTERM or the end of the terminal.
 
     Further ones are ignored while the block cleans up, but for Ctrl-C. Who starts a program with `nohup` wants it to
-    survive the terminal: that is heeded.
+    survive the terminal, and it does.
 
     Yields:
         The signals that came; empty as long as there is none.

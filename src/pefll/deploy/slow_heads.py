@@ -20,7 +20,7 @@ except ImportError:
 HEAD_SECONDS = 20.0
 
 
-class ImpatientProtocol(H11Protocol):  # type: ignore[misc]
+class HeadTimeoutProtocol(H11Protocol):  # type: ignore[misc]
     """Closes a connection on which a request's head is not there after some seconds."""
 
     _waiting: asyncio.TimerHandle | None = None

@@ -26,6 +26,7 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
 _LOOK_SECONDS = 0.5
+_CLOSE_SECONDS = 10.0
 
 
 class Starter(threading.Thread):
@@ -63,7 +64,9 @@ class Starter(threading.Thread):
     def close(self) -> None:
         """Start nothing more, and end what was started."""
         self._over.set()
-        for app in self._apps.values():
+        if self.is_alive():  # it may be about to start one more
+            self.join(_CLOSE_SECONDS)
+        for app in list(self._apps.values()):
             app.terminate()
 
     def _start(self, token: str) -> None:

@@ -26,7 +26,7 @@ from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.private import PRIVATE_UMASK
-from pefll.deploy.slow_heads import ImpatientProtocol
+from pefll.deploy.slow_heads import HeadTimeoutProtocol
 from pefll.deploy.starter import Starter
 from pefll.errors import PefllError
 from pefll.wording import counted
@@ -76,8 +76,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     Ownership().guard(fleet_handlers)
     admission = Admission(folder / "keys", state, _report)
     change = admission.look()
-    keys = len(list((folder / "keys").glob("*.pub")))
-    _report(f"{counted(keys, 'client')} may come in, of which {len(change.new):,} new")
+    _report(f"{counted(admission.admitted, 'client')} may come in, of which {len(change.new):,} new")
     address = f"{LOOPBACK}:{config.port}"
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
     starter = Starter(state, address, authority, _report)
@@ -111,7 +110,7 @@ async def _serve_both(
         uvicorn.Config(
             FleetOnly(app, admission),
             lifespan="off",
-            http=ImpatientProtocol,
+            http=HeadTimeoutProtocol,
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
             limit_concurrency=MOST_CONNECTIONS,
             **settings,

@@ -188,7 +188,7 @@ def client(
     ] = None,
     min_samples: Annotated[
         int | None,
-        typer.Option(min=0, help="Send nothing made from a batch of fewer samples. [default: 8, as in client.toml]"),
+        typer.Option(min=0, help="Send nothing made from a batch of fewer samples. [default: 8]"),
     ] = None,
     allow_few: Annotated[
         bool | None,

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "PEFLL_STARTED_BY"
-HEED_SECONDS = 3.0  # from SIGTERM to SIGKILL
+END_SECONDS = 3.0  # from SIGTERM to SIGKILL
 _lock = threading.Lock()
 _watchdog: tuple[int, str, subprocess.Popen[bytes]] | None = None  # the process it watches, the mark, the watchdog
 
@@ -55,7 +55,7 @@ def _end_watchdog(process: subprocess.Popen[bytes]) -> None:
         with suppress(OSError):
             process.stdin.close()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(3 * HEED_SECONDS)
+        process.wait(3 * END_SECONDS)
 
 
 def marked(value: str) -> list[int]:
@@ -79,8 +79,8 @@ def _listed(word: str) -> list[int]:
     return [int(line.split()[0]) for line in lines if word in line.split() and int(line.split()[0]) != os.getpid()]
 
 
-def end_marked(value: str, seconds: float = HEED_SECONDS) -> None:
-    """End all processes with a mark; kill those that do not heed within some seconds."""
+def end_marked(value: str, seconds: float = END_SECONDS) -> None:
+    """End all processes with a mark; kill those that do not end within some seconds."""
     began, asked = time.monotonic(), set()
     while (left := marked(value)) and time.monotonic() - began < 3 * seconds:
         kills = time.monotonic() - began > seconds

@@ -70,7 +70,7 @@ class Workers:
                 worker.start()
                 theirs.close()
             self._processes.append(worker)
-        # Runs before multiprocessing waits for its processes, which do not heed its SIGTERM.
+        # Runs before multiprocessing waits for its processes, which ignore its SIGTERM.
         atexit.register(self.close)
 
     def run(

@@ -15,6 +15,7 @@ from pefll.deploy.folder import CLIENT_FILE, find_bundle
 from pefll.deploy.setup import agreement_like, refused_by_default
 from pefll.engines.cohort import Ledger
 from pefll.engines.flower.client import task_of
+from pefll.engines.flower.member import Member
 from pefll.engines.flower.message import BadMessage
 from pefll.engines.flower.policy import Draw, Policy, Refusal
 from pefll.errors import PefllError
@@ -65,6 +66,7 @@ def test_a_client_that_refuses_is_left_out_and_both_logs_say_why(tmp_path, flowe
     assert [(t, name) for t, name, _ in engine.dropped] == [(t, f"client-{offender:03d}") for t in rounds]
     assert all("is left out: it refuses to reply from" in line and "[PEFLL-P004]" in line for line in said)
     assert flowers_log.text.count("this client refuses to reply from") == len(rounds)
+    assert "the reply is made from" in flowers_log.text
 
 
 def test_a_method_that_the_owner_did_not_name_is_refused_before_its_code_is_looked_for(tmp_path, flowers_log):
@@ -112,16 +114,25 @@ def test_the_limits():
     Policy(numbers_per_sample=0, min_samples=0).check_reply(client_with([Draw(0, 1)]), 99, describes=True)
 
 
+def test_a_refusal_does_not_tell_the_server_how_many_samples_there_are():
+    for draw, numbers, has in ((Draw(1, 6), 1, "6 samples"), (Draw(0, 12), 13, "12 samples")):
+        with pytest.raises(Refusal) as caught:
+            Policy().check_reply(client_with([draw]), numbers, describes=True)
+        assert has.split()[0] not in str(caught.value).replace("[PEFLL-P004]", "").replace("[PEFLL-P005]", "").split()
+        assert has in caught.value.detail
+
+
 def test_the_owners_copy_of_the_limits_is_read_and_survives_the_way_to_the_node(tmp_path):
     text = CLIENT_FILE.format(name="ann", address="a:1", methods="fedavg", least=8)
     for name in ("ca.crt", "node.key"):
         (tmp_path / name).write_text("")
     (tmp_path / "client.toml").write_text(text)
     assert find_bundle(tmp_path, None).policy == Policy(("fedavg",))
-    changed = text.replace("min-samples = 8", "min-samples = 3").replace("allow-few = false", "allow-few = true")
+    changed = text.replace("min-samples = 8", "min-samples = 9").replace("sample = 1.0", "sample = 0.5")
     (tmp_path / "client.toml").write_text(changed.replace('"fedavg"', '"fedavg, mine:Own"'))
     policy = find_bundle(tmp_path, None).policy
-    assert policy == Policy(("fedavg", "mine:Own"), 3, allow_few=True)
+    assert policy == Policy(("fedavg", "mine:Own"), 9, numbers_per_sample=0.5)
+    assert not find_bundle(tmp_path, None).ignored
     assert Policy.of_node(policy.to_node()) == policy
     (tmp_path / "client.toml").write_text('name = "ann"\naddress = "a:1"\n')  # of before there were limits
     assert find_bundle(tmp_path, None).policy == Policy()
@@ -131,6 +142,19 @@ def test_the_owners_copy_of_the_limits_is_read_and_survives_the_way_to_the_node(
     assert caught.value.code == "PEFLL-P002"
     with pytest.raises(PefllError):
         Policy(min_samples=-1)
+
+
+def test_a_folder_from_the_servers_operator_cannot_loosen_the_limits(tmp_path):
+    for name in ("ca.crt", "node.key"):
+        (tmp_path / name).write_text("")
+    loose = 'name = "ann"\naddress = "a:1"\nmin-samples = 0\nallow-few = true\nnumbers-per-sample = 0\n'
+    (tmp_path / "client.toml").write_text(loose)
+    bundle = find_bundle(tmp_path, None)
+    assert (bundle.policy, bundle.ignored) == (Policy(), True)
+    for draws, numbers, code in (([Draw(1, 6)], 1, "PEFLL-P004"), ([Draw(0, 20)], 21, "PEFLL-P005")):
+        with pytest.raises(Refusal) as caught:
+            bundle.policy.check_reply(client_with(draws), numbers, describes=True)
+        assert caught.value.code == code
 
 
 def test_nodes_of_flowers_simulation_allow_everything():
@@ -180,6 +204,29 @@ def test_init_chooses_descriptors_that_clients_send(tmp_path):
     (sentence,) = refused_by_default(agreed(100, "descriptor_size=64"))
     assert "describe 32 samples by 64 numbers" in sentence
     assert len(refused_by_default(agreed(8, "descriptor_batch=1", "batch_size=4"))) == 3
+
+
+@pytest.mark.parametrize("size", [10**8, 10**18])
+def test_init_tells_of_networks_that_are_too_large_before_it_makes_them(size, tmp_path, monkeypatch):
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * 10**9)
+    pairs = [f"descriptor_size={size}"]
+    with pytest.raises(PefllError) as caught:
+        agreement_like("digits", tmp_path, method="pefll", pairs=pairs, model="auto", num_clients=4)
+    assert caught.value.code == ("PEFLL-L006" if size == 10**8 else "PEFLL-F201")
+
+
+@pytest.mark.parametrize(
+    "config", [{"settings": '{"descriptor_size": 100000000}'}, {"settings": '{"local_steps": 1000000000}'}]
+)
+def test_a_client_refuses_networks_that_do_not_fit_into_its_memory(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * 10**9)
+    context = setting(tmp_path).grid.contexts[1000]
+    context.run_config = {**context.run_config, **config}
+    with pytest.raises(Refusal) as caught:
+        Member.of(context).method()
+    assert caught.value.code == "PEFLL-P010"
+    assert "GB" in caught.value.detail
+    assert "GB" not in str(caught.value)
 
 
 def test_the_limits_reach_the_node_through_the_command_line_and_the_nodes_settings(monkeypatch, tmp_path):

@@ -155,7 +155,11 @@ def test_limits():
     assert limits.limited({0: 40, 1: 500, 2: 50, 3: 0}, 10, "here") == {0: 40, 1: 100, 2: 50, 3: 0}
     assert limits.limited({0: 3, 1: 7, 2: 29}, 10, "here") == {0: 3, 1: 7, 2: 29}
     assert limits.limited({0: 0}, 10, "here") == {0: 0}
-    assert len(said) == 1, "the same number of the same client is told once"
+    for samples in range(1000, 1010):
+        limits.limited({0: 5, 1: samples}, 10, "here")
+    assert len(said) == 1, "a client is told of once, whatever it declares next"
+    limits.limited({0: 5, 1: 500}, 10, "there")
+    assert len(said) == 2
     open_ = WeightLimits(Terms(sample_limit=0), str, said.append)
     assert open_.limited({0: 1, 1: 1e15}, 0, "here") == {0: 1, 1: 1e15}
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,15 +17,20 @@ from typing import Any
 import torch
 
 from pefll.data.federation import Normalise
-from pefll.errors import PefllError, unknown
-from pefll.methods import build_method
+from pefll.errors import PefllError, first_line, unknown
+from pefll.memory import CLIENT_NETWORKS, Plan, check_fits, check_model_fits, networks_of, sample_values
+from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
-from pefll.models import Network, build_model
+from pefll.models import MODELS, Network, build_model, weights_of
 from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 # These keys of a run config hold JSON, since a run config knows only single values.
 _JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names")
+
+
+class TooLarge(PefllError):
+    """What is agreed on needs more memory than there is."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,11 @@ class Agreement:
         return PRECISIONS[self.precision]
 
     def build(self) -> Method[Any]:
-        """Return the method, with its model."""
+        """Return the method, with its model.
+
+        Raises:
+            TooLarge: where a client of it needs more memory than this machine has left.
+        """
         return _built(self.sha256, self._config)
 
     def to_config(self) -> dict[str, str | int | bool]:
@@ -135,6 +145,42 @@ def _built(sha256: str, config: str) -> Method[Any]:
     """Build a method once in a process: it has no state, and a hypernetwork takes long to make."""
     del sha256
     agreed = Agreement.from_config(json.loads(config))
+    with _too_large():
+        if agreed.model in MODELS:  # weighed before it is made
+            weights = weights_of(agreed.model, agreed.input_shape, agreed.classes)
+            check_model_fits(f"the model {agreed.model}", sum(value.numel() for value in weights.values()))
     network = Network(build_model(agreed.model, agreed.input_shape, agreed.classes))
     problem = Problem(network, agreed.input_shape, agreed.classes, agreed.num_clients, agreed.tokens)
+    with _too_large():
+        check_fits(_plan(agreed, problem), agreed.method)
     return build_method(agreed.method, problem, agreed.settings)
+
+
+def _plan(agreed: Agreement, problem: Problem) -> Plan:
+    """Return, in numbers, what one client of an agreement does."""
+    settings = {**hyperparameters(agreed.method), **typed_settings(agreed.method, agreed.settings)}
+    return Plan(
+        weights=problem.model.size,
+        networks=networks_of(lambda: build_method(agreed.method, problem, agreed.settings)),
+        clients=1,
+        round_clients=1,
+        steps=int(settings.get("local_steps") or 1),
+        batch=int(settings.get("batch_size") or 1),
+        values=sample_values(problem),
+        copies=CLIENT_NETWORKS,
+    )
+
+
+@contextmanager
+def _too_large() -> Iterator[None]:
+    """Raise TooLarge for what does not fit, and for sizes that torch cannot even count."""
+    try:
+        yield
+    except PefllError as error:
+        if error.code in ("PEFLL-L006", "PEFLL-L007"):
+            raise TooLarge(error.args[0], error.code) from None
+        raise
+    except (RuntimeError, OverflowError) as error:
+        raise TooLarge(
+            f"the networks cannot be built: {first_line(error)}; choose smaller sizes", code="PEFLL-F201"
+        ) from None

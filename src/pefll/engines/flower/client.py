@@ -106,7 +106,7 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         log(_ERROR, "the server %s", error)
         return _refusal(message, context, f"could not read the request, saying that the server {error}")
     except Refusal as error:
-        log(_ERROR, "this client %s", error)
+        log(_ERROR, "this client %s%s", error, error.detail and f" ({error.detail})")
         return _refusal(message, context, str(error))
     except PefllError as error:
         log(_ERROR, "%s", error)
@@ -139,7 +139,7 @@ def work(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
     Raises:
         Refusal: where the owner does not allow what would be sent.
     """
-    method = member.agreement.build()
+    method = member.method()
     task = task_of(method, header["task"])
     static = {str(name): int(value) for name, value in header["static"].items()}
     client = member.client(int(header["client"]), int(header["round"]))

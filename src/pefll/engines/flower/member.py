@@ -12,10 +12,11 @@ import torch
 
 from pefll.data.federation import Federation
 from pefll.data.own import read_member, state_of
-from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.agreement import Agreement, TooLarge
 from pefll.engines.flower.keep import Store
-from pefll.engines.flower.policy import Policy, WatchedClient
+from pefll.engines.flower.policy import Policy, Refusal, WatchedClient
 from pefll.errors import PefllError
+from pefll.methods.contract import Method
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,15 @@ class Member:
         if agreed.normalise is not None and own.normalise is None:
             raise PefllError(f"{self.data}: the federation agreed on uint8 pixels 0..255; convert the samples")
         return own
+
+    def method(self) -> Method[Any]:
+        """Return the method of the agreement; Refusal where it is too large for this machine."""
+        try:
+            return self.agreement.build()
+        except TooLarge as error:
+            raise Refusal(
+                "refuses to build networks that do not fit into its memory", code="PEFLL-P010", detail=str(error)
+            ) from None
 
     def client(self, number: int, round_: int) -> WatchedClient:
         """Return what a method's functions see of this client in a round."""

@@ -18,7 +18,17 @@ MIN_SAMPLES = 8
 
 
 class Refusal(PefllError):
-    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too."""
+    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too.
+
+    Args:
+        sentence: holds nothing that the owner may keep from the server, such as a number of samples.
+        code: see `PefllError`.
+        detail: what only the client's own log says.
+    """
+
+    def __init__(self, sentence: str = "", code: str = "", detail: str = "") -> None:
+        super().__init__(sentence, code)
+        self.detail = detail
 
 
 class Draw(NamedTuple):
@@ -96,10 +106,20 @@ class Policy:
                 str(node.get("allow-few", False)).lower() == "true",
                 float(node.get("numbers-per-sample", 1.0)),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise PefllError(
                 f"the client's own limits cannot be read: {error}; mend client.toml or its options", code="PEFLL-P002"
             ) from None
+
+    def tightened(self, other: Policy) -> Policy:
+        """Return it with each limit of another one that is stricter; the methods are the other one's."""
+        ratios = [policy.numbers_per_sample for policy in (self, other) if policy.numbers_per_sample]
+        return Policy(
+            other.methods,
+            max(self.min_samples, other.min_samples),
+            self.allow_few and other.allow_few,
+            min(ratios, default=0.0),
+        )
 
     def to_node(self) -> dict[str, str | bool]:
         """Return it as a part of a node's config, which is read by `of_node`."""
@@ -141,16 +161,18 @@ class Policy:
             few = 0 < size < self.min_samples
             if few and not (self.allow_few and size == int(client.count[split])):
                 raise Refusal(
-                    f"refuses to reply from {counted(size, f'{SPLITS[split]} sample')}: its owner asks for at least "
+                    f"refuses to reply from so few {SPLITS[split]} samples: its owner asks for at least "
                     f"{self.min_samples:,}; see `--min-samples` and `--allow-few`",
                     code="PEFLL-P004",
+                    detail=f"the reply is made from {counted(size, 'sample')}",
                 )
         samples = min((draw.size for draw in client.draws), default=0)
         if describes and self.numbers_per_sample and numbers > self.numbers_per_sample * samples:
             raise Refusal(
-                f"refuses to describe {counted(samples, 'sample')} by {counted(numbers, 'number')}: its owner allows "
+                f"refuses to describe its samples by {counted(numbers, 'number')}: its owner allows "
                 f"{self.numbers_per_sample:g} for each sample; see `--numbers-per-sample`",
                 code="PEFLL-P005",
+                detail=f"the descriptor is made from {counted(samples, 'sample')}",
             )
 
 

@@ -14,12 +14,12 @@ class WeightLimits:
     Args:
         terms: `sample_limit`, and who asks names `weight_limit` or `choice_limit`.
         name_of: what a client is called.
-        report: is told, in a sentence, when a limit acts; once for each client, use and declared number.
+        report: is told, in a sentence, when a limit acts; once for each client and use.
     """
 
     def __init__(self, terms: Terms, name_of: Callable[[int], str], report: Report) -> None:
         self._terms, self._name_of, self._report = terms, name_of, report
-        self._told: set[tuple[int, str, float]] = set()
+        self._told: set[tuple[int, str]] = set()
 
     def limited(self, declared: Mapping[int, float], times: float, use: str) -> dict[int, float]:
         """Return for how many samples each client counts.
@@ -36,8 +36,8 @@ class WeightLimits:
         counts: dict[int, float] = {}
         for client, samples in declared.items():
             counts[client] = min(samples, most)
-            if samples > most and (client, use, samples) not in self._told:
-                self._told.add((client, use, samples))
+            if samples > most and (client, use) not in self._told:
+                self._told.add((client, use))  # not the number: a client could declare a new one each time
                 self._report(
                     f"{self._name_of(client)} says that it has {samples:,.0f} samples; it counts for {most:,.0f} {use}"
                 )

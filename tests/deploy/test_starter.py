@@ -1,0 +1,44 @@
+"""The server's process that starts runs: what it started ends with it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from pefll.deploy.starter import Starter, runtime_handlers
+
+
+def test_an_app_that_is_started_while_the_server_ends_is_ended_too(monkeypatch):
+    asked, ended = threading.Event(), threading.Event()
+
+    def acquire(request, state):
+        asked.set()
+        time.sleep(0.2)  # meanwhile the server ends
+        return SimpleNamespace(token="secret")
+
+    popen = subprocess.Popen
+
+    def start(command, stdin):
+        app = popen(["cat"], stdin=stdin)
+        monkeypatch.setattr(app, "terminate", lambda: (popen.terminate(app), ended.set()))
+        return app
+
+    monkeypatch.setattr(runtime_handlers, "acquire_task", acquire)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    starter = Starter(None, "127.0.0.1:1", Path("ca.crt"), print)
+    starter.start()
+    assert asked.wait(5)
+    starter.close()
+    assert ended.is_set()
+    assert not starter.is_alive()
+
+
+def test_a_server_that_never_began_can_be_closed():
+    Starter(None, "127.0.0.1:1", Path("ca.crt"), print).close()
