@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from pefll.errors import PefllError
 from pefll.fitting import finished_state
 from pefll.record import RunFolder, run_folders
 from pefll.report.runs import read_run
+from tests.faults.damages import HOSTILE, put
 from tests.federations import flat, ragged
 
 ROUNDS = 4
@@ -102,6 +104,36 @@ def test_the_newest_checkpoint_cannot_go_unnoticed(folder):
     shutil.rmtree(max(folder.checkpoints.iterdir()))
     with pytest.warns(UserWarning, match="is at round 2 of 4"):
         pefll.load(folder.path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_manifests_of_strangers_with_the_right_sha_are_refused(folder):
+    manifests = sorted(folder.checkpoints.glob("*/manifest.json"))
+    clean = [path.read_text() for path in manifests]
+    for where, value in HOSTILE:
+        for path in manifests:
+            put(path, where, value)
+        code_of(pefll.load, folder.path)
+        folder.run_id(), folder.trained_with(), read_run(folder)
+        for path, text in zip(manifests, clean, strict=True):
+            path.write_text(text)
+    put(manifests[-1], "facts/problem/input_shape", [10**9])
+    assert code_of(pefll.load, folder.path) == "PEFLL-L007"
+    put(manifests[-1], "facts/problem", 5)
+    assert code_of(trained, folder.path) == "PEFLL-R020"
+    manifests[-1].write_text(clean[-1])
+    folder.summary_file.unlink()
+    put(manifests[-1], "facts/progress/ledger", {"add": 1})
+    assert code_of(trained, folder.path) == "PEFLL-R021"
+
+
+def test_a_manifest_leads_to_no_file_elsewhere(folder):
+    path = max(folder.checkpoints.iterdir())
+    content = folder.config_file.read_bytes()
+    wanted = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    put(path / "manifest.json", "files", files | {"../../config.toml": wanted})
+    assert code_of(checkpoint.load, path) == "PEFLL-R004"
 
 
 # config.toml.

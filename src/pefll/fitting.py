@@ -21,6 +21,7 @@ from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.joint import join
 from pefll.errors import Diverged, PefllError
+from pefll.facts import check_problem
 from pefll.files import is_temporary
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
@@ -406,7 +407,9 @@ def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) 
         except PefllError as error:  # where several runs have folders of their own, the user named none of them
             raise PefllError(f"{folder.path}: {error}") from error
         newest = manifest.newest(folder.checkpoints, folder.run_id())
-        check_same_model(newest.facts.get("problem", {}) if newest else {}, facts, str(folder.path))
+        if newest:
+            check_problem(newest.facts.get("problem"), folder.path)
+            check_same_model(newest.facts["problem"], facts, str(folder.path))
     elif folder.path.exists() and (
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
