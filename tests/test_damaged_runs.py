@@ -202,6 +202,7 @@ def drop_second(content: bytes) -> bytes:
     "damage",
     [
         lambda content: content.replace(b'"round": 2', b'"round": @', 1),
+        lambda content: content.replace(b'"round": 2', b'"round": 1' + 400 * b"0", 1),
         lambda content: content.replace(b'"per_sample": 0', b'"per_sample": 1', 1),
         lambda content: content.replace(b'"round"', b'"r\xffund"', 1),
         lambda content: content.replace(b'"check"', b'"chuck"', 1),
