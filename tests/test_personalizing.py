@@ -177,6 +177,24 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     assert "Traceback" not in said.err
 
 
+def test_damaged_models_are_made_again_with_a_note(pefll, by_command, tmp_path):  # noqa: F811
+    data, folder = tmp_path / "users.csv", tmp_path / "models"
+    table(["ann", "bob", "eve"]).to_csv(data, index=False)
+    words = ("personalize", by_command, "--data", data, "--each", "--out", folder)
+    assert pefll(*words).code == 0
+    whole = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
+    ann, bob = folder / "ann.safetensors", folder / "bob.safetensors"
+    ann.write_bytes(whole[ann][:-1] + bytes([whole[ann][-1] ^ 1]))
+    bob.write_bytes(whole[bob][:-9])
+    said = pefll(*words)
+    assert said.code == 0
+    assert said.err.count(".damaged-1 and made again") == 2
+    assert (folder / "bob.safetensors.damaged-1").read_bytes() == whole[bob][:-9]
+    assert "1 model was there" in said.out
+    for path in whole:
+        assert PersonalModel.load(path)
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, each):  # noqa: F811
     table([3]).to_csv(tmp_path / "one.csv", index=False)

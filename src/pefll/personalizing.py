@@ -14,8 +14,8 @@ from rich.console import Console
 from pefll.data.owners import Name, Owned
 from pefll.errors import PefllError
 from pefll.facts import parse_facts
-from pefll.files import make_folder, write_json
-from pefll.modelfile import read_header
+from pefll.files import make_folder, set_aside, write_json
+from pefll.modelfile import DAMAGED, read_header, read_tensors
 from pefll.personal import PersonalModel
 from pefll.progress import monitor
 from pefll.run import Run
@@ -65,8 +65,8 @@ def write_each(
 ) -> Written:
     """Make a model for each client and write it into a folder, with `models.json` that says whose each file is.
 
-    A client whose file is there, made by the same run from the same samples, is passed over. One with faulty samples
-    does not stop the others.
+    A client whose file is there, whole and made by the same run from the same samples, is passed over. A damaged one is
+    kept aside and made again, with a note. A client with faulty samples does not stop the others.
 
     Args:
         run: makes the models.
@@ -83,8 +83,11 @@ def write_each(
             path = folder / file_name(one.client)
             try:
                 source = _source(origin, one)
-                if not force and path.exists():
-                    _check_same(path, source)
+                there = not force and path.exists()
+                damage = _damage(path, source) if there else None
+                if damage is not None:
+                    watch.say(f"{damage.args[0]}; it is kept as {set_aside(path).name} and made again")
+                if there and damage is None:
                     kept.append(one.client)
                 else:
                     model = run.personalize(one.x, one.y)
@@ -116,12 +119,24 @@ def _source(origin: Callable[[], Any], one: Owned) -> str:
     return str(digest.hexdigest())
 
 
-def _check_same(path: Path, source: str) -> None:
-    """Raise PefllError where a file that is there was made from something else."""
-    facts = parse_facts(read_header(path).facts)
+def _damage(path: Path, source: str) -> PefllError | None:
+    """Return what is wrong with the file of a model that is there, read to its end; None where it is whole.
+
+    Raises:
+        PefllError: where it is whole and was made from something else, or cannot be read.
+    """
+    try:
+        header = read_header(path)
+        read_tensors(path, header)
+    except PefllError as error:
+        if error.code not in DAMAGED:
+            raise
+        return error
+    facts = parse_facts(header.facts)
     if not isinstance(facts, dict) or facts.get("made_from") != source:
         may = argument("force", True)
         raise PefllError(
             f"{path} is there already and was made by another run or from other samples; replace it with {may}",
             code="PEFLL-M040",
         )
+    return None
