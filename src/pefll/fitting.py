@@ -63,7 +63,8 @@ def fit(
         out: a folder for the run; where it holds a run with the same settings, that one is resumed if it is unfinished,
             and else returned as it was recorded.
         console: shows progress; None for silence.
-        config: all settings at once, instead of the arguments above.
+        config: all settings at once, instead of the arguments above. It may come from a file, so that code of your own
+            that it names is named in `method` or `model` too.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
 
     Returns:
@@ -80,7 +81,6 @@ def fit(
             "arguments, such as rounds=100",
             code="PEFLL-A017",
         )
-    allow(config.method, config.model)
     return fit_together([Order(config, federation, out)], model, console)[0]
 
 
