@@ -195,6 +195,24 @@ def test_damaged_models_are_made_again_with_a_note(pefll, by_command, tmp_path):
         assert PersonalModel.load(path)
 
 
+def test_the_list_of_models_keeps_earlier_clients(trained, tmp_path):
+    run, folder = load(trained), tmp_path / "models"
+
+    def listed(*users, rows=12):
+        write_each(run, run._owned(table(users, rows), None, None), folder, force=True)
+        return {row["user"]: row["samples"] for row in json.loads((folder / INDEX).read_text())["models"]}
+
+    assert listed("ann", "amy") == {"ann": 12, "amy": 12}
+    assert listed("bob") == {"ann": 12, "amy": 12, "bob": 12}
+    assert listed("ann", rows=20) == {"ann": 20, "amy": 12, "bob": 12}
+    (folder / "bob.safetensors").unlink()
+    assert listed("eve") == {"ann": 20, "amy": 12, "eve": 12}
+    for damaged in ("[", "5", '{"models": [5]}', '{"models": [{"user": [], "file": {}}]}'):
+        (folder / INDEX).write_text(damaged)
+        assert listed("max") == {"max": 12}
+    assert len(list(folder.glob(f"{INDEX}.damaged-*"))) == 3
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, each):  # noqa: F811
     table([3]).to_csv(tmp_path / "one.csv", index=False)

@@ -14,7 +14,7 @@ from rich.console import Console
 from pefll.data.owners import Name, Owned
 from pefll.errors import PefllError
 from pefll.facts import parse_facts
-from pefll.files import make_folder, set_aside, write_json
+from pefll.files import make_folder, read_json, set_aside, write_json
 from pefll.modelfile import DAMAGED, read_header, read_tensors
 from pefll.personal import PersonalModel
 from pefll.progress import monitor
@@ -97,8 +97,21 @@ def write_each(
             except PefllError as error:
                 errors[one.client] = error
             watch.at(done, f"{len(errors)} failed" if errors else "")
-    write_json(folder / INDEX, {"models": index})
+    write_json(folder / INDEX, {"models": _with_earlier(folder, index)})
     return Written(made, kept, errors)
+
+
+def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of models.json: those of clients before, whose files are still there, and the new ones."""
+    earlier: dict[str, dict[str, Any]] = {}
+    if (folder / INDEX).is_file():
+        try:
+            rows = read_json(folder / INDEX)["models"]
+            there = (row for row in rows if row["file"] == file_name(row["user"]) and (folder / row["file"]).is_file())
+            earlier = {row["file"]: row for row in there}
+        except (PefllError, KeyError, TypeError):
+            set_aside(folder / INDEX)
+    return list((earlier | {row["file"]: row for row in index}).values())
 
 
 def _origin(run: Run) -> Callable[[], Any]:
