@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 
 import numpy as np
 import pytest
@@ -255,3 +257,14 @@ def test_writing_leaves_nothing_but_models_and_their_list(trained, tmp_path):
     assert (written.made, written.kept, written.errors) == (["ann", "bob"], [], {})
     names = sorted(path.name for path in (tmp_path / "new" / "folder").iterdir())
     assert names == ["ann.safetensors", "bob.safetensors", INDEX]
+
+
+def test_models_are_their_owners_alone_whatever_the_umask(trained, tmp_path):
+    run, folder = load(trained), tmp_path / "models"
+    before = os.umask(0)
+    try:
+        write_each(run, run._owned(table(["ann"]), None, None), folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}

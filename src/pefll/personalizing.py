@@ -71,11 +71,11 @@ def write_each(
     Args:
         run: makes the models.
         owned: the clients' samples.
-        folder: for the models; made where it is not there.
+        folder: for the models; where it is not there, it is made so that only its owner can enter it.
         force: whether all models are made again.
         console: shows progress; None for silence.
     """
-    make_folder(folder)
+    make_folder(folder, private=True)
     origin = _origin(run)
     made, kept, errors, index = [], [], {}, []
     with monitor(console, "personalising", len(owned)) as watch:
@@ -97,7 +97,7 @@ def write_each(
             except PefllError as error:
                 errors[one.client] = error
             watch.at(done, f"{len(errors)} failed" if errors else "")
-    write_json(folder / INDEX, {"models": _with_earlier(folder, index)})
+    write_json(folder / INDEX, {"models": _with_earlier(folder, index)}, private=True)
     return Written(made, kept, errors)
 
 
