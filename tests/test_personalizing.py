@@ -13,6 +13,7 @@ import torch
 from pefll import fitting, load
 from pefll.data import federation_from_frame
 from pefll.errors import PefllError
+from pefll.files import safe_file_name
 from pefll.personal import PersonalModel
 from pefll.personalizing import INDEX, file_name, write_each
 from pefll.run import ClientsFailed
@@ -128,6 +129,7 @@ def test_files_for_clients_with_strange_names():
         assert not name.startswith((".", "-", " "))
     assert file_name("ann") == "ann.safetensors"
     assert file_name(17) == "17.safetensors"
+    assert file_name("Ann") == f"{safe_file_name('Ann')}.safetensors", "one set of rules"
     # A plain name can be no other name's, whatever somebody calls himself.
     assert file_name(file_name("Ann").removesuffix(".safetensors")) != file_name("Ann")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from rich.console import Console
 from pefll.data.owners import Name, Owned
 from pefll.errors import PefllError
 from pefll.facts import parse_facts
-from pefll.files import make_folder, read_json, set_aside, write_json
+from pefll.files import make_folder, read_json, safe_file_name, set_aside, write_json
 from pefll.modelfile import DAMAGED, read_header, read_tensors
 from pefll.personal import PersonalModel
 from pefll.progress import monitor
@@ -24,10 +23,6 @@ from pefll.wording import argument
 
 INDEX = "models.json"
 ENDING = ".safetensors"
-# Names that Windows gives to devices, whatever their ending.
-_DEVICES = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
-_PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-_READABLE, _UNIQUE = 32, 32  # characters of a name that is made: of the client's own, and of its hash
 
 
 class Written(NamedTuple):
@@ -45,19 +40,8 @@ class Written(NamedTuple):
 
 
 def file_name(client: Name) -> str:
-    """Return a file's name for a client: safe on every system, and different for different clients.
-
-    Small letters, digits, hyphens and underscores stay as they are. Everything else is replaced, with a hash of the
-    client's name after a dot, which no plain name has.
-    """
-    text = str(client)
-    if _PLAIN.fullmatch(text) and not _DEVICES.fullmatch(text):
-        return text + ENDING
-    readable = re.sub(r"[^a-z0-9_-]+", "_", text.lower(), flags=re.ASCII)[:_READABLE].strip("_-")
-    if not readable or _DEVICES.fullmatch(readable):
-        readable = f"client_{readable}"
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_UNIQUE]
-    return f"{readable}.{digest}{ENDING}"
+    """Return a file's name for a client: safe on every system, and different for different clients."""
+    return safe_file_name(str(client)) + ENDING
 
 
 def write_each(
