@@ -190,13 +190,16 @@ def outcomes_of(
             federation = order.federation
             config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
             problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
-            check_memory(config, federation, problem, len(orders))
+            saved = _finished(order._replace(config=config), facts)
+            if saved is None:  # to read a run takes less than to train it
+                check_memory(config, federation, problem, len(orders))
             learner = build_method(config.method, problem, config.settings)
             if not learner.trains_in_rounds:
                 config = dataclasses.replace(config, rounds=0)
             order = order._replace(config=config)
-            if recorded := _recorded(order, learner, facts):
-                known[place] = recorded
+            saved = saved or _finished(order, facts)  # a method without rounds is finished after none
+            if saved is not None:
+                known[place] = _recorded(order, learner, facts, saved)
                 continue
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
@@ -269,18 +272,21 @@ def finished_state(folder: RunFolder, rounds: int) -> checkpoint.Checkpoint | No
     return saved if saved.round >= rounds else None
 
 
-def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any]) -> Run | None:
-    """Return the run that an order's folder holds, where it is finished; PefllError where it is another one."""
+def _finished(order: Order, facts: dict[str, Any]) -> checkpoint.Checkpoint | None:
+    """Return the last state in an order's folder, where that run is finished; PefllError where it is another run."""
     if order.out is None or order.tunes:  # a search keeps scores and no weights
         return None
     _check_claim(order.out, order.config, facts)
-    folder = RunFolder(Path(order.out))
-    saved = finished_state(folder, order.config.rounds)
-    if saved is None:
-        return None
+    return finished_state(RunFolder(Path(order.out)), order.config.rounds)
+
+
+def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any], saved: checkpoint.Checkpoint) -> Run:
+    """Return the finished run that an order's folder holds."""
+    assert order.out is not None
     template = method_template(learner, order.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
-    return Run(order.config, learner, best, final, facts, folder.summary() or {}, order.federation)
+    summary = RunFolder(Path(order.out)).summary() or {}
+    return Run(order.config, learner, best, final, facts, summary, order.federation)
 
 
 def _at_once(made: Run) -> Turns[Run]:
