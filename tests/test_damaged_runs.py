@@ -127,6 +127,10 @@ def test_manifests_of_strangers_with_the_right_sha_are_refused(folder):
     assert code_of(trained, folder.path) == "PEFLL-R021"
 
 
+def test_what_is_no_model_has_a_code(folder):
+    assert code_of(pefll.load, folder.path, None, 5) == "PEFLL-M050"
+
+
 def test_a_manifest_leads_to_no_file_elsewhere(folder):
     path = max(folder.checkpoints.iterdir())
     content = folder.config_file.read_bytes()
@@ -148,6 +152,7 @@ def test_a_manifest_leads_to_no_file_elsewhere(folder):
         (b'device = "cpu"', b'device = "cuda"', "PEFLL-R003", "give what may change to resume"),
         (b"eval_every = 1", b"eval_every = \xff", "PEFLL-R001", "facts.run.config"),
         (b"eval_every = 1", b"eval_every = " + b"[" * 10_000, "PEFLL-R001", "brackets"),
+        (b"seed = 0", b"seed = 1979-05-27", "PEFLL-R002", "seed = 1979-05-27, but"),
         (b"local_steps = 1\n", b"", "PEFLL-R002", "local_steps = nothing"),
         (b"[settings]", b"[[settings]]", "PEFLL-R002", "= nothing"),
     ],

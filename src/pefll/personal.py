@@ -149,7 +149,10 @@ class PersonalModel(nn.Module):
         if network is None and architecture is None and name not in MODELS:
             give = argument("architecture", "module:function", option="--model")
             module = either("", "; or the module itself, as network")
-            raise PefllError(f"{path} holds a model of your own: name the function that builds it with {give}{module}")
+            raise PefllError(
+                f"{path} holds a model of your own: name the function that builds it with {give}{module}",
+                code="PEFLL-M051",
+            )
         shape, classes = tuple(facts["input_shape"]), facts["classes"]
         # Before anything is built or read: what the file asks for must be what it brings.
         _check_fits(path, header.specs, facts, _weights_without_values(network, name, shape, classes))
