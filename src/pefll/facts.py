@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 from pefll.errors import PefllError
+from pefll.files import parse_json
 from pefll.models import MODELS
 
 # Sizes above this are nobody's data; products of them stay exact.
@@ -17,8 +17,8 @@ AXES = 8  # of a sample, at most
 def parse_facts(text: str) -> Any:
     """Return facts from JSON; None where it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text.encode())
+    except ValueError:
         return None
 
 
