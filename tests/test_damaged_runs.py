@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from pefll.errors import PefllError
 from pefll.fitting import finished_state
 from pefll.record import RunFolder, run_folders
 from pefll.report.runs import read_run
+from tests.faults.damages import HOSTILE, put
 from tests.federations import flat, ragged
 
 ROUNDS = 4
@@ -104,6 +106,40 @@ def test_the_newest_checkpoint_cannot_go_unnoticed(folder):
         pefll.load(folder.path)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_manifests_of_strangers_with_the_right_sha_are_refused(folder):
+    manifests = sorted(folder.checkpoints.glob("*/manifest.json"))
+    clean = [path.read_text() for path in manifests]
+    for where, value in HOSTILE:
+        for path in manifests:
+            put(path, where, value)
+        code_of(pefll.load, folder.path)
+        folder.run_id(), folder.trained_with(), read_run(folder)
+        for path, text in zip(manifests, clean, strict=True):
+            path.write_text(text)
+    put(manifests[-1], "facts/problem/input_shape", [10**9])
+    assert code_of(pefll.load, folder.path) == "PEFLL-L007"
+    put(manifests[-1], "facts/problem", 5)
+    assert code_of(trained, folder.path) == "PEFLL-R020"
+    manifests[-1].write_text(clean[-1])
+    folder.summary_file.unlink()
+    put(manifests[-1], "facts/progress/ledger", {"add": 1})
+    assert code_of(trained, folder.path) == "PEFLL-R021"
+
+
+def test_what_is_no_model_has_a_code(folder):
+    assert code_of(pefll.load, folder.path, None, 5) == "PEFLL-M050"
+
+
+def test_a_manifest_leads_to_no_file_elsewhere(folder):
+    path = max(folder.checkpoints.iterdir())
+    content = folder.config_file.read_bytes()
+    wanted = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    put(path / "manifest.json", "files", files | {"../../config.toml": wanted})
+    assert code_of(checkpoint.load, path) == "PEFLL-R004"
+
+
 # config.toml.
 
 
@@ -116,6 +152,7 @@ def test_the_newest_checkpoint_cannot_go_unnoticed(folder):
         (b'device = "cpu"', b'device = "cuda"', "PEFLL-R003", "give what may change to resume"),
         (b"eval_every = 1", b"eval_every = \xff", "PEFLL-R001", "facts.run.config"),
         (b"eval_every = 1", b"eval_every = " + b"[" * 10_000, "PEFLL-R001", "brackets"),
+        (b"seed = 0", b"seed = 1979-05-27", "PEFLL-R002", "seed = 1979-05-27, but"),
         (b"local_steps = 1\n", b"", "PEFLL-R002", "local_steps = nothing"),
         (b"[settings]", b"[[settings]]", "PEFLL-R002", "= nothing"),
     ],
@@ -170,6 +207,7 @@ def drop_second(content: bytes) -> bytes:
     "damage",
     [
         lambda content: content.replace(b'"round": 2', b'"round": @', 1),
+        lambda content: content.replace(b'"round": 2', b'"round": 1' + 400 * b"0", 1),
         lambda content: content.replace(b'"per_sample": 0', b'"per_sample": 1', 1),
         lambda content: content.replace(b'"round"', b'"r\xffund"', 1),
         lambda content: content.replace(b'"check"', b'"chuck"', 1),

@@ -12,6 +12,7 @@ from torch import nn
 import pefll
 from pefll import machine
 from pefll.memory import Plan, check_fits, parts_of
+from tests.federations import flat
 
 X = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
 FEDERATION = pefll.federation_from_arrays(X, np.arange(60) % 3, np.repeat(np.arange(6), 10))
@@ -64,6 +65,18 @@ def test_a_model_by_name_is_weighed_before_it_is_made(monkeypatch):
     with pytest.raises(pefll.PefllError) as error:
         pefll.fit(FEDERATION, "fedavg", model="mlp", rounds=1)
     assert error.value.code == "PEFLL-L007"
+
+
+def test_a_finished_run_is_read_where_it_could_not_be_trained(monkeypatch, tmp_path):
+    def fit(out):
+        return pefll.fit(FEDERATION, rounds=1, clients_per_round=2, local_steps=1, processes=1, model="tiny", out=out)
+
+    made = fit(tmp_path / "run")
+    monkeypatch.setattr("pefll.memory.available_memory", lambda: 100_000)
+    with pytest.raises(pefll.PefllError) as error:
+        fit(tmp_path / "other")
+    assert error.value.code == "PEFLL-L006"
+    assert torch.equal(flat(fit(tmp_path / "run").server), flat(made.server))
 
 
 def test_nothing_is_refused_where_nobody_knows(monkeypatch):

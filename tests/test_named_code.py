@@ -13,9 +13,11 @@ import pytest
 
 import pefll
 from pefll import named
+from pefll.config import Config
 from pefll.engines.flower.agreement import Agreement
 from pefll.errors import PefllError
 from pefll.models import build_model
+from pefll.preparing import federation_of
 from tests.federations import ragged
 
 MODEL = """
@@ -111,6 +113,18 @@ def test_python_runs_it_only_when_it_is_named_there(evil, what):
     with pytest.raises(PefllError) as refused:
         pefll.load(what, method="local")
     assert refused.value.code == "PEFLL-M002"
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_settings_from_a_file_do_not_choose_code_for_fit(evil, what):
+    config = Config.load(Path(what, "config.toml"))
+    federation = federation_of(config, None)
+    with pytest.raises(PefllError) as refused:
+        pefll.fit(federation, config=config)
+    assert refused.value.code == "PEFLL-M001"
+    assert not Path("ran").exists()
+    assert pefll.fit(federation, config=config, **{what: NAMES[what]})
+    assert Path("ran").exists()
 
 
 def test_a_process_of_its_own_in_the_folder_of_a_stranger(evil):

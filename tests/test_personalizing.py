@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from pefll import fitting, load
 from pefll.data import federation_from_frame
 from pefll.errors import PefllError
+from pefll.files import safe_file_name
 from pefll.personal import PersonalModel
 from pefll.personalizing import INDEX, file_name, write_each
 from pefll.run import ClientsFailed
@@ -126,6 +129,7 @@ def test_files_for_clients_with_strange_names():
         assert not name.startswith((".", "-", " "))
     assert file_name("ann") == "ann.safetensors"
     assert file_name(17) == "17.safetensors"
+    assert file_name("Ann") == f"{safe_file_name('Ann')}.safetensors", "one set of rules"
     # A plain name can be no other name's, whatever somebody calls himself.
     assert file_name(file_name("Ann").removesuffix(".safetensors")) != file_name("Ann")
 
@@ -177,6 +181,42 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     assert "Traceback" not in said.err
 
 
+def test_damaged_models_are_made_again_with_a_note(pefll, by_command, tmp_path):  # noqa: F811
+    data, folder = tmp_path / "users.csv", tmp_path / "models"
+    table(["ann", "bob", "eve"]).to_csv(data, index=False)
+    words = ("personalize", by_command, "--data", data, "--each", "--out", folder)
+    assert pefll(*words).code == 0
+    whole = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
+    ann, bob = folder / "ann.safetensors", folder / "bob.safetensors"
+    ann.write_bytes(whole[ann][:-1] + bytes([whole[ann][-1] ^ 1]))
+    bob.write_bytes(whole[bob][:-9])
+    said = pefll(*words)
+    assert said.code == 0
+    assert said.err.count(".damaged-1 and made again") == 2
+    assert (folder / "bob.safetensors.damaged-1").read_bytes() == whole[bob][:-9]
+    assert "1 model was there" in said.out
+    for path in whole:
+        assert PersonalModel.load(path)
+
+
+def test_the_list_of_models_keeps_earlier_clients(trained, tmp_path):
+    run, folder = load(trained), tmp_path / "models"
+
+    def listed(*users, rows=12):
+        write_each(run, run._owned(table(users, rows), None, None), folder, force=True)
+        return {row["user"]: row["samples"] for row in json.loads((folder / INDEX).read_text())["models"]}
+
+    assert listed("ann", "amy") == {"ann": 12, "amy": 12}
+    assert listed("bob") == {"ann": 12, "amy": 12, "bob": 12}
+    assert listed("ann", rows=20) == {"ann": 20, "amy": 12, "bob": 12}
+    (folder / "bob.safetensors").unlink()
+    assert listed("eve") == {"ann": 20, "amy": 12, "eve": 12}
+    for damaged in ("[", "5", '{"models": [5]}', '{"models": [{"user": [], "file": {}}]}'):
+        (folder / INDEX).write_text(damaged)
+        assert listed("max") == {"max": 12}
+    assert len(list(folder.glob(f"{INDEX}.damaged-*"))) == 3
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, each):  # noqa: F811
     table([3]).to_csv(tmp_path / "one.csv", index=False)
@@ -219,3 +259,14 @@ def test_writing_leaves_nothing_but_models_and_their_list(trained, tmp_path):
     assert (written.made, written.kept, written.errors) == (["ann", "bob"], [], {})
     names = sorted(path.name for path in (tmp_path / "new" / "folder").iterdir())
     assert names == ["ann.safetensors", "bob.safetensors", INDEX]
+
+
+def test_models_are_their_owners_alone_whatever_the_umask(trained, tmp_path):
+    run, folder = load(trained), tmp_path / "models"
+    before = os.umask(0)
+    try:
+        write_each(run, run._owned(table(["ann"]), None, None), folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}

@@ -234,8 +234,8 @@ def load(path: Path, run: str = "") -> Checkpoint:
     contents = {name: _read(path, name, wanted) for name, wanted in found.files.items()}
     try:
         tensors = safetensors.torch.load(contents[TENSORS])
-    except (safetensors.SafetensorError, KeyError) as error:
-        raise _damaged(path, str(error)) from error
+    except (safetensors.SafetensorError, ValueError, TypeError, RuntimeError, KeyError) as error:
+        raise _damaged(path, f"its tensors cannot be read ({error})") from error
     return Checkpoint(found.round, tensors, found.facts, contents.get(HISTORY))
 
 

@@ -185,7 +185,7 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
         if trained is not None and not values:
             raise ValueError("it is empty")
     except FileNotFoundError as error:
-        raise PefllError(f"there is no {path}") from error
+        raise PefllError(f"there is no {path}", code="PEFLL-R022") from error
     except (OSError, ValueError, RecursionError) as error:
         reason = "it has too many brackets inside each other" if isinstance(error, RecursionError) else error
         advice = "; its newest checkpoint's manifest.json has a copy, facts.run.config: put it back" if trained else ""
@@ -246,4 +246,4 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         # TOML's basic strings have JSON's escapes, and want DEL escaped too.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+    return str(value)  # of a date too, which a file may have

@@ -1,11 +1,12 @@
-"""What a personal model's facts must look like. They come from a file, which may be damaged or a stranger's."""
+"""What the facts of runs and models must look like. They come from files, which may be damaged or a stranger's."""
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
+from pefll.errors import PefllError
+from pefll.files import parse_json
 from pefll.models import MODELS
 
 # Sizes above this are nobody's data; products of them stay exact.
@@ -16,9 +17,28 @@ AXES = 8  # of a sample, at most
 def parse_facts(text: str) -> Any:
     """Return facts from JSON; None where it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text.encode())
+    except ValueError:
         return None
+
+
+def check_problem(problem: Any, where: object) -> None:
+    """Raise PefllError where a checkpoint's facts do not say what its run learns.
+
+    Args:
+        problem: a model's facts, with the number of clients and what the model is known by.
+        where: the run, for the sentence.
+    """
+    fault = fault_of(problem)
+    if not fault and not _is_size(problem.get("num_clients")):
+        fault = "its num_clients is no number of clients"
+    # By these two a model is known again; earlier versions wrote neither.
+    if not fault and not (_is_size(problem.get("weights", 1)) and _is_probe(problem.get("probe", []))):
+        fault = "its weights or its probe make no sense"
+    if fault:
+        raise PefllError(
+            f"the newest checkpoint of {where} is damaged: {fault}; put back the one that was there", code="PEFLL-R020"
+        )
 
 
 def fault_of(facts: Any) -> str:
@@ -74,6 +94,12 @@ def _is_texts(values: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e30  # neither NaN nor what float32 cannot hold
+
+
+def _is_probe(rows: Any) -> bool:
+    if not isinstance(rows, list) or len(rows) not in (0, 2) or not all(isinstance(row, list) for row in rows):
+        return False
+    return all(score is None or (type(score) is float and math.isfinite(score)) for row in rows for score in row)
 
 
 def _is_normalise(value: Any, channels: int) -> bool:

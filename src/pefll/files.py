@@ -67,11 +67,16 @@ def check_folder(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder where there is none, and those above it; PefllError where that cannot be."""
+def make_folder(path: Path, private: bool = False) -> None:
+    """Make a folder where there is none, and those above it; PefllError where that cannot be.
+
+    Args:
+        path: the folder.
+        private: whether only its owner may enter it, where it is made here; one that is there stays as it is.
+    """
     check_folder(path)  # for its sentence: where a file is in the way, that of `mkdir` is "File exists"
     with sentences_for_disk_errors(str(path)):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -228,12 +233,18 @@ def safe_file_name(text: str) -> str:
 _WHOLE_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s*\]")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON, atomically and readable: every entry on a line of its own, but lists of whole numbers in one line."""
+def write_json(path: Path, content: Any, private: bool = False) -> None:
+    """Write JSON, atomically and readable: every entry on a line of its own, but lists of whole numbers in one line.
+
+    Args:
+        path: the file.
+        content: anything JSON can hold.
+        private: see `write_whole`.
+    """
     text = json.dumps(content, indent=2)
     # A line break inside a text is written as an escape, so that this finds lists only.
     text = _WHOLE_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
-    write_whole(path, (text + "\n").encode())
+    write_whole(path, (text + "\n").encode(), private)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

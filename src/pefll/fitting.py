@@ -21,6 +21,7 @@ from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.joint import join
 from pefll.errors import Diverged, PefllError
+from pefll.facts import check_problem
 from pefll.files import is_temporary
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
@@ -62,7 +63,8 @@ def fit(
         out: a folder for the run; where it holds a run with the same settings, that one is resumed if it is unfinished,
             and else returned as it was recorded.
         console: shows progress; None for silence.
-        config: all settings at once, instead of the arguments above.
+        config: all settings at once, instead of the arguments above. It may come from a file, so that code of your own
+            that it names is named in `method` or `model` too.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
 
     Returns:
@@ -79,7 +81,6 @@ def fit(
             "arguments, such as rounds=100",
             code="PEFLL-A017",
         )
-    allow(config.method, config.model)
     return fit_together([Order(config, federation, out)], model, console)[0]
 
 
@@ -189,13 +190,16 @@ def outcomes_of(
             federation = order.federation
             config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
             problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
-            check_memory(config, federation, problem, len(orders))
+            saved = _finished(order._replace(config=config), facts)
+            if saved is None:  # to read a run takes less than to train it
+                check_memory(config, federation, problem, len(orders))
             learner = build_method(config.method, problem, config.settings)
             if not learner.trains_in_rounds:
                 config = dataclasses.replace(config, rounds=0)
             order = order._replace(config=config)
-            if recorded := _recorded(order, learner, facts):
-                known[place] = recorded
+            saved = saved or _finished(order, facts)  # a method without rounds is finished after none
+            if saved is not None:
+                known[place] = _recorded(order, learner, facts, saved)
                 continue
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
@@ -271,18 +275,21 @@ def finished_state(folder: RunFolder, rounds: int) -> checkpoint.Checkpoint | No
     return saved if saved.round >= rounds else None
 
 
-def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any]) -> Run | None:
-    """Return the run that an order's folder holds, where it is finished; PefllError where it is another one."""
+def _finished(order: Order, facts: dict[str, Any]) -> checkpoint.Checkpoint | None:
+    """Return the last state in an order's folder, where that run is finished; PefllError where it is another run."""
     if order.out is None or order.tunes:  # a search keeps scores and no weights
         return None
     _check_claim(order.out, order.config, facts)
-    folder = RunFolder(Path(order.out))
-    saved = finished_state(folder, order.config.rounds)
-    if saved is None:
-        return None
+    return finished_state(RunFolder(Path(order.out)), order.config.rounds)
+
+
+def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any], saved: checkpoint.Checkpoint) -> Run:
+    """Return the finished run that an order's folder holds."""
+    assert order.out is not None
     template = method_template(learner, order.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
-    return Run(order.config, learner, best, final, facts, folder.summary() or {}, order.federation)
+    summary = RunFolder(Path(order.out)).summary() or {}
+    return Run(order.config, learner, best, final, facts, summary, order.federation)
 
 
 def _at_once(made: Run) -> Turns[Run]:
@@ -409,7 +416,9 @@ def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) 
         except PefllError as error:  # where several runs have folders of their own, the user named none of them
             raise PefllError(f"{folder.path}: {error}") from error
         newest = manifest.newest(folder.checkpoints, folder.run_id())
-        check_same_model(newest.facts.get("problem", {}) if newest else {}, facts, str(folder.path))
+        if newest:
+            check_problem(newest.facts.get("problem"), folder.path)
+            check_same_model(newest.facts["problem"], facts, str(folder.path))
     elif folder.path.exists() and (
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())

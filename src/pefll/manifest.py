@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,12 +68,13 @@ def read(path: Path, run: str = "") -> Manifest:
         content = parse_json((path / MANIFEST).read_bytes())
         if content.pop("sha256") != digest(content):
             raise ValueError("its SHA-256 is wrong")
-        found = Manifest(int(content["round"]), dict(content["files"]), dict(content["facts"]))
+        found = Manifest(content["round"], content["files"], content["facts"])
+        _check(found)
     except FileNotFoundError as error:
         raise PefllError(
             f"the checkpoint {path} is incomplete: {error.filename} is missing", code="PEFLL-R004"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise PefllError(
             f"the checkpoint {path} is damaged: its manifest cannot be read ({error})", code="PEFLL-R004"
         ) from error
@@ -88,6 +90,26 @@ def read(path: Path, run: str = "") -> Manifest:
             code=OTHER_RUN,
         )
     return found
+
+
+def _check(found: Manifest) -> None:
+    """Raise ValueError where a manifest, whose SHA-256 anybody can compute, holds what none was written with."""
+    if type(found.round) is not int or found.round < 0:
+        raise ValueError("its round is no whole number")
+    if not isinstance(found.files, dict) or not isinstance(found.facts, dict):
+        raise ValueError("its files or its facts are no tables")
+    for name, wanted in found.files.items():
+        if Path(name).name != name or "\0" in name:  # what lies elsewhere is none of its files
+            raise ValueError(f"{name!r} is no name of a file in its folder")
+        if (
+            not isinstance(wanted, dict)
+            or type(wanted.get("bytes")) is not int
+            or type(wanted.get("sha256")) is not str
+        ):
+            raise ValueError(f"it does not say how many bytes {name} has, and their SHA-256")
+    if not isinstance(found.run, dict) or not all(isinstance(value, str) for value in found.run.values()):
+        raise ValueError("what it says about its run is no table of texts")
+    tomllib.loads(found.run.get("config", ""))
 
 
 def newest(checkpoints: Path, run: str = "") -> Manifest | None:

@@ -24,6 +24,8 @@ FORMAT = "pefll-personal-model-2"
 UNCHECKED = "pefll-personal-model-1"  # of earlier versions, without a hash
 # More than any personal model has: the names of a hundred thousand columns, and two thousand million weights.
 MOST_HEADER, MOST_BYTES = 1 << 24, 1 << 33
+# Codes of errors that say that a file is damaged; others cannot be read, or are something else.
+DAMAGED = ("PEFLL-M010", "PEFLL-M012", "PEFLL-M013")
 _LENGTH = 8  # bytes with the length of the header
 _DIGITS = 64
 _AXES = 8  # of a tensor, at most

@@ -101,7 +101,7 @@ class PersonalModel(nn.Module):
         return np.asarray(self.class_names)[classes] if names else classes
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
-        """Write weights and facts as one safetensors file, which other programs can read too.
+        """Write weights and facts as one safetensors file, which other programs can read too, and only its owner.
 
         Args:
             path: the file.
@@ -122,7 +122,8 @@ class PersonalModel(nn.Module):
             )
         if fault := fault_of(self.facts):
             raise PefllError(f"the model is not saved as {path}: {fault}", code="PEFLL-M016")
-        write_whole(Path(path), modelfile.to_bytes(tensors, json.dumps(self.facts)))
+        # Only for its owner: a model tells of the samples it was made from, and one with neighbours holds them.
+        write_whole(Path(path), modelfile.to_bytes(tensors, json.dumps(self.facts)), private=True)
 
     @classmethod
     def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
@@ -148,7 +149,10 @@ class PersonalModel(nn.Module):
         if network is None and architecture is None and name not in MODELS:
             give = argument("architecture", "module:function", option="--model")
             module = either("", "; or the module itself, as network")
-            raise PefllError(f"{path} holds a model of your own: name the function that builds it with {give}{module}")
+            raise PefllError(
+                f"{path} holds a model of your own: name the function that builds it with {give}{module}",
+                code="PEFLL-M051",
+            )
         shape, classes = tuple(facts["input_shape"]), facts["classes"]
         # Before anything is built or read: what the file asks for must be what it brings.
         _check_fits(path, header.specs, facts, _weights_without_values(network, name, shape, classes))

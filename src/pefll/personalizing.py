@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +13,8 @@ from rich.console import Console
 from pefll.data.owners import Name, Owned
 from pefll.errors import PefllError
 from pefll.facts import parse_facts
-from pefll.files import make_folder, write_json
-from pefll.modelfile import read_header
+from pefll.files import make_folder, read_json, safe_file_name, set_aside, write_json
+from pefll.modelfile import DAMAGED, read_header, read_tensors
 from pefll.personal import PersonalModel
 from pefll.progress import monitor
 from pefll.run import Run
@@ -24,10 +23,6 @@ from pefll.wording import argument
 
 INDEX = "models.json"
 ENDING = ".safetensors"
-# Names that Windows gives to devices, whatever their ending.
-_DEVICES = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]")
-_PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-_READABLE, _UNIQUE = 32, 32  # characters of a name that is made: of the client's own, and of its hash
 
 
 class Written(NamedTuple):
@@ -45,19 +40,8 @@ class Written(NamedTuple):
 
 
 def file_name(client: Name) -> str:
-    """Return a file's name for a client: safe on every system, and different for different clients.
-
-    Small letters, digits, hyphens and underscores stay as they are. Everything else is replaced, with a hash of the
-    client's name after a dot, which no plain name has.
-    """
-    text = str(client)
-    if _PLAIN.fullmatch(text) and not _DEVICES.fullmatch(text):
-        return text + ENDING
-    readable = re.sub(r"[^a-z0-9_-]+", "_", text.lower(), flags=re.ASCII)[:_READABLE].strip("_-")
-    if not readable or _DEVICES.fullmatch(readable):
-        readable = f"client_{readable}"
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_UNIQUE]
-    return f"{readable}.{digest}{ENDING}"
+    """Return a file's name for a client: safe on every system, and different for different clients."""
+    return safe_file_name(str(client)) + ENDING
 
 
 def write_each(
@@ -65,17 +49,17 @@ def write_each(
 ) -> Written:
     """Make a model for each client and write it into a folder, with `models.json` that says whose each file is.
 
-    A client whose file is there, made by the same run from the same samples, is passed over. One with faulty samples
-    does not stop the others.
+    A client whose file is there, whole and made by the same run from the same samples, is passed over. A damaged one is
+    kept aside and made again, with a note. A client with faulty samples does not stop the others.
 
     Args:
         run: makes the models.
         owned: the clients' samples.
-        folder: for the models; made where it is not there.
+        folder: for the models; where it is not there, it is made so that only its owner can enter it.
         force: whether all models are made again.
         console: shows progress; None for silence.
     """
-    make_folder(folder)
+    make_folder(folder, private=True)
     origin = _origin(run)
     made, kept, errors, index = [], [], {}, []
     with monitor(console, "personalising", len(owned)) as watch:
@@ -83,8 +67,11 @@ def write_each(
             path = folder / file_name(one.client)
             try:
                 source = _source(origin, one)
-                if not force and path.exists():
-                    _check_same(path, source)
+                there = not force and path.exists()
+                damage = _damage(path, source) if there else None
+                if damage is not None:
+                    watch.say(f"{damage.args[0]}; it is kept as {set_aside(path).name} and made again")
+                if there and damage is None:
                     kept.append(one.client)
                 else:
                     model = run.personalize(one.x, one.y)
@@ -94,8 +81,21 @@ def write_each(
             except PefllError as error:
                 errors[one.client] = error
             watch.at(done, f"{len(errors)} failed" if errors else "")
-    write_json(folder / INDEX, {"models": index})
+    write_json(folder / INDEX, {"models": _with_earlier(folder, index)}, private=True)
     return Written(made, kept, errors)
+
+
+def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of models.json: those of clients before, whose files are still there, and the new ones."""
+    earlier: dict[str, dict[str, Any]] = {}
+    if (folder / INDEX).is_file():
+        try:
+            rows = read_json(folder / INDEX)["models"]
+            there = (row for row in rows if row["file"] == file_name(row["user"]) and (folder / row["file"]).is_file())
+            earlier = {row["file"]: row for row in there}
+        except (PefllError, KeyError, TypeError):
+            set_aside(folder / INDEX)
+    return list((earlier | {row["file"]: row for row in index}).values())
 
 
 def _origin(run: Run) -> Callable[[], Any]:
@@ -116,12 +116,24 @@ def _source(origin: Callable[[], Any], one: Owned) -> str:
     return str(digest.hexdigest())
 
 
-def _check_same(path: Path, source: str) -> None:
-    """Raise PefllError where a file that is there was made from something else."""
-    facts = parse_facts(read_header(path).facts)
+def _damage(path: Path, source: str) -> PefllError | None:
+    """Return what is wrong with the file of a model that is there, read to its end; None where it is whole.
+
+    Raises:
+        PefllError: where it is whole and was made from something else, or cannot be read.
+    """
+    try:
+        header = read_header(path)
+        read_tensors(path, header)
+    except PefllError as error:
+        if error.code not in DAMAGED:
+            raise
+        return error
+    facts = parse_facts(header.facts)
     if not isinstance(facts, dict) or facts.get("made_from") != source:
         may = argument("force", True)
         raise PefllError(
             f"{path} is there already and was made by another run or from other samples; replace it with {may}",
             code="PEFLL-M040",
         )
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,11 +60,8 @@ class Order(NamedTuple):
 def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
     """Return what there is to learn, and the facts a personal model carries with it."""
     name = resolve_model(model, federation.input_shape, federation.tokens) if isinstance(model, str) else ""
-    if name in MODELS:  # weighed before it is made
-        with torch.device("meta"):
-            sketch = MODELS[name](federation.input_shape, federation.classes)
-        check_model_fits(f"the model {name}", sum(part.numel() for part in sketch.parameters()))
-    module = model if isinstance(model, nn.Module) else build_model(name, federation.input_shape, federation.classes)
+    shape, classes = federation.input_shape, federation.classes
+    module = model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes)
     network = Network(module)
     check_model(network, federation.input_shape, federation.classes, federation.tokens)
     problem = Problem(network, federation.input_shape, federation.classes, federation.num_clients, federation.tokens)
@@ -83,6 +81,28 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         "probe": probe(network, federation.input_shape, federation.tokens),
     }
     return problem, facts
+
+
+def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Do as `build_model`; PefllError before a model of the package is made that is too large for the machine.
+
+    Args:
+        name: of the model.
+        input_shape: of one sample.
+        classes: width of the output.
+    """
+    if name in MODELS:
+        with torch.device("meta"):
+            sketch = MODELS[name](input_shape, classes)
+        check_model_fits(f"the model {name}", sum(part.numel() for part in sketch.parameters()))
+    return build_model(name, input_shape, classes)
+
+
+def build_checked_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:
+    """Do as `build_method`; PefllError before networks are made that are too large for the machine."""
+    build = partial(build_method, name, problem, settings)
+    check_model_fits(f"the server of {name}", networks_of(build))
+    return build()
 
 
 def check_memory(config: Config, federation: Federation, problem: Problem, runs: int = 1) -> None:

@@ -26,17 +26,17 @@ from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from
 from pefll.engines.serial import SerialEngine
 from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, client_scores, split_number, summarise
-from pefll.methods import build_method
+from pefll.facts import check_problem
 from pefll.methods.contract import Method, Problem
-from pefll.models import Network, build_model
+from pefll.models import Network
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
 from pefll.named import allow
 from pefll.personal import PersonalModel, check_input, warn_of_positions
-from pefll.preparing import federation_of, opened
+from pefll.preparing import build_checked_method, build_checked_model, federation_of, opened
 from pefll.progress import monitor, say
 from pefll.record import RunFolder, rounds_of
-from pefll.saving import restore
+from pefll.saving import check_progress, restore
 from pefll.summary import counting
 from pefll.tree import Tree, map_tree
 from pefll.wording import argument, counted, either, first_few
@@ -318,7 +318,7 @@ def load(
         method: `package.module:Class`, for a run of a method of your own.
     """
     if model is not None and not isinstance(model, nn.Module | str):
-        raise PefllError(f"the model must be a torch.nn.Module that is made, or a name, not {model!r}")
+        raise PefllError(f"the model must be a torch.nn.Module or a name, not {model!r}", code="PEFLL-M050")
     allow(model, method)
     folder = RunFolder(arguments.path(path))
     folder.check_is_run()
@@ -333,6 +333,8 @@ def load(
     if age := folder.note_of_age():
         note(age)
     saved = checkpoint.latest(folder.checkpoints, note, folder.run_id())
+    check_progress(saved.facts, path)
+    check_problem(saved.facts.get("problem"), path)
     summary = folder.summary() or {}
     if saved.round < max(config.rounds, rounds_of(summary)):
         best = saved.facts["progress"]["best_round"]
@@ -343,13 +345,13 @@ def load(
     if model is None and not facts["model"]:
         raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
     if model is None or isinstance(model, str):
-        module = build_model(model or facts["model"], tuple(facts["input_shape"]), facts["classes"])
+        module = build_checked_model(model or facts["model"], tuple(facts["input_shape"]), facts["classes"])
     else:
         module = model
     problem = Problem(
         Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"]
     )
-    learner = build_method(_method_of(config, method, path), problem, config.settings)
+    learner = build_checked_method(_method_of(config, method, path), problem, config.settings)
     template = method_template(learner, config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # Only now: a model of another size has a sentence of its own.

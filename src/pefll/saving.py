@@ -166,6 +166,7 @@ def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> tuple[
         return None
     saved = checkpoint.latest(folder.checkpoints, monitor.say, folder.run_id())
     checkpoint.set_newer_aside(folder.checkpoints, saved.round, monitor.say)
+    check_progress(saved.facts, folder.path)
     numbers = dict(saved.facts["progress"])
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
@@ -180,6 +181,61 @@ def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> tuple[
         **numbers,
     )
     return progress, saved.history
+
+
+_COUNTS = ("best_round", "lockstep")
+_SECONDS = ("train_seconds", "eval_seconds", "wall_seconds")
+
+
+def check_progress(facts: dict[str, Any], where: object) -> None:
+    """Raise PefllError where a checkpoint's facts do not say how far its run is.
+
+    Args:
+        facts: of the checkpoint.
+        where: the run, for the sentence.
+    """
+    numbers, scheduled = facts.get("progress"), facts.get("scheduled")
+    makes_sense = (
+        isinstance(numbers, dict)
+        and {"best_round", "best_value", "train_seconds", "eval_seconds", "ledger"} <= numbers.keys()
+        and numbers.keys() <= {*_COUNTS, *_SECONDS, "best_value", "engines", "ledger"}
+        and all(_is_count(numbers.get(name, 0)) for name in _COUNTS)
+        and all(_is_number(numbers.get(name, 0)) for name in ("best_value", *_SECONDS))
+        and _are_engines(numbers.get("engines", []))
+        and isinstance(numbers["ledger"], dict)
+        and numbers["ledger"].keys() <= vars(Ledger()).keys()
+        and all(map(_is_count, numbers["ledger"].values()))
+        and (not scheduled or _is_scheduled(scheduled))
+    )
+    if not makes_sense:
+        raise PefllError(
+            f"the newest checkpoint of {where} is damaged: its progress makes no sense; put back the one that was "
+            "there",
+            code="PEFLL-R021",
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e15
+
+
+def _are_engines(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and _is_count(each[1]) for each in value
+    )
+
+
+def _is_scheduled(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"round", "value"}
+        and _is_count(value["round"])
+        and _is_number(value["value"])
+    )
 
 
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:

@@ -80,7 +80,7 @@ def test_a_changed_source_file_is_noticed(folder):
     assert said
 
 
-@pytest.mark.parametrize("damage", ["truncate", "append", "remove", "manifest", "header", "labels"])
+@pytest.mark.parametrize("damage", ["truncate", "append", "remove", "manifest", "deep", "header", "labels"])
 def test_a_damaged_entry_is_made_again(folder, damage):
     clean = load_samples("femnist", folder)
     entry = folder / ".pefll-cache/femnist"
@@ -92,6 +92,8 @@ def test_a_damaged_entry_is_made_again(folder, damage):
         (entry / "y.npy").unlink()
     elif damage == "manifest":
         (entry / "manifest.json").write_text("{")
+    elif damage == "deep":
+        (entry / "manifest.json").write_text("[" * 100_000)
     elif damage == "header":
         whole = (entry / "x.npy").read_bytes()
         (entry / "x.npy").write_bytes(bytes(10) + whole[10:])

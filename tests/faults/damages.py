@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
+
+from pefll.checksums import digest
 
 Damage = Callable[[Random, Path, Path], str]
 
@@ -175,8 +179,55 @@ def edit_lines(rng: Random, folder: Path, other: Path) -> str:
     return path.name
 
 
+# What a stranger may put into a manifest, which gets the right SHA-256 then.
+HOSTILE: tuple[tuple[str, Any], ...] = (
+    *(("round", value) for value in (float("inf"), -1, 5.5, True, "5", None, 10**400)),
+    *(("files", value) for value in (5, [], {}, {"../config.toml": {"bytes": 1, "sha256": ""}}, {"/etc/passwd": {}})),
+    *(("files/state.safetensors", value) for value in (5, {}, {"bytes": "1", "sha256": 2}, {"bytes": float("inf")})),
+    *(("facts", value) for value in (5, {}, [])),
+    *(("facts/run", value) for value in (5, [], {"config": 5}, {"id": []}, {"config": "= ["}, None)),
+    *(("facts/run/config", value) for value in ("no TOML", "a = " + "[" * 9999, 7)),
+    *(("facts/problem", value) for value in (5, {}, None)),
+    *(("facts/problem/input_shape", value) for value in ([10**9], [], 6, [-1], [float("nan")], [10**30])),
+    *(("facts/problem/classes", value) for value in (10**9, 0, "3", float("inf"))),
+    *(("facts/problem/model", value) for value in (5, "lstm", "os:system", "no", "lenet", "resnet20")),
+    *(("facts/problem/normalise", value) for value in (5, [[0], [0]], [1])),
+    *(("facts/problem/num_clients", value) for value in (-1, "8", None, float("nan"))),
+    *(("facts/problem/probe", value) for value in (5, [[]], [["a"], [1]], [[10**400], [1.0]])),
+    *(("facts/progress", value) for value in (5, {}, None)),
+    *(("facts/progress/best_round", value) for value in ({}, "1", float("inf"), -3)),
+    *(("facts/progress/train_seconds", value) for value in ("1", None, float("nan"))),
+    *(("facts/progress/engines", value) for value in (5, [5], [["serial"]], [[1, 2]])),
+    *(("facts/progress/ledger", value) for value in (5, {"add": 1}, {"up": "1"})),
+    *(("facts/progress/unknown", value) for value in (5,)),
+    *(("facts/scheduled", value) for value in (5, {"round": 1}, {"round": "1", "value": []})),
+)
+
+
+def put(manifest: Path, where: str, value: Any) -> None:
+    """Put a value into a manifest, and give it the SHA-256 that it has then."""
+    content = json.loads(manifest.read_text())
+    del content["sha256"]
+    *above, name = where.split("/")
+    inner = content
+    for each in above:
+        inner = inner[each]
+    inner[name] = value
+    manifest.write_text(json.dumps(content | {"sha256": digest(content)}))
+
+
+def hostile_manifest(rng: Random, folder: Path, other: Path) -> str:
+    """Give one manifest, or all, a value that makes no sense, with the right SHA-256."""
+    found = sorted((folder / "checkpoints").glob("*/manifest.json"))
+    where, value = rng.choice(HOSTILE)
+    for manifest in rng.choice((found, found[-1:])):
+        put(manifest, where, value)
+    return f"{where} = {value!r}"[:80]
+
+
 DAMAGES: tuple[Damage, ...] = (
     *(flip_bit, flip_bit, flip_bit, truncate, truncate, extend, zero_block, bad_byte, deep_json, empty, delete),
     *(delete_folder, folder_in_place, link_in_place, swap_checkpoints, rename_checkpoint, copy_older_over_newer),
     *(exchange_file, exchange_file, exchange_checkpoint, edit_value, edit_value, edit_value, edit_lines, edit_lines),
+    *(hostile_manifest, hostile_manifest, hostile_manifest),
 )

@@ -112,7 +112,9 @@ def personalize(
     if each:
         check_folder(target)
     elif target.suffix not in ("", ".safetensors"):
-        raise PefllError(f"personal models are .safetensors files; write to {target.with_suffix('.safetensors')}")
+        raise PefllError(
+            f"personal models are .safetensors files; write to {target.with_suffix('.safetensors')}", code="PEFLL-M052"
+        )
     else:
         check_free(target, "--out", force)
     trained = run.load(path, err, architecture, method)
@@ -168,7 +170,9 @@ def _personalize_each(
 
 def _check_labels(there: bool, trained: run.Run, data: Path, label: str) -> None:
     if not there and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
-        raise PefllError(f"{data} has no column {label!r}; say with --label which one has the labels")
+        raise PefllError(
+            f"{data} has no column {label!r}; say with --label which one has the labels", code="PEFLL-M053"
+        )
 
 
 def _own_model(trained: run.Run) -> str:

@@ -18,6 +18,7 @@ from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.config import Config
 from pefll.errors import PefllError
+from pefll.facts import check_problem
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.named import allow
@@ -241,10 +242,11 @@ def _started(folder: RunFolder) -> Config:
 def _check_is_found_here(folder: RunFolder, config: Config) -> None:
     """Raise PefllError where what a run was trained on was given in Python, and so is not found from here."""
     newest = manifest.newest(folder.checkpoints)
-    problem = newest.facts.get("problem", {}) if newest else {}
+    if newest:
+        check_problem(newest.facts.get("problem"), folder.path)
     given = [
         *(["data"] if preparing.data_of_python(config) else []),
-        *(["a model"] if problem.get("model") == "" else []),
+        *(["a model"] if newest and newest.facts["problem"]["model"] == "" else []),
     ]
     if given:
         raise PefllError(

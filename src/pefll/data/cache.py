@@ -15,6 +15,7 @@ import numpy as np
 
 from pefll.data.federation import Array, Normalise, Samples
 from pefll.errors import PefllError
+from pefll.files import parse_json
 
 # Written into every entry: raise it when a loader changes what it returns.
 VERSION = 3
@@ -110,7 +111,7 @@ def stamp_of(sources: Sequence[Path], data_dir: Path) -> dict[str, list[int]]:
 
 def _manifest(entry: Path) -> dict[str, Any] | None:
     try:
-        manifest = json.loads((entry / _MANIFEST).read_bytes())
+        manifest = parse_json((entry / _MANIFEST).read_bytes())
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None

@@ -167,7 +167,7 @@ def _by_name(frame: Any) -> dict[str, Any]:
 
 def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
     if name not in keys:
-        raise PefllError(f"{where}: there is no column {name!r}; there are {_listing(keys)}")
+        raise PefllError(f"{where}: there is no column {name!r}; there are {_listing(keys)}", "PEFLL-M054")
     values = as_array(frame[keys[name]], f"column {name!r}", where)
     if values.ndim != 1:
         reason = "there are several columns of that name" if values.ndim == 2 else "it holds no single values"

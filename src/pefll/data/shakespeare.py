@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import unicodedata
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pefll.data import leaf
 from pefll.data.federation import TEST, TRAIN, VALIDATION, Array, Samples
 from pefll.errors import PefllError
+from pefll.files import parse_json
 
 # LEAF's 80 characters. A token is a character's place in this text.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -132,8 +132,8 @@ def _roles(path: Path) -> list[tuple[str, str]]:
         if not line.strip():
             continue
         try:
-            role = json.loads(line)
-        except (ValueError, RecursionError):
+            role = parse_json(line.encode())
+        except ValueError:
             raise PefllError(f"{path} is damaged: line {number} is not JSON", code="PEFLL-D004") from None
         if not isinstance(role, dict) or not isinstance(role.get("user"), str) or not isinstance(role.get("text"), str):
             raise PefllError(f"{path} is damaged: line {number} has no texts 'user' and 'text'")
