@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 import pefll
 from pefll import machine
-from pefll.memory import Plan, check_fits, parts_of
+from pefll.memory import Plan, check_fits, networks_of, parts_of
+from pefll.methods import FedAvg
 
 X = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
 FEDERATION = pefll.federation_from_arrays(X, np.arange(60) % 3, np.repeat(np.arange(6), 10))
@@ -75,6 +77,27 @@ def test_a_sketch_leaves_the_method_as_it_is(eight_gigabytes):
     run = pefll.fit(FEDERATION, "pefll", rounds=1, local_steps=1)
     assert not any(part.is_meta for part in run.method.h.module.parameters())
     assert torch.isfinite(run.server.hypernetwork).all()
+
+
+@dataclass(frozen=True)
+class ReadsNumbers(FedAvg):
+    """Reads the numbers of a tensor as it is made, which a tensor without memory does not have."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", torch.linspace(0, 1, 5).tolist())
+
+
+def test_a_method_that_cannot_be_made_without_memory_is_trained(eight_gigabytes):
+    run = pefll.fit(FEDERATION, f"{__name__}:ReadsNumbers", rounds=1, local_steps=1)
+    assert run.method.grid == [0, 0.25, 0.5, 0.75, 1]
+
+
+def test_an_error_that_a_user_can_mend_is_not_hidden_by_the_sketch():
+    def build():
+        raise pefll.PefllError("descriptor_size must be positive")
+
+    with pytest.raises(pefll.PefllError, match="descriptor_size"):
+        networks_of(build)
 
 
 def test_memory_of_linux(tmp_path, monkeypatch):
