@@ -12,7 +12,7 @@ from torch import nn
 
 import pefll
 from pefll import machine
-from pefll.memory import Plan, check_fits, networks_of, parts_of
+from pefll.memory import Plan, check_fits, networks_of, parts_of, there_is
 from pefll.methods import FedAvg
 
 X = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
@@ -98,6 +98,13 @@ def test_an_error_that_a_user_can_mend_is_not_hidden_by_the_sketch():
 
     with pytest.raises(pefll.PefllError, match="descriptor_size"):
         networks_of(build)
+
+
+def test_what_torch_keeps_of_a_gpu_for_later_is_left(monkeypatch):
+    sizes = {"memory_reserved": 5 * GB, "memory_allocated": 2 * GB, "mem_get_info": (GB, 8 * GB)}
+    for name, size in sizes.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size)
+    assert there_is(torch.device("cuda")) == 4 * GB
 
 
 def test_memory_of_linux(tmp_path, monkeypatch):

@@ -94,7 +94,9 @@ def networks_of(build: Callable[[], Method[Any]]) -> int:
 def there_is(device: torch.device) -> int | None:
     """Return the bytes of memory that are left on a device; None where nobody says."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # Torch keeps memory that it has freed, for its next tensors. The driver counts it as taken.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     return available_memory()
 
 
