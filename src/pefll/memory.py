@@ -78,20 +78,29 @@ def parts_of(plan: Plan) -> Parts:
 
 
 def networks_of(build: Callable[[], Method[Any]]) -> int:
-    """Return how many weights the networks have that a method makes for its server.
+    """Return how many weights the networks have that a method makes for its server; 0 where that cannot be counted.
 
     Args:
         build: makes the method; here it does so without memory for weights.
     """
-    with torch.device("meta"):
-        sketch = build()
+    try:
+        with torch.device("meta"):
+            sketch = build()
+    except PefllError:
+        raise
+    except Exception:  # noqa: BLE001
+        # A constructor of one's own may read numbers, which tensors without memory do not have. If it is really at
+        # fault, the same error comes when the method is built with memory.
+        return 0
     return sum(value.size for value in vars(sketch).values() if isinstance(value, Network))
 
 
 def there_is(device: torch.device) -> int | None:
     """Return the bytes of memory that are left on a device; None where nobody says."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # Torch keeps memory that it has freed, for its next tensors. The driver counts it as taken.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     return available_memory()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,10 +17,13 @@ from rich.console import Console
 import pefll
 from pefll.data import out_of_proportion
 from pefll.data.own import read_member
+from pefll.engines import joint
+from pefll.engines.cohort import first_bad_client
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import Diverged
-from pefll.methods import build_method
+from pefll.methods import FedAvg, build_method
+from pefll.methods.contract import Each, Everyone
 from tests.federations import problem_of
 
 CLIENTS, EACH = 8, 20
@@ -154,7 +159,45 @@ def test_the_client_whose_data_it_is_gets_the_blame(engine, method, value):
     assert f"client {federation.name_of(bad)} replied" in str(error.value)
 
 
-def test_several_seeds_at_once_blame_it_too():
+class Padded(NamedTuple):
+    """A reply with a part that has no numbers, [0]."""
+
+    nothing: torch.Tensor
+    theta: torch.Tensor
+    samples: torch.Tensor
+
+
+class SendsAnEmptyPart(FedAvg):
+    def train(self, client, theta):
+        return Padded(theta.new_zeros(0), *super().train(client, theta))
+
+
+@pytest.mark.parametrize("engine", [SerialEngine, VectorEngine])
+@pytest.mark.parametrize(("value", "blamed"), [(1.0, False), (np.nan, True)])
+def test_replies_may_have_empty_parts(engine, value, blamed):
+    federation = spoilt(value, 5)
+    made = engine(federation, SendsAnEmptyPart(problem_of(federation), local_steps=1), 0, CLIENTS)
+    match = f"client {federation.name_of(5)} replied"
+    try:
+        with pytest.raises(Diverged, match=match) if blamed else nullcontext():
+            made.advance(made.start(), 0, 1)
+    finally:
+        made.close()
+
+
+def test_the_first_client_that_is_not_itself_sent_bad_numbers_is_blamed():
+    ids, bad = torch.tensor([7, 3, 9]), torch.tensor([[0.0], [torch.nan], [torch.inf]])
+    empty = torch.zeros(3, 0)
+    assert first_bad_client((empty, bad), ids, [Everyone(torch.ones(4)), Each(empty)]) == 3
+    assert first_bad_client(bad, ids, [Each(torch.tensor([1.0, torch.nan, 2.0]))]) == 9
+    assert first_bad_client(bad, ids, [Each(bad)]) is None
+    assert first_bad_client(bad, ids, [Everyone(torch.tensor(torch.inf))]) is None
+    assert first_bad_client(torch.zeros(3), ids, []) is None
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_several_seeds_at_once_blame_it_too(monkeypatch, joined):
+    monkeypatch.setattr(joint, "DEVICES", {"cpu"} if joined else set())
     federation = spoilt(1e30, 5)
     with pytest.warns(UserWarning, match="client ward-"), pytest.raises(pefll.RunsFailed) as failed:
         pefll.fit_seeds(federation, "pefll", seeds=[0, 1], rounds=3, clients_per_round=8, engine="vector", device="cpu")

@@ -250,29 +250,25 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
     )
 
 
-def spoilt_by(fine: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
-    """Return whose replies are not finite though what they were sent is, bool [c]; no number is looked at.
+def first_bad_client(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each]) -> int | None:
+    """Return the first client whose reply is not finite though everything it was sent is; None where there is none.
 
     After a server's own numbers have overflown every reply is as bad, and no client has a part in it.
 
     Args:
-        fine: bool [c], which replies are finite.
+        replies: with a leading client axis, on the CPU.
+        ids: int64 [c], who replied.
         sent: what clients were sent, on the CPU.
     """
-    sick = ~fine
+    bad = ~_finite_rows(replies, len(ids))
     for argument in sent:
-        for leaf in leaves(argument.value):
-            if leaf.is_floating_point():
-                rows = leaf.reshape(len(fine) if isinstance(argument, Each) else 1, -1)
-                sick = sick & torch.isfinite(rows).all(dim=1)
-    return sick
+        bad = bad & _finite_rows(argument.value, len(ids) if isinstance(argument, Each) else 1)
+    return int(ids[int(bad.int().argmax())]) if bool(bad.any()) else None
 
 
-def first_sick(fine: Tensor, ids: Tensor, sent: Iterable[Everyone | Each]) -> int | None:
-    """Return the first client that `spoilt_by` finds, with ids int64 [c]; None where there is none."""
-    return first_of(spoilt_by(fine, sent), ids)
-
-
-def first_of(sick: Tensor, ids: Tensor) -> int | None:
-    """Return the first of clients `ids`, int64 [c], for which `sick`, bool [c], holds; None where there is none."""
-    return int(ids[int(sick.int().argmax())]) if bool(sick.any()) else None
+def _finite_rows(value: Tree, rows: int) -> Tensor:
+    """Return which rows of all leaves have finite numbers only, bool [rows]; empty leaves have."""
+    finite = torch.ones(rows, dtype=torch.bool)
+    for leaf in leaves(value):
+        finite = finite & torch.isfinite(leaf.reshape(rows, leaf.numel() // rows)).all(dim=1)
+    return finite

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.engines.cohort import Engine, first_sick
+from pefll.engines.cohort import Engine, first_bad_client
 from pefll.engines.conversation import Jobs, conversation, worker
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import saying_what_cannot_be_mapped
@@ -162,7 +162,7 @@ class Joint:
         self._run = torch.arange(len(engines), device=self.device).repeat_interleave(self.size)
         self._start = self._run * parts[0].num_clients
         self._roots: dict[str, Tensor] = {}
-        self._sick: dict[int, str] = {}  # of runs by their place: whose reply was not finite first, on a CPU
+        self._bad_clients: dict[int, str] = {}  # of runs by their place: whose reply was not finite first, on a CPU
         # Kept apart from the engines' own streams, on which their servers do their parts.
         self.stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
@@ -246,7 +246,7 @@ class Joint:
                 for t in range(first, first + rounds):
                     servers, healthy = self.round(servers, torch.full((), t), threads)
                     for i in torch.nonzero(~healthy & (bad < 0)).flatten().tolist():
-                        who[i] = self._sick.pop(i, None)
+                        who[i] = self._bad_clients.pop(i, None)
                     bad = torch.where(healthy | (bad >= 0), bad, torch.full_like(bad, t))
         except PefllError as error:
             for engine, ledger in zip(self.engines, spare, strict=True):
@@ -356,13 +356,11 @@ class Joint:
 
     def _blame(self, ids: Tensor, values: list[Tree], replies: Tree, of_run: list[slice]) -> None:
         """Note the name of the first client of each run whose reply is not finite, where none is noted."""
-        total = len(ids)
-        fine = torch.stack([torch.isfinite(leaf.reshape(total, -1)).all(dim=1) for leaf in leaves(replies)]).all(dim=0)
         for i, rows in enumerate(of_run):
-            sent = [Each(map_tree(lambda leaf, rows=rows: leaf[rows], value)) for value in values]
-            client = first_sick(fine[rows], ids[rows], sent)
+            own, *sent = (map_tree(lambda leaf, rows=rows: leaf[rows], value) for value in (replies, *values))
+            client = first_bad_client(own, ids[rows], map(Each, sent))
             if client is not None:
-                self._sick.setdefault(i, self.engines[i].federation.name_of(client))
+                self._bad_clients.setdefault(i, self.engines[i].federation.name_of(client))
 
     def _joined(self, asked: list[Exchange], place: int) -> Tree:
         """Return the argument at one place, of all runs, with a row for each client, [runs * c, ...]."""

@@ -17,7 +17,7 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
-    first_sick,
+    first_bad_client,
     not_finite,
     sample_cohort,
     seen_and_new,
@@ -49,12 +49,10 @@ class SerialCohort(DoorCohort):
             replies = self.engine.workers.run(name, self.ids.numpy(), self.round, cast, static, self.beat)
         else:
             replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static, self.beat)
-        for leaf in leaves(replies):
-            fine = torch.isfinite(leaf.reshape(self.size, leaf.numel() // self.size)).all(dim=1)
-            if not bool(fine.all()):
-                client = first_sick(fine, self.ids, cast)
-                who = None if client is None else self.engine.federation.name_of(client)
-                raise not_finite(name or "a task", who, self.round if self.trains else None)
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(replies)):
+            client = first_bad_client(replies, self.ids, cast)
+            who = None if client is None else self.engine.federation.name_of(client)
+            raise not_finite(name or "a task", who, self.round if self.trains else None)
         return replies
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -20,11 +20,10 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
-    first_of,
+    first_bad_client,
     not_finite,
     sample_cohort,
     seen_and_new,
-    spoilt_by,
 )
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
@@ -62,9 +61,8 @@ class VectorCohort(DoorCohort):
     dtype: torch.dtype
     round: Tensor
     capacity: tuple[int, int, int]
-    healthy: Tensor | None = None
-    # Of each exchange on a CPU: whether all replies are finite, and whose are not though what they were sent is, [c].
-    spoilt: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    healthy: Tensor | None = None  # whether all replies so far are finite
+    bad_client: int | None = None  # see `first_bad_client`; noted on a CPU
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -76,24 +74,23 @@ class VectorCohort(DoorCohort):
         offset, count = self.federation.offset[:, self.ids].T, self.federation.count[:, self.ids].T
         with saying_what_cannot_be_mapped(self.problem):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
-        for leaf in leaves(replies):
-            fine = torch.isfinite(leaf).all()
-            if self.ids.device.type == "cpu":  # a GPU would spend time on what is hardly ever asked for
-                of_client = torch.isfinite(leaf.reshape(self.size, -1)).all(dim=1)
-                sent = [type(argument)(value) for argument, value in zip(arguments, values, strict=True)]
-                self.spoilt.append((fine, spoilt_by(of_client, sent)))
-            self.healthy = fine if self.healthy is None else self.healthy & fine
+        self._check(replies, [type(argument)(value) for argument, value in zip(arguments, values, strict=True)])
         if self.beat is not None:
             self.beat(False)
         return replies
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent, counted or checked yet."""
-        return replace(super().anew(), healthy=None, spoilt=[])
+        return replace(super().anew(), healthy=None, bad_client=None)
 
-    def first_sick(self) -> int | None:
-        """Return the client that made the first reply which is not finite; None where nobody knows."""
-        return next((first_of(sick, self.ids) for fine, sick in self.spoilt if not bool(fine)), None)
+    def _check(self, replies: Tree, sent: list[Everyone | Each]) -> None:
+        """Note whether replies are finite and, on a CPU, the first client whose fault it is that they are not."""
+        for leaf in leaves(replies):
+            finite = torch.isfinite(leaf).all()
+            self.healthy = finite if self.healthy is None else self.healthy & finite
+        on_cpu = self.ids.device.type == "cpu"  # a GPU would have to be waited for
+        if on_cpu and self.bad_client is None and self.healthy is not None and not bool(self.healthy):
+            self.bad_client = first_bad_client(replies, self.ids, sent)
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -200,7 +197,7 @@ class VectorEngine:
                 server, healthy = self._round(server, torch.full((), t))
                 if not bool(healthy) and int(bad) < 0:
                     bad.fill_(t)
-                    return server, clock.later(bad, partial(raise_if_bad, who=self._sick_client()))
+                    return server, clock.later(bad, partial(raise_if_bad, who=self._bad_client()))
         return server, clock.later(bad, raise_if_bad)
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
@@ -270,9 +267,9 @@ class VectorEngine:
                 self.company = None
         EngineSettings.give_back(self)
 
-    def _sick_client(self) -> str | None:
-        """Return the name of the client whose reply spoilt the last round; None where nobody knows."""
-        client = self._cohort_of_round.first_sick() if self._cohort_of_round else None
+    def _bad_client(self) -> str | None:
+        """Return the name of the client by whose fault the last round has bad numbers; None where nobody knows."""
+        client = self._cohort_of_round.bad_client if self._cohort_of_round else None
         return None if client is None else self.federation.name_of(client)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
