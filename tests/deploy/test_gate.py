@@ -103,6 +103,17 @@ def _read(line):
         return b""
 
 
+def reply_of(node, **words):
+    """Return what a node sends as its reply."""
+    told = {"src_node_id": 1001, "reply_to_message_id": "message", "created_at": time.time(), "ttl": 60.0}
+    return PushMessagesRequest(
+        node=node,
+        messages_list=[Message(metadata=Metadata(**(told | words)))],
+        message_object_trees=[ObjectTree()],
+        clientapp_runtime_list=[1.0],
+    )
+
+
 def test_nodes_get_at_their_own_messages_alone():
     tree = ObjectTree(object_id="message", children=[ObjectTree(object_id="part")])
     handlers = SimpleNamespace(
@@ -115,8 +126,7 @@ def test_nodes_get_at_their_own_messages_alone():
     Ownership().guard(handlers)
     alice, bob = Node(node_id=1001), Node(node_id=1002)
     handlers.pull_messages(PullMessagesRequest(node=alice), state=None)
-    reply = Message(metadata=Metadata(src_node_id=1001, reply_to_message_id="message"))
-    handlers.push_messages(PushMessagesRequest(node=alice, messages_list=[reply]), state=None)
+    handlers.push_messages(reply_of(alice), state=None)
 
     def calls(node):
         return [
@@ -130,12 +140,42 @@ def test_nodes_get_at_their_own_messages_alone():
     assert [call() for call in calls(alice)] == ["content", "stored", "confirmed"]
     others = [
         *calls(bob),
-        lambda: handlers.push_messages(PushMessagesRequest(node=bob, messages_list=[reply])),
+        lambda: handlers.push_messages(reply_of(bob)),
         lambda: handlers.push_object(PushObjectRequest(node=alice, session_id="")),  # Flower would look for one
     ]
     for call in others:
         with pytest.raises(HTTPException):
             call()
+
+
+def test_a_reply_with_a_time_that_cannot_be_is_refused_before_it_is_stored():
+    stored = []
+
+    def push_messages(request, **_):
+        if request.messages_list[0].metadata.run_id == 7:
+            raise KeyError(7)
+        stored.append(request)
+        return PushMessagesResponse(session_id="transfer")
+
+    others = dict.fromkeys(("pull_messages", "pull_object", "push_object", "confirm_message_received"))
+    handlers = SimpleNamespace(push_messages=push_messages, **others)
+    Ownership().guard(handlers)
+    node, nan = Node(node_id=1001), float("nan")
+    handlers.push_messages(reply_of(node))
+    handlers.push_messages(reply_of(node, ttl=-1.0))  # late; Flower drops it
+    bad = [reply_of(node, ttl=value) for value in (nan, float("inf"), -1e18, 1e9)]
+    bad += [reply_of(node, created_at=value) for value in (nan, float("-inf"), -1e18, 0.0, 1e12)]
+    for value in (nan, float("inf"), -1.0, 1e9):
+        bad.append(reply_of(node))
+        bad[-1].clientapp_runtime_list[0] = value
+    without_a_tree = reply_of(node)
+    del without_a_tree.message_object_trees[:]
+    bad += [PushMessagesRequest(node=node), without_a_tree, reply_of(node, run_id=7)]
+    for request in bad:
+        with pytest.raises(HTTPException) as refused:
+            handlers.push_messages(request)
+        assert refused.value.status_code == 400
+    assert len(stored) == 2
 
 
 def test_one_account_has_the_secret():
