@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.deploy.admission import Admission
+from pefll.deploy.database import with_database
 from pefll.deploy.endings import bind
 from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
@@ -71,7 +72,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     public, own = bind(host, port, folder), bind(LOOPBACK, 0, folder)
     token, authority = new_token(), folder / "server" / "ca.crt"
     config = _config(folder, own.getsockname()[1], database, token)
-    app = create_app(config, SuperLinkLifespan)
+    app = with_database(lambda: create_app(config, SuperLinkLifespan), database, _report)
     state = app.state.linkstate_factory.state()
     Ownership().guard(fleet_handlers)
     admission = Admission(folder / "keys", state, _report)
