@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import stat
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +29,8 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 
-from pefll.deploy import gate, slow_heads
+from pefll.deploy import doors, gate, slow_heads
+from pefll.deploy.certificates import make_certificates
 from pefll.deploy.folder import add_client, make_federation
 from pefll.deploy.operator_access import OperatorAccount
 from pefll.deploy.ownership import Ownership
@@ -94,6 +97,42 @@ def test_a_connection_without_a_request_is_closed(monkeypatch):
         finally:
             server.should_exit = True
             thread.join()
+
+
+def test_connections_without_tls_leave_room_and_are_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(doors, "HANDSHAKE_SECONDS", 0.5)
+    make_certificates(tmp_path, ["127.0.0.1"])
+    trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+
+    async def hold_five():
+        listener = doors.Door(socket.create_server(("127.0.0.1", 0)), most=3)
+        listener.setblocking(False)
+        place = listener.getsockname()
+        heard = []
+        server = await asyncio.start_server(lambda reader, writer: heard.append(writer), sock=listener, ssl=context)
+        async with server:
+            idle = [await asyncio.open_connection(*place) for _ in range(5)]
+            began = time.monotonic()
+            ends = [asyncio.create_task(_end(reader)) for reader, _ in idle]
+            await asyncio.wait(ends[3:], timeout=5)
+            assert [end.done() for end in ends] == [False] * 3 + [True] * 2
+            await asyncio.wait(ends, timeout=10)
+            assert 0.3 < time.monotonic() - began < 8, "asyncio itself waits for 60 s"
+            assert all(end.done() for end in ends)
+            _, writer = await asyncio.open_connection(*place, ssl=trust, server_hostname="127.0.0.1")
+            writer.close()
+            for _, writer in idle:
+                writer.close()
+
+    with asyncio.Runner(loop_factory=doors.ImpatientLoop) as runner:
+        runner.run(hold_five())
+
+
+async def _end(reader):
+    with suppress(ConnectionError):
+        await reader.read()
 
 
 def _read(line):
