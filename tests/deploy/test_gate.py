@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import stat
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +30,8 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 
-from pefll.deploy import gate, slow_heads
+from pefll.deploy import doors, gate, slow_heads
+from pefll.deploy.certificates import make_certificates
 from pefll.deploy.folder import add_client, make_federation
 from pefll.deploy.operator_access import OperatorAccount
 from pefll.deploy.ownership import Ownership
@@ -97,11 +100,58 @@ def test_a_connection_without_a_request_is_closed(monkeypatch):
             thread.join()
 
 
+def test_connections_without_tls_leave_room_and_are_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(doors, "HANDSHAKE_SECONDS", 0.5)
+    make_certificates(tmp_path, ["127.0.0.1"])
+    trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+
+    async def hold_five():
+        listener = doors.Door(socket.create_server(("127.0.0.1", 0)), most=3)
+        listener.setblocking(False)
+        place = listener.getsockname()
+        heard = []
+        server = await asyncio.start_server(lambda reader, writer: heard.append(writer), sock=listener, ssl=context)
+        async with server:
+            idle = [await asyncio.open_connection(*place) for _ in range(5)]
+            began = time.monotonic()
+            ends = [asyncio.create_task(_end(reader)) for reader, _ in idle]
+            await asyncio.wait(ends[3:], timeout=5)
+            assert [end.done() for end in ends] == [False] * 3 + [True] * 2
+            await asyncio.wait(ends, timeout=10)
+            assert 0.3 < time.monotonic() - began < 8, "asyncio itself waits for 60 s"
+            assert all(end.done() for end in ends)
+            _, writer = await asyncio.open_connection(*place, ssl=trust, server_hostname="127.0.0.1")
+            writer.close()
+            for _, writer in idle:
+                writer.close()
+
+    with asyncio.Runner(loop_factory=doors.ImpatientLoop) as runner:
+        runner.run(hold_five())
+
+
+async def _end(reader):
+    with suppress(ConnectionError):
+        await reader.read()
+
+
 def _read(line):
     try:
         return line.recv(1000)
     except ConnectionResetError:
         return b""
+
+
+def reply_of(node, **words):
+    """Return what a node sends as its reply."""
+    told = {"src_node_id": 1001, "reply_to_message_id": "message", "created_at": time.time(), "ttl": 60.0}
+    return PushMessagesRequest(
+        node=node,
+        messages_list=[Message(metadata=Metadata(**(told | words)))],
+        message_object_trees=[ObjectTree()],
+        clientapp_runtime_list=[1.0],
+    )
 
 
 def test_nodes_get_at_their_own_messages_alone():
@@ -116,8 +166,7 @@ def test_nodes_get_at_their_own_messages_alone():
     Ownership().guard(handlers)
     alice, bob = Node(node_id=1001), Node(node_id=1002)
     handlers.pull_messages(PullMessagesRequest(node=alice), state=None)
-    reply = Message(metadata=Metadata(src_node_id=1001, reply_to_message_id="message"))
-    handlers.push_messages(PushMessagesRequest(node=alice, messages_list=[reply]), state=None)
+    handlers.push_messages(reply_of(alice), state=None)
 
     def calls(node):
         return [
@@ -131,12 +180,42 @@ def test_nodes_get_at_their_own_messages_alone():
     assert [call() for call in calls(alice)] == ["content", "stored", "confirmed"]
     others = [
         *calls(bob),
-        lambda: handlers.push_messages(PushMessagesRequest(node=bob, messages_list=[reply])),
+        lambda: handlers.push_messages(reply_of(bob)),
         lambda: handlers.push_object(PushObjectRequest(node=alice, session_id="")),  # Flower would look for one
     ]
     for call in others:
         with pytest.raises(HTTPException):
             call()
+
+
+def test_a_reply_with_a_time_that_cannot_be_is_refused_before_it_is_stored():
+    stored = []
+
+    def push_messages(request, **_):
+        if request.messages_list[0].metadata.run_id == 7:
+            raise KeyError(7)
+        stored.append(request)
+        return PushMessagesResponse(session_id="transfer")
+
+    others = dict.fromkeys(("pull_messages", "pull_object", "push_object", "confirm_message_received"))
+    handlers = SimpleNamespace(push_messages=push_messages, **others)
+    Ownership().guard(handlers)
+    node, nan = Node(node_id=1001), float("nan")
+    handlers.push_messages(reply_of(node))
+    handlers.push_messages(reply_of(node, ttl=-1.0))  # late; Flower drops it
+    bad = [reply_of(node, ttl=value) for value in (nan, float("inf"), -1e18, 1e9)]
+    bad += [reply_of(node, created_at=value) for value in (nan, float("-inf"), -1e18, 0.0, 1e12)]
+    for value in (nan, float("inf"), -1.0, 1e9):
+        bad.append(reply_of(node))
+        bad[-1].clientapp_runtime_list[0] = value
+    without_a_tree = reply_of(node)
+    del without_a_tree.message_object_trees[:]
+    bad += [PushMessagesRequest(node=node), without_a_tree, reply_of(node, run_id=7)]
+    for request in bad:
+        with pytest.raises(HTTPException) as refused:
+            handlers.push_messages(request)
+        assert refused.value.status_code == 400
+    assert len(stored) == 2
 
 
 def test_one_account_has_the_secret():

@@ -8,6 +8,7 @@ server's name. Names are hashes or random numbers, so that they are hard to gues
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,11 @@ try:
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
 
-_FORBIDDEN = 403
+_BAD, _FORBIDDEN = 400, 403
+_YEAR = 366 * 24 * 3600.0
+# What Flower raises at a reply that it cannot read, or that is for a run it does not know. Those of its database are
+# none of these.
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # A node works on one message at a time. It may be killed and come back, so that it has the right to some more.
 _REMEMBERED = 8
 Handler = Callable[..., Any]
@@ -42,14 +47,24 @@ class Ownership:
         """
         before = {"push_messages": self._own_name, "push_object": self._own_transfer}
         before |= {"pull_object": self._own_object, "confirm_message_received": self._own_message}
+        handlers.push_messages = _blames_its_sender(handlers.push_messages)
         after = {"pull_messages": self._note_messages, "push_messages": self._note_transfer}
         for name in before.keys() | after.keys():
             setattr(handlers, name, _checked(getattr(handlers, name), before.get(name), after.get(name)))
 
     def _own_name(self, request: Any) -> None:
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise HTTPException(_BAD, "a client sends one reply at a time, with the tree of its objects")
+        if not all(0 <= seconds <= _YEAR for seconds in request.clientapp_runtime_list):
+            raise HTTPException(_BAD, "no app runs for so long")
         for message in request.messages_list:
             if message.metadata.src_node_id != request.node.node_id or not message.metadata.reply_to_message_id:
                 raise HTTPException(_FORBIDDEN, "a client sends replies, in its own name")
+            # A database makes NULL of NaN, and then the server's app cannot be told of any reply. A life that is over
+            # is no offence: the reply came late, and Flower drops it.
+            age = time.time() - message.metadata.created_at
+            if not (abs(age) <= _YEAR and abs(message.metadata.ttl) <= _YEAR):
+                raise HTTPException(_BAD, "a reply is made now and lives for less than a year")
 
     def _own_transfer(self, request: Any) -> None:
         with self._lock:
@@ -96,6 +111,16 @@ def _checked(
         return response
 
     return checked
+
+
+def _blames_its_sender(handler: Handler) -> Handler:
+    def blaming(*words: Any, **named: Any) -> Any:
+        try:
+            return handler(*words, **named)
+        except _UNREADABLE as error:
+            raise HTTPException(_BAD, f"this reply cannot be stored ({type(error).__name__})") from error
+
+    return blaming
 
 
 def _forget(mine: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pefll.deploy.admission import Admission
+from pefll.deploy.database import with_database
+from pefll.deploy.doors import KEPT_DESCRIPTORS, Door, ImpatientLoop, raise_descriptor_limit
 from pefll.deploy.endings import bind
 from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
@@ -68,10 +70,11 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         port: likewise.
         database: of nodes and runs; None for one in memory.
     """
-    public, own = bind(host, port, folder), bind(LOOPBACK, 0, folder)
+    most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - KEPT_DESCRIPTORS))
+    public, own = Door(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
     token, authority = new_token(), folder / "server" / "ca.crt"
     config = _config(folder, own.getsockname()[1], database, token)
-    app = create_app(config, SuperLinkLifespan)
+    app = with_database(lambda: create_app(config, SuperLinkLifespan), database, _report)
     state = app.state.linkstate_factory.state()
     Ownership().guard(fleet_handlers)
     admission = Admission(folder / "keys", state, _report)
@@ -81,7 +84,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
     starter = Starter(state, address, authority, _report)
     try:
-        with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=ImpatientLoop) as runner:
             runner.run(_serve_both(app, admission, token, config, (public, own), starter))
     finally:
         starter.close()

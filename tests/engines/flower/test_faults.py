@@ -194,6 +194,89 @@ def test_a_reply_that_flower_itself_cannot_read_costs_nobody_else_anything(excha
     assert engine.dropped == [(ROUND, f"client-{offender:03d}", reason)]
 
 
+def test_a_reply_at_which_flowers_server_fails_costs_nobody_else_anything(tmp_path):
+    import httpx
+
+    here = setting(tmp_path)
+    offender = sampled(here, ROUND)[2]
+    broken: set[str] = set()
+    trouble(here, offender, ROUND, 0, lambda r, d: [broken.add(r.metadata.message_id) or d(r)])
+    pull = here.grid.pull_messages
+
+    def failing(names):
+        names = list(names)
+        if broken & set(names):
+            raise httpx.HTTPStatusError("", request=httpx.Request("POST", "https://x"), response=httpx.Response(500))
+        return pull(names)
+
+    here.grid.pull_messages = failing
+    state, engine = flower_state(here)
+    assert sha256(state) == sha256(serial_state(here, {ROUND: {offender}}))
+    assert engine.dropped == [
+        (ROUND, f"client-{offender:03d}", "sent a reply that Flower cannot read (HTTPStatusError)")
+    ]
+
+
+def test_a_reply_that_is_announced_and_never_sent_holds_nobody_beyond_the_deadline():
+    """Flower's own grid, with a server that has one whole reply and one of which a part never comes."""
+    import time
+    from types import SimpleNamespace
+
+    from flwr.app import RecordDict
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.message_pb2 import PullObjectResponse
+    from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    from pefll.engines.flower.post import Letter, exchange
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    began = time.monotonic()
+    replies, parts = {}, {}
+    for name, node in (("first", 1001), ("second", 1002)):
+        asked = Message(RecordDict(), node, "query", ttl=60.0)
+        asked.metadata.__dict__["_message_id"] = name
+        reply = Message(RecordDict(), reply_to=asked)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        replies[name] = reply
+        if name == "second":
+            parts |= {key: part.deflate() for key, part in get_all_nested_objects(reply).items()}
+
+    def pulled(request):
+        # The whole one comes while the other is waited for.
+        there = [replies.pop(name) for name in request.message_ids if name in replies and (name == "first" or late())]
+        return PullAppMessagesResponse(
+            messages_list=[message_to_proto(reply) for reply in there],
+            message_object_trees=[get_object_tree(reply) for reply in there],
+        )
+
+    def late():
+        return time.monotonic() > began + 0.3
+
+    def part_of(request):
+        content = parts.get(request.object_id)
+        return PullObjectResponse(
+            object_found=True, object_available=content is not None, object_content=content or b""
+        )
+
+    grid = HttpGrid(token="x")
+    grid._run = SimpleNamespace(run_id=1)
+    grid._client = SimpleNamespace(
+        PushMessages=lambda request: PushAppMessagesResponse(message_ids=["first", "second"]),
+        PushObject=None,
+        PullMessages=pulled,
+        PullObject=part_of,
+        ConfirmMessageReceived=lambda request: None,
+    )
+    letters = {client: Letter(1001 + client, "query", RecordDict()) for client in (0, 1)}
+    outcome = exchange(grid, letters, 1.0, "", lambda client, content: "heard")
+    assert time.monotonic() - began < 10, "Flower waits for up to two hours"
+    assert outcome.replies == {1: "heard"}
+    assert outcome.faults == {0: "did not send its whole reply within the life of the message"}
+
+
 def test_a_server_that_is_gone_is_no_fault_of_a_client(tmp_path):
     def gone(names):
         raise ConnectionError("the SuperLink is gone")

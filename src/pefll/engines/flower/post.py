@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pefll.engines.flower.message import BadMessage
 from pefll.errors import PefllError
 
 try:
+    import httpx
     from flwr.app import Message, RecordDict
     from flwr.common.logger import log
     from flwr.serverapp import Grid
-    from flwr.supercore.inflatable.inflatable_utils import UnexpectedObjectContentError
+    from flwr.supercore.inflatable.inflatable_utils import UnexpectedObjectContentError, pull_objects
+    from flwr.superlink.grid import http_grid
     from google.protobuf.message import DecodeError
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
@@ -37,11 +40,17 @@ _NO_MESSAGE = (
     ValueError,
     struct.error,
 )
+_SERVER_FAILED = 500  # at what is asked for; that a run was stopped, or that its token is not valid, is below it
+# Flower waits up to two hours for the parts of a reply that was announced, whatever the deadline, and looks for them
+# less and less often.
+_FIRST_LOOK_FOR_A_PART, _LAST_LOOK_FOR_A_PART = 0.1, 1.0
+_LONGER = 5.0  # seconds
+_deadline = threading.local()
 _ERROR = 40  # a level of Python's logging
 _ERRORS = {
     1: "could not load the app",
     2: "failed in its app",
-    3: "did not answer within the life of the message",
+    3: "did not send its whole reply within the life of the message",
     4: "did not answer within the life of the message",
     5: "is gone",
     8: "was killed while it worked",
@@ -91,7 +100,7 @@ def exchange(
     Args:
         grid: Flower's way to the nodes.
         letters: by client.
-        seconds: how long to wait; also how long the messages live.
+        seconds: how long to wait; the messages live a little longer, for the last look.
         group: what Flower's logs call the exchange.
         accept: makes of a reply what is wanted; BadMessage where it is not as it should be.
     """
@@ -101,11 +110,12 @@ def exchange(
     one_by_one = False
     pause = _FIRST_LOOK
     while waiting:
+        is_last_look = time.monotonic() >= ends
         try:
             replies = (
-                _pull_each(grid, waiting, outcome.faults) if one_by_one else list(grid.pull_messages(list(waiting)))
+                _pull_each(grid, waiting, ends, outcome.faults) if one_by_one else _pull(grid, list(waiting), ends)
             )
-        except _NO_MESSAGE:
+        except _NotPulled:
             # Flower reads replies several at a time, and one that it cannot read takes others along. Who was not heard
             # is asked again, which changes nothing: a reply is a function of the request. Then each is read alone.
             replies, one_by_one = [], True
@@ -121,12 +131,13 @@ def exchange(
                 outcome.replies[asked] = _read(reply, asked, accept)
             except BadMessage as error:
                 outcome.faults[asked] = str(error)
+        # The last look begins after the end: while one client's reply was waited for, others may have answered.
         left = ends - time.monotonic()
-        if left <= 0:
+        if is_last_look:
             break
         if waiting:
             pause = _FIRST_LOOK if replies else min(_LAST_LOOK, 1.5 * pause)
-            time.sleep(min(pause, left))
+            time.sleep(max(0.0, min(pause, left)))
     for client in waiting.values():
         outcome.faults[client] = f"did not answer within {seconds:.3g} s"
     return outcome
@@ -139,7 +150,7 @@ def _send(
     if not letters:
         return {}
     messages = [
-        Message(letter.content, letter.node, letter.kind, ttl=max(seconds, 1e-3), group_id=group)
+        Message(letter.content, letter.node, letter.kind, ttl=max(seconds, 0.0) + _LONGER, group_id=group)
         for letter in letters.values()
     ]
     names = list(grid.push_messages(messages))
@@ -152,14 +163,50 @@ def _send(
     return waiting
 
 
-def _pull_each(grid: Grid, waiting: dict[str, int], faults: dict[int, str]) -> list[Message]:
+class _NotPulled(Exception):
+    """A reply is there and cannot be had; its cause says why."""
+
+
+def _pull(grid: Grid, names: list[str], ends: float) -> list[Message]:
+    """Return the replies that are there; wait for parts that are missing until a time of the monotonic clock.
+
+    Raises:
+        _NotPulled: for the bytes of one of them, which are its sender's choice.
+    """
+    _deadline.ends = ends
+    try:
+        return list(grid.pull_messages(names))
+    except _NO_MESSAGE as error:
+        raise _NotPulled from error
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != _SERVER_FAILED:
+            raise
+        raise _NotPulled from error
+    finally:
+        del _deadline.ends
+
+
+def _pull_parts_in_time(*words: Any, **named: Any) -> dict[str, bytes]:
+    """Do what Flower's own function does, but keep the deadline of the exchange; every part is looked for once."""
+    ends = getattr(_deadline, "ends", None)
+    if ends is not None:
+        named |= {"initial_backoff": _FIRST_LOOK_FOR_A_PART, "backoff_cap": _LAST_LOOK_FOR_A_PART}
+        named |= {"max_time": max(0.0, ends - time.monotonic()), "max_tries_per_object": None}
+    parts: dict[str, bytes] = pull_objects(*words, **named)
+    return parts
+
+
+http_grid.pull_objects = _pull_parts_in_time
+
+
+def _pull_each(grid: Grid, waiting: dict[str, int], ends: float, faults: dict[int, str]) -> list[Message]:
     """Return the replies that are there; who sent one that Flower cannot read is noted and waited for no longer."""
     replies: list[Message] = []
     for name, client in list(waiting.items()):
         try:
-            replies += grid.pull_messages([name])
-        except _NO_MESSAGE as error:
-            faults[waiting.pop(name)] = f"sent a reply that Flower cannot read ({type(error).__name__})"
+            replies += _pull(grid, [name], ends)
+        except _NotPulled as error:
+            faults[waiting.pop(name)] = f"sent a reply that Flower cannot read ({type(error.__cause__).__name__})"
             log(_ERROR, "the reply of client %d: %s", client, traceback.format_exc())
     return replies
 
