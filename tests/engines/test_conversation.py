@@ -7,8 +7,10 @@ import threading
 import time
 
 import pytest
+import torch
 
 from pefll.engines.conversation import conversation, worker
+from pefll.engines.settings import AT_WORK, ThreadSettings
 from pefll.errors import PefllError
 
 
@@ -82,3 +84,21 @@ def test_an_interrupt_in_the_middle_of_a_conversation_leaves_no_thread_behind():
     finally:
         signal.signal(signal.SIGINT, before)
     assert threading.active_count() == threads
+
+
+def test_its_thread_has_the_settings_of_engines():
+    before = ThreadSettings.now()
+
+    def settings(ask):
+        return ask(ThreadSettings.now())
+
+    try:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(2)  # and what new threads begin with
+        with worker() as thread:
+            talk = conversation(settings, thread)
+            found = next(talk)
+            talk.close()
+    finally:
+        before.set()
+    assert found == AT_WORK

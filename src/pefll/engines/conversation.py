@@ -13,6 +13,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from pefll.engines.settings import AT_WORK
+
 T = TypeVar("T")
 Jobs = SimpleQueue[Callable[[], None] | None]
 
@@ -31,6 +33,7 @@ def worker() -> Iterator[Jobs]:
     jobs: Jobs = SimpleQueue()
 
     def work() -> None:
+        AT_WORK.set()  # a new thread has torch's default settings, whatever the engine's thread has
         while (job := jobs.get()) is not None:
             job()
 
