@@ -239,6 +239,22 @@ class TestModes:
         add_client(folder, "carol")
         assert not [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
 
+    def test_what_is_another_users_is_left_alone(self, tmp_path, monkeypatch):
+        here = setting(tmp_path, clients=2)
+        folder = tmp_path / "fed"
+        folder.mkdir()
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+        with pytest.raises(PefllError) as told:
+            make_federation(folder, Plan(here.agreement, ("alice", "bob")), "127.0.0.1:8000")
+        assert told.value.code == "PEFLL-F302"
+        assert list(folder.iterdir()) == []
+        with pytest.raises(PefllError) as told:
+            tighten(folder)
+        assert told.value.code == "PEFLL-F302"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o777
+        folder.chmod(0o700)
+        assert tighten(folder) == []
+
     def test_what_was_loose_is_tightened(self, tmp_path):
         place = tmp_path / "old"
         (place / "state").mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,23 @@ def test_clients_that_do_not_come_are_not_waited_for_for_ever(tmp_path):
     here.grid.online.discard(1000)
     with pytest.raises(PefllError, match="5 of 6 clients came within 0 s"):
         server.train(here.grid, plan_of(here, tmp_path, wait_seconds=0.0))
+
+
+def test_an_ordinary_end_is_one_sentence_and_no_traceback(tmp_path, capsys, caplog):
+    here = setting(tmp_path)
+    here.grid.online.discard(1000)
+    context = Context(1, 1, {}, RecordDict(), plan_of(here, tmp_path, wait_seconds=0.0).to_config())
+    logger = logging.getLogger("flwr")
+    before = list(logger.filters)
+    try:
+        with pytest.raises(PefllError) as told:
+            apps.server(here.grid, context)
+        logger.error("ServerApp raised an exception", exc_info=told.value)  # as Flower does
+        logger.error("something else", exc_info=ValueError("of ours"))
+    finally:
+        logger.filters[:] = before
+    assert "error: 5 of 6 clients came within 0 s" in capsys.readouterr().err
+    assert [record.message for record in caplog.records if record.exc_info] == ["something else"]
 
 
 @pytest.mark.parametrize("method", ["pefll", "fedavg", "knn-per", "fedrep", "pfedhn"])

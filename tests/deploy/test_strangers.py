@@ -9,10 +9,11 @@ import os
 import shutil
 import socket
 import sqlite3
+import ssl
 import stat
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -151,8 +152,10 @@ class TestStrangers:
             line.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
             assert line.recv(100).startswith(b"HTTP/1.1 401")
         assert time.monotonic() - began < 15
-        # The gate's answer where the head comes in one piece, else that of the parser in front of it.
-        assert attacked.ask("/v1/fleet/pull-messages", {"x": "y" * (64 << 10)})[0] in (431, 400)
+        # The gate's answer where the head comes in one piece, else that of the parser in front of it, which may close
+        # the connection while the rest is still being sent.
+        with suppress(ConnectionError, ssl.SSLError):
+            assert attacked.ask("/v1/fleet/pull-messages", {"x": "y" * (64 << 10)})[0] in (431, 400)
         length = {"content-length": str(17 << 20)}
         assert attacked.ask("/v1/fleet/pull-messages", attacked.signed(attacked.key()) | length)[0] == 413
 

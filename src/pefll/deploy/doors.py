@@ -53,7 +53,10 @@ class Door(socket.socket):
 
 
 class ImpatientLoop(asyncio.SelectorEventLoop):
-    """An event loop whose servers close connections that are not ready with TLS after some seconds."""
+    """An event loop whose servers close connections that are not ready with TLS after some seconds.
+
+    It is Python's own and not uvloop's, which would not ask a `Door` for its connections.
+    """
 
     async def create_server(self, *words: Any, **named: Any) -> Any:
         """Do as the event loop does; uvicorn has no setting for this."""

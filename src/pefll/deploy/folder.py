@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
-from pefll.deploy.private import make_private_folder, tighten, write_private
+from pefll.deploy.private import check_owner, make_private_folder, tighten, write_private
 from pefll.engines.flower.policy import MIN_SAMPLES, Policy
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
@@ -79,6 +79,8 @@ def check_new(folder: Path, address: str) -> None:
             f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`",
             code="PEFLL-F205",
         )
+    if folder.exists():
+        check_owner(folder)
 
 
 def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str] = ()) -> Plan:

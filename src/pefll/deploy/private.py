@@ -7,6 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors, write_whole
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
@@ -24,6 +25,27 @@ def make_private_folder(path: Path) -> None:
         path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         if stat.S_IMODE(path.stat().st_mode) != PRIVATE_FOLDER:
             path.chmod(PRIVATE_FOLDER)
+
+
+def check_owner(path: Path) -> None:
+    """Raise PefllError where something belongs to another user, who could read and replace what is put there."""
+    found = path.lstat().st_uid
+    if found != os.geteuid():
+        raise PefllError(
+            f"{path} belongs to the user with number {found} and not to {os.geteuid()}, who runs this; give a folder "
+            "of your own, or run it as that user",
+            code="PEFLL-F302",
+        )
+
+
+def _check_owners_of_loose(folder: Path) -> None:
+    """Raise PefllError where others' rights would be taken away from something that is another user's."""
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                mode = path.lstat().st_mode
+                if mode & 0o077 and not stat.S_ISLNK(mode):
+                    check_owner(path)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -46,6 +68,7 @@ def tighten(folder: Path) -> list[Path]:
     Returns:
         What had rights for others, parents first.
     """
+    _check_owners_of_loose(folder)
     loose: list[Path] = []
     for place, folders, files in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -45,7 +46,13 @@ def main(grid: Any, context: Any) -> None:
                 train(grid, plan, console)
     except PefllError as error:
         say(console, f"error: {error}")
+        # Flower notes that the run failed and exits; the operator needs no more than the sentence.
+        logging.getLogger("flwr").addFilter(_says_nothing_of(error))
         raise
+
+
+def _says_nothing_of(error: PefllError) -> Callable[[logging.LogRecord], bool]:
+    return lambda record: not (isinstance(record.exc_info, tuple) and record.exc_info[1] is error)
 
 
 def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
