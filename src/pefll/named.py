@@ -76,8 +76,8 @@ def import_name(reference: str, what: str) -> Any:
     if not is_allowed(reference):
         raise PefllError(
             f"the {what} {reference!r} is code that a file or a server names, and it runs only where you name it too: "
-            f"give {argument(what, reference)}, to a client --code {reference}, or set {CODE}={reference} in the "
-            "environment",
+            f"give {argument(what, reference)}, to a client {argument('code', reference)}, or set {CODE}={reference} "
+            "in the environment",
             code="PEFLL-M001",
         )
     module_name, _, attribute = reference.partition(":")

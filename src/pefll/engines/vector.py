@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -62,7 +62,7 @@ class VectorCohort(DoorCohort):
     round: Tensor
     capacity: tuple[int, int, int]
     healthy: Tensor | None = None  # whether all replies so far are finite
-    bad_client: int | None = None  # see `first_bad_client`; noted on a CPU
+    exchanges: list[tuple[Tree, list[Everyone | Each]]] = field(default_factory=list)  # replies and sent, on a CPU
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -81,16 +81,20 @@ class VectorCohort(DoorCohort):
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent, counted or checked yet."""
-        return replace(super().anew(), healthy=None, bad_client=None)
+        return replace(super().anew(), healthy=None, exchanges=[])
+
+    def bad_client(self) -> int | None:
+        """Return whose reply was the first that is not finite; None where nobody's was, or nobody knows."""
+        found = (first_bad_client(replies, self.ids, sent) for replies, sent in self.exchanges)
+        return next((client for client in found if client is not None), None)
 
     def _check(self, replies: Tree, sent: list[Everyone | Each]) -> None:
-        """Note whether replies are finite and, on a CPU, the first client whose fault it is that they are not."""
+        """Note whether replies are finite and, on a CPU, what tells whose are not; no number is looked at here."""
         for leaf in leaves(replies):
             finite = torch.isfinite(leaf).all()
             self.healthy = finite if self.healthy is None else self.healthy & finite
-        on_cpu = self.ids.device.type == "cpu"  # a GPU would have to be waited for
-        if on_cpu and self.bad_client is None and self.healthy is not None and not bool(self.healthy):
-            self.bad_client = first_bad_client(replies, self.ids, sent)
+        if self.ids.device.type == "cpu":  # a graph of a GPU would keep all of it
+            self.exchanges.append((replies, sent))
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -198,6 +202,7 @@ class VectorEngine:
                 if not bool(healthy) and int(bad) < 0:
                     bad.fill_(t)
                     return server, clock.later(bad, partial(raise_if_bad, who=self._bad_client()))
+            self._cohort_of_round = None
         return server, clock.later(bad, raise_if_bad)
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
@@ -269,7 +274,7 @@ class VectorEngine:
 
     def _bad_client(self) -> str | None:
         """Return the name of the client by whose fault the last round has bad numbers; None where nobody knows."""
-        client = self._cohort_of_round.bad_client if self._cohort_of_round else None
+        client = self._cohort_of_round.bad_client() if self._cohort_of_round else None
         return None if client is None else self.federation.name_of(client)
 
     def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
