@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import threading
 
 import pytest
 
@@ -58,6 +59,7 @@ def test_a_damaged_database_is_set_aside_and_made_again(damage, tmp_path):
     assert (tmp_path / "superlink.db.damaged-1").read_bytes()[:8] == before[:8]
     with_database(lambda: create_app(config, SuperLinkLifespan), database, said.append)
     assert len(said) == 1, "the new one is whole"
+    assert not [thread for thread in threading.enumerate() if "force_exit" in thread.name], "Flower ends the process"
 
 
 def test_a_database_that_cannot_be_read_is_left_where_it_is(tmp_path):

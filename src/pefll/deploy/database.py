@@ -6,13 +6,14 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pefll.errors import PefllError
 from pefll.files import sentences_for_disk_errors
 
 try:
     from alembic.util.exc import CommandError
+    from flwr.supercore.state.alembic import utils as migrations
     from sqlalchemy.exc import DBAPIError
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
@@ -21,6 +22,18 @@ T = TypeVar("T")
 # Tables that should not be there or should be, a file that is broken, one that is no database. That a disk is full, or
 # that a file is locked or may not be read, is no damage.
 _DAMAGES = ("SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
+class _WrongTables(Exception):
+    """A database has tables, and not those that Flower makes."""
+
+
+def _wrong_tables(*words: Any, **named: Any) -> NoReturn:
+    raise _WrongTables(*words)
+
+
+# Flower would end the process here, with a thread that kills it some seconds later whatever becomes of the exception.
+migrations.flwr_exit = _wrong_tables
 
 
 def with_database(make: Callable[[], T], database: Path | None, report: Callable[[str], None]) -> T:
@@ -36,7 +49,7 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
     with _signals_wait():
         try:
             return make()
-        except (DBAPIError, CommandError, SystemExit) as error:  # Flower exits where it does not know the tables
+        except (DBAPIError, CommandError, _WrongTables) as error:
             if database is None or not database.exists():
                 raise
             if isinstance(error, DBAPIError) and _kind(error) not in _DAMAGES:
