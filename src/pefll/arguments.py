@@ -13,6 +13,8 @@ from pefll.errors import PefllError
 # Seeds, counts and rounds are int64 where clients are: in arrays, on a GPU, in messages.
 MOST = (1 << 63) - 1
 
+MOST_BYTES = 255  # of a file's name, on every usual file system
+
 
 def plain(value: Any) -> Any:
     """Return a number of NumPy, or an array or tensor without axes, as Python's own value; anything else as it is."""
@@ -96,6 +98,12 @@ def path(value: Any, name: str = "the path") -> Path:
         raise PefllError(f"{name} is {shown(value)}; it must be a text or a pathlib.Path", code="PEFLL-A010")
     if "\0" in os.fspath(given):
         raise PefllError(f"{name} has a zero byte in it; no file can be called so", code="PEFLL-A010")
+    long = [part for part in Path(given).parts if len(os.fsencode(part)) > MOST_BYTES]
+    if long:
+        raise PefllError(
+            f"{name} has a part of {len(os.fsencode(long[0])):,} bytes; names of files have at most {MOST_BYTES}",
+            code="PEFLL-A010",
+        )
     return Path(given)
 
 

@@ -33,7 +33,7 @@ def check_problem(problem: Any, where: object) -> None:
     if not fault and not _is_size(problem.get("num_clients")):
         fault = "its num_clients is no number of clients"
     # By these two a model is known again; earlier versions wrote neither.
-    if not fault and not (_is_size(problem.get("weights", 1)) and _is_probe(problem.get("probe", []))):
+    if not fault and not (_is_size(problem.get("weights", 1)) and _is_probe(problem.get("probe") or [])):
         fault = "its weights or its probe make no sense"
     if fault:
         raise PefllError(

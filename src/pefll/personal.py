@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pefll import modelfile
+from pefll import arguments, modelfile
 from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
 from pefll.data.frames import is_frame, matrix_by_name
@@ -110,7 +110,8 @@ class PersonalModel(nn.Module):
         Raises:
             PefllError: where it is there and may not, or cannot be written.
         """
-        if Path(path).is_file() and not overwrite:
+        path = arguments.path(path)
+        if path.is_file() and not overwrite:
             may = argument("overwrite", True, option="--force")
             raise PefllError(f"{path} is there already: choose another name, or replace it with {may}")
         # Cloned, because a weight that is used twice is written under both of its names.
@@ -123,7 +124,7 @@ class PersonalModel(nn.Module):
         if fault := fault_of(self.facts):
             raise PefllError(f"the model is not saved as {path}: {fault}", code="PEFLL-M016")
         # Only for its owner: a model tells of the samples it was made from, and one with neighbours holds them.
-        write_whole(Path(path), modelfile.to_bytes(tensors, json.dumps(self.facts)), private=True)
+        write_whole(path, modelfile.to_bytes(tensors, json.dumps(self.facts)), private=True)
 
     @classmethod
     def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
@@ -134,7 +135,7 @@ class PersonalModel(nn.Module):
             network: the architecture, where it is not one that the package can build by name.
             architecture: the same, as a model's name or `package.module:function`.
         """
-        path = Path(path)
+        path = arguments.path(path)
         if path.is_dir():
             raise PefllError(f"{path} is a folder; make a model file from a run with `pefll personalize {path}`")
         if not path.is_file():

@@ -318,7 +318,9 @@ def load(
         method: `package.module:Class`, for a run of a method of your own.
     """
     if model is not None and not isinstance(model, nn.Module | str):
-        raise PefllError(f"the model must be a torch.nn.Module or a name, not {model!r}", code="PEFLL-M050")
+        raise PefllError(
+            f"the model must be a torch.nn.Module that is made, or a name, not {model!r}", code="PEFLL-M050"
+        )
     allow(model, method)
     folder = RunFolder(arguments.path(path))
     folder.check_is_run()

@@ -103,7 +103,7 @@ def test_another_model_of_the_same_size_is_refused(tmp_path, trained, other):
     pefll.load(tmp_path / "run", model=trained)
     with pytest.raises(PefllError, match=r"run was trained with another model: with the same weights"):
         pefll.load(tmp_path / "run", model=other)
-    with pytest.raises(PefllError, match="Module that is made"):
+    with pytest.raises(PefllError, match="PEFLL-M050"):
         pefll.load(tmp_path / "run", model=nn.Sequential)
     with pytest.raises(PefllError, match="was trained with another model"):  # it is finished
         pefll.fit(federation, "fedavg", model=other, out=tmp_path / "run", **QUICK)
