@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pefll.errors import PefllError
+from pefll.errors import PefllError, first_line
 from pefll.machine import available_memory
 from pefll.methods.contract import Method, Problem
 from pefll.models.network import Network
@@ -88,7 +88,11 @@ def networks_of(build: Callable[[], Method[Any]]) -> int:
             sketch = build()
     except PefllError:
         raise
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
+        if "overflow" in str(error):  # torch's word for sizes whose product no number can hold
+            raise PefllError(
+                f"the method's networks cannot be built: {first_line(error)}; choose smaller sizes", code="PEFLL-L006"
+            ) from None
         # A constructor of one's own may read numbers, which tensors without memory do not have. If it is really at
         # fault, the same error comes when the method is built with memory.
         return 0

@@ -26,7 +26,7 @@ def test_an_app_that_is_started_while_the_server_ends_is_ended_too(monkeypatch):
     popen = subprocess.Popen
 
     def start(command, stdin):
-        app = popen(["cat"], stdin=stdin)
+        app = popen(["sleep", "30"], stdin=stdin)  # which does not end by itself
         monkeypatch.setattr(app, "terminate", lambda: (popen.terminate(app), ended.set()))
         return app
 
