@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 
 import torch
+
+# Whoever starts the tests in the background, or with nohup, hands ignored signals on to them and to all they start.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(number, usual)
 
 
 def let_numbers_end_loops() -> None:
