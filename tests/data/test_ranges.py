@@ -18,7 +18,7 @@ import pefll
 from pefll.data import out_of_proportion
 from pefll.data.own import read_member
 from pefll.engines import joint
-from pefll.engines.cohort import first_bad_client
+from pefll.engines.cohort import client_to_blame
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import Diverged
@@ -188,11 +188,11 @@ def test_replies_may_have_empty_parts(engine, value, blamed):
 def test_the_first_client_that_is_not_itself_sent_bad_numbers_is_blamed():
     ids, bad = torch.tensor([7, 3, 9]), torch.tensor([[0.0], [torch.nan], [torch.inf]])
     empty = torch.zeros(3, 0)
-    assert first_bad_client((empty, bad), ids, [Everyone(torch.ones(4)), Each(empty)]) == 3
-    assert first_bad_client(bad, ids, [Each(torch.tensor([1.0, torch.nan, 2.0]))]) == 9
-    assert first_bad_client(bad, ids, [Each(bad)]) is None
-    assert first_bad_client(bad, ids, [Everyone(torch.tensor(torch.inf))]) is None
-    assert first_bad_client(torch.zeros(3), ids, []) is None
+    assert int(client_to_blame((empty, bad), ids, [Everyone(torch.ones(4)), Each(empty)])) == 3
+    assert int(client_to_blame(bad, ids, [Each(torch.tensor([1.0, torch.nan, 2.0]))])) == 9
+    assert int(client_to_blame(bad, ids, [Each(bad)])) == -1
+    assert int(client_to_blame(bad, ids, [Everyone(torch.tensor(torch.inf))])) == -1
+    assert int(client_to_blame(torch.zeros(3), ids, [])) == -1
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -27,6 +27,7 @@ from pefll.preparing import Order
 from pefll.record import RunFolder
 from pefll.run import load
 from pefll.tree import leaves, map_tree, named_leaves
+from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
 from tests.engines.test_joint import launched
 from tests.federations import dealt, flat, problem_of, ragged
@@ -165,6 +166,20 @@ def test_divergence_is_noticed():
         fit(federation, "fedavg", rounds=40, client_lr=1e30, client_clip=0.0, clients_per_round=3, device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("method", "value"), [("pefll", 1e30), ("per-fedavg", 1e30), ("pefll", np.nan), ("fedavg", np.nan)]
+)
+def test_the_client_whose_data_it_is_gets_the_blame(method, value):
+    federation = spoilt(value, 5)
+    learner = build_method(method, problem_of(federation), {})
+    engine = VectorEngine(federation, learner, 0, federation.num_clients, device="cuda")
+    try:
+        with engine.turn(), pytest.raises(PefllError, match=f"client {federation.name_of(5)} replied"):
+            engine.advance(engine.start(), 0, 3)
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
@@ -201,7 +216,7 @@ def test_a_state_that_is_written_in_place_is_the_one_made_step_by_step(average):
         start = engine.start()
         before, state = engine.snapshot(start), start
         for t in range(5):
-            state, _ = engine._round(state, torch.full((), t, device="cuda"))
+            state, *_ = engine._round(state, torch.full((), t, device="cuda"))
         recorded_, under_way = engine.launch(start, 0, 5)
         under_way.wait()
     assert same(recorded_, state)

@@ -250,25 +250,27 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
     )
 
 
-def first_bad_client(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each]) -> int | None:
-    """Return the first client whose reply is not finite though everything it was sent is; None where there is none.
+def client_to_blame(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
+    """Return the first client whose reply is not finite though everything it was sent is, int64 []; -1 for none.
 
-    After a server's own numbers have overflown every reply is as bad, and no client has a part in it.
+    After a server's own numbers have overflown every reply is as bad, and no client has a part in it. No number is
+    looked at by the host, so that a CUDA graph may hold this.
 
     Args:
-        replies: with a leading client axis, on the CPU.
+        replies: with a leading client axis.
         ids: int64 [c], who replied.
-        sent: what clients were sent, on the CPU.
+        sent: what clients were sent.
     """
-    bad = ~_finite_rows(replies, len(ids))
+    bad = ~_finite_rows(replies, len(ids), ids.device)
     for argument in sent:
-        bad = bad & _finite_rows(argument.value, len(ids) if isinstance(argument, Each) else 1)
-    return int(ids[int(bad.int().argmax())]) if bool(bad.any()) else None
+        bad = bad & _finite_rows(argument.value, len(ids) if isinstance(argument, Each) else 1, ids.device)
+    first = ids.index_select(0, bad.int().argmax(dim=0, keepdim=True)).squeeze(0)
+    return torch.where(bad.any(), first, -1)
 
 
-def _finite_rows(value: Tree, rows: int) -> Tensor:
+def _finite_rows(value: Tree, rows: int, device: torch.device) -> Tensor:
     """Return which rows of all leaves have finite numbers only, bool [rows]; empty leaves have."""
-    finite = torch.ones(rows, dtype=torch.bool)
+    finite = torch.ones(rows, dtype=torch.bool, device=device)
     for leaf in leaves(value):
         finite = finite & torch.isfinite(leaf.reshape(rows, leaf.numel() // rows)).all(dim=1)
     return finite

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.engines.cohort import Engine, first_bad_client
+from pefll.engines.cohort import Engine, client_to_blame
 from pefll.engines.conversation import Jobs, conversation, worker
 from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import saying_what_cannot_be_mapped
@@ -255,7 +255,7 @@ class Joint:
             return []
         self.rounds += rounds
         return [
-            (server, clock.later(bad[i], partial(raise_if_bad, who=who.get(i)))) for i, server in enumerate(servers)
+            (server, clock.later(bad[i], partial(_raise_if_bad, who=who.get(i)))) for i, server in enumerate(servers)
         ]
 
     def _recorded(self, servers: list[Tree], first: int) -> _JointGraph | None:
@@ -358,8 +358,8 @@ class Joint:
         """Note the name of the first client of each run whose reply is not finite, where none is noted."""
         for i, rows in enumerate(of_run):
             own, *sent = (map_tree(lambda leaf, rows=rows: leaf[rows], value) for value in (replies, *values))
-            client = first_bad_client(own, ids[rows], map(Each, sent))
-            if client is not None:
+            client = int(client_to_blame(own, ids[rows], map(Each, sent)))
+            if client >= 0:
                 self._bad_clients.setdefault(i, self.engines[i].federation.name_of(client))
 
     def _joined(self, asked: list[Exchange], place: int) -> Tree:
@@ -418,7 +418,7 @@ class _JointGraph:
         for engine, server, together in zip(joint.engines, self.servers, after, strict=True):
             _wait(engine.stream, joint.stream)
             with torch.cuda.stream(engine.stream):
-                alone, _ = engine._round(server, self.t)
+                alone, *_ = engine._round(server, self.t)
             _wait(joint.stream, engine.stream)
             for (name, one), other in zip(named_leaves(alone), leaves(together), strict=True):
                 bits = [torch.where(part.isnan(), 0, part).reshape(-1).view(torch.uint8) for part in (one, other)]
@@ -439,7 +439,11 @@ class _JointGraph:
             self.graph.replay()
         for engine, cost in zip(self.joint.engines, self.costs, strict=True):
             engine.ledger.add(cost, rounds)
-        return [(server, clock.later(self.bad[i], raise_if_bad)) for i, server in enumerate(self.servers)]
+        return [(server, clock.later(self.bad[i], _raise_if_bad)) for i, server in enumerate(self.servers)]
+
+
+def _raise_if_bad(round_: Tensor, who: str | None = None) -> None:
+    raise_if_bad(int(round_), who)
 
 
 def _wait(stream: torch.cuda.Stream | None, for_: torch.cuda.Stream | None) -> None:

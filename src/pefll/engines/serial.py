@@ -17,7 +17,7 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
-    first_bad_client,
+    client_to_blame,
     not_finite,
     sample_cohort,
     seen_and_new,
@@ -50,8 +50,8 @@ class SerialCohort(DoorCohort):
         else:
             replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static, self.beat)
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(replies)):
-            client = first_bad_client(replies, self.ids, cast)
-            who = None if client is None else self.engine.federation.name_of(client)
+            client = int(client_to_blame(replies, self.ids, cast))
+            who = None if client < 0 else self.engine.federation.name_of(client)
             raise not_finite(name or "a task", who, self.round if self.trains else None)
         return replies
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
-    first_bad_client,
+    client_to_blame,
     not_finite,
     sample_cohort,
     seen_and_new,
@@ -61,8 +60,9 @@ class VectorCohort(DoorCohort):
     dtype: torch.dtype
     round: Tensor
     capacity: tuple[int, int, int]
-    healthy: Tensor | None = None  # whether all replies so far are finite
-    exchanges: list[tuple[Tree, list[Everyone | Each]]] = field(default_factory=list)  # replies and sent, on a CPU
+    trains: bool = False  # whether it is a round's, whose replies are checked
+    healthy: Tensor | None = None  # whether all replies so far are finite, bool []
+    blamed: Tensor | None = None  # the first client whose reply was not by its own fault, int64 []; -1 for none
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -74,27 +74,23 @@ class VectorCohort(DoorCohort):
         offset, count = self.federation.offset[:, self.ids].T, self.federation.count[:, self.ids].T
         with saying_what_cannot_be_mapped(self.problem):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
-        self._check(replies, [type(argument)(value) for argument, value in zip(arguments, values, strict=True)])
+        if self.trains:
+            self._check(replies, [type(argument)(value) for argument, value in zip(arguments, values, strict=True)])
         if self.beat is not None:
             self.beat(False)
         return replies
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent, counted or checked yet."""
-        return replace(super().anew(), healthy=None, exchanges=[])
-
-    def bad_client(self) -> int | None:
-        """Return whose reply was the first that is not finite; None where nobody's was, or nobody knows."""
-        found = (first_bad_client(replies, self.ids, sent) for replies, sent in self.exchanges)
-        return next((client for client in found if client is not None), None)
+        return replace(super().anew(), healthy=None, blamed=None)
 
     def _check(self, replies: Tree, sent: list[Everyone | Each]) -> None:
-        """Note whether replies are finite and, on a CPU, what tells whose are not; no number is looked at here."""
+        """Note whether replies are finite, and whose are not; no number is looked at here."""
         for leaf in leaves(replies):
             finite = torch.isfinite(leaf).all()
             self.healthy = finite if self.healthy is None else self.healthy & finite
-        if self.ids.device.type == "cpu":  # a graph of a GPU would keep all of it
-            self.exchanges.append((replies, sent))
+        blamed = client_to_blame(replies, self.ids, sent)
+        self.blamed = blamed if self.blamed is None else torch.where(self.blamed < 0, blamed, self.blamed)
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -159,7 +155,6 @@ class VectorEngine:
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
         self.company: Company | None = None
-        self._cohort_of_round: VectorCohort | None = None  # of the last round, on a CPU
         self.stream: torch.cuda.Stream | None = None
         self.beside: torch.cuda.Stream | None = None
         self.queues = self.device.type == "cuda"
@@ -196,14 +191,13 @@ class VectorEngine:
         if self._graph is not None:
             server, bad = self._graph.replay(server, first, rounds)
         else:
-            bad = torch.full((), -1)
+            bad = torch.tensor([-1, -1])
             for t in range(first, first + rounds):
-                server, healthy = self._round(server, torch.full((), t))
-                if not bool(healthy) and int(bad) < 0:
-                    bad.fill_(t)
-                    return server, clock.later(bad, partial(raise_if_bad, who=self._bad_client()))
-            self._cohort_of_round = None
-        return server, clock.later(bad, raise_if_bad)
+                server, healthy, blamed = self._round(server, torch.full((), t))
+                if not bool(healthy):
+                    bad = torch.stack([torch.tensor(t), blamed])
+                    break
+        return server, clock.later(bad, self._raise_if_bad)
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
         """Return the server's state after rounds first..first+rounds-1, once they are done."""
@@ -272,18 +266,19 @@ class VectorEngine:
                 self.company = None
         EngineSettings.give_back(self)
 
-    def _bad_client(self) -> str | None:
-        """Return the name of the client by whose fault the last round has bad numbers; None where nobody knows."""
-        client = self._cohort_of_round.bad_client() if self._cohort_of_round else None
-        return None if client is None else self.federation.name_of(client)
+    def _raise_if_bad(self, bad: Tensor) -> None:
+        """Raise PefllError where there is a first round with a bad reply; bad: int64 [2], see `_RoundGraph`."""
+        round_, client = bad.tolist()
+        raise_if_bad(round_, None if client < 0 else self.federation.name_of(client))
 
-    def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor]:
-        cohort = self._cohort(self._sample(t), t, self.ledger)
+    def _round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
+        """Return the state after round t, whether all replies were finite, bool [], and else whose fault, int64 []."""
+        cohort = self._cohort(self._sample(t), t, self.ledger, trains=True)
         server = self.method.round(server, cohort)
-        healthy = cohort.healthy
-        if self.device.type == "cpu":
-            self._cohort_of_round = cohort
-        return server, torch.full((), True, device=self.device) if healthy is None else healthy
+        healthy, blamed = cohort.healthy, cohort.blamed
+        if healthy is None or blamed is None:  # nobody was asked
+            return server, torch.full((), True, device=self.device), torch.full((), -1, device=self.device)
+        return server, healthy, blamed
 
     def _sample(self, t: Tensor) -> Tensor:
         return sample_cohort(self.federation, self.seed, t, self.clients_per_round)
@@ -295,6 +290,7 @@ class VectorEngine:
         ledger: Ledger,
         capacity: tuple[int, int, int] | None = None,
         is_new: bool = False,
+        trains: bool = False,
     ) -> VectorCohort:
         if isinstance(t, int):
             t = torch.full((), t, dtype=torch.int64, device=self.device)
@@ -309,18 +305,23 @@ class VectorEngine:
             is_new=is_new,
             round=t,
             capacity=capacity or self._capacity,
+            trains=trains,
         )
 
 
 class _RoundGraph:
-    """A round as one CUDA graph: it reads and writes the same memory, where the round number is a counter."""
+    """A round as one CUDA graph: it reads and writes the same memory, where the round number is a counter.
+
+    Attributes:
+        bad: the first round with a reply that is not finite, and the client whose fault it was, int64 [2]; -1 for none.
+    """
 
     def __init__(self, engine: VectorEngine, server: Tree) -> None:
         device = engine.device
         self.engine = engine
         self.server = map_tree(torch.clone, server)
         self.t = torch.zeros((), dtype=torch.int64, device=device)
-        self.bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self.bad = torch.full((2,), -1, dtype=torch.int64, device=device)
         spare = engine.ledger.copy()
         side = engine.stream
         assert side is not None
@@ -332,9 +333,9 @@ class _RoundGraph:
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
         with recording(self.graph, side), overwriting():
-            after, healthy = engine._round(self.server, self.t)
+            after, healthy, blamed = engine._round(self.server, self.t)
             put_back(self.server, after)
-            self.bad.copy_(torch.where(healthy | (self.bad >= 0), self.bad, self.t))
+            self.bad.copy_(torch.where(healthy | (self.bad[0] >= 0), self.bad, torch.stack([self.t, blamed])))
             self.t.add_(1)
         self.cost = engine.ledger.since(before)
         engine.ledger = spare
@@ -387,15 +388,15 @@ def put_back(old: Tree, new: Tree) -> Tree:
     return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)
 
 
-def raise_if_bad(round_: Tensor, who: str | None = None) -> None:
-    """Raise PefllError where a round, int64 [], was the first with a reply that is not finite; -1 where none was.
+def raise_if_bad(round_: int, who: str | None = None) -> None:
+    """Raise PefllError where a round was the first with a reply that is not finite; -1 where none was.
 
     Args:
         round_: which one.
         who: the name of the client whose reply it was, where somebody knows.
     """
-    if int(round_) >= 0:
-        raise not_finite("training", who, int(round_))
+    if round_ >= 0:
+        raise not_finite("training", who, round_)
 
 
 def _capacity(counts: Any) -> tuple[int, int, int]:
