@@ -1,9 +1,8 @@
 """What do several seeds at once cost, and what does an evaluation cost beside training?
 
 Made-up pictures of CIFAR-10's size are dealt to clients as in the paper. First, rounds of one run and rounds of
-several runs at once take turns among 100 clients, so that what else the machine does meets all: several runs on streams
-of their own, and as one whose clients share every launch, with the servers' parts at the same time and one after
-another. Every seed is timed alone too. Then rounds and evaluations of all clients take turns, among 100 clients and
+several runs at once, on streams of their own, take turns among 100 clients, so that what else the machine does meets
+all. Every seed is timed alone too. Then rounds and evaluations of all clients take turns, among 100 clients and
 among 1,000: recorded once and replayed, as in training, where they go on beside rounds, and call by call. Medians are
 given, and ratios of medians; nothing that is done only once is timed.
 
@@ -16,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from pefll import __version__
 from pefll.config import Config
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
-from pefll.engines import joint
 from pefll.evaluation import Exam, evaluate
 from pefll.files import write_json
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
@@ -57,10 +55,6 @@ class Contestant:
         with self.engine.turn():
             self.exam = Exam(self.engine, self.method, VALIDATION)
             self.server = self.engine.start()
-
-    def agree(self, rounds: int) -> Generator[None, None, int]:
-        """Say that some rounds come next."""
-        return self.engine.agree(self.server, self.round, self.round + rounds)
 
     def launch(self, rounds: int) -> Callable[[], None]:
         """Start some rounds and return what waits for them."""
@@ -132,15 +126,6 @@ def pictures(total: int) -> Samples:
 
 def contestants(samples: Samples, clients: int, seeds: int, options: argparse.Namespace) -> list[Contestant]:
     """Return runs that share their samples, each having done one round and one evaluation."""
-    runs = newcomers(samples, clients, seeds, options)
-    for run in runs:
-        run.launch(1)()
-        run.examine()
-    return runs
-
-
-def newcomers(samples: Samples, clients: int, seeds: int, options: argparse.Namespace) -> list[Contestant]:
-    """Return runs that share their samples and have not begun."""
     if options.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(options.device)
     copies: dict[object, torch.Tensor] = {}
@@ -151,6 +136,9 @@ def newcomers(samples: Samples, clients: int, seeds: int, options: argparse.Name
         problem, _ = describe_problem(federation, "lenet")
         config = Config(device=str(options.device), engine="vector")
         runs.append(Contestant(place_data(config, federation, problem, copies), seed, options))
+    for run in runs:
+        run.launch(1)()
+        run.examine()
     return runs
 
 
@@ -158,65 +146,32 @@ def seeds_at_once(samples: Samples, options: argparse.Namespace) -> dict[str, An
     """Time rounds of one run and rounds of several at once, in turns."""
     clients = 20 if options.small else 100
     runs = contestants(samples, clients, options.seeds, options)
-    (beside, company), (in_line, _) = (joined(samples, clients, options, branches) for branches in (True, False))
-    names = ("streams", "together", "together_in_line")
-    *alone, at_once, shared, shared_in_line = alternate(
+    *alone, at_once = alternate(
         options,
         *(lambda run=run: run.launch(options.rounds)() for run in runs),
         lambda: streams(runs, options.rounds),
-        lambda: together(beside, options.rounds),
-        lambda: together(in_line, options.rounds),
     )
     one = statistics.median(alone)
-    took = dict(zip(names, (at_once, shared, shared_in_line), strict=True))
     figures: dict[str, Any] = {
         "clients": clients,
         "clients_per_round": runs[0].engine.clients_per_round,
         "seeds": options.seeds,
         "rounds_a_turn": options.rounds,
         "each_alone_ms_per_round": [round(1000 * seconds / options.rounds, 3) for seconds in alone],
-        **{
-            f"{name}_ms_per_round": round(1000 * seconds / options.rounds, 3)
-            for name, seconds in {"one": one, **took}.items()
-        },
-        **{f"{name}_over_one": round(seconds / one, 3) for name, seconds in took.items()},
-        "joined": company.rounds > 0,
-        "not_joined_because": company.refused,
-        "differs_from_alone": company.differs,
+        "one_ms_per_round": round(1000 * one / options.rounds, 3),
+        "streams_ms_per_round": round(1000 * at_once / options.rounds, 3),
+        "streams_over_one": round(at_once / one, 3),
         "peak_memory_bytes": peak_memory_bytes(options.device),
     }
-    for run in reversed([*runs, *beside, *in_line]):
+    for run in reversed(runs):
         run.engine.close()
     return figures
-
-
-def joined(
-    samples: Samples, clients: int, options: argparse.Namespace, branches: bool
-) -> tuple[list[Contestant], joint.Joint]:
-    """Return runs that are joined, having done one round; their servers do their parts at the same time, or in line."""
-    joint.DEVICES.add(options.device.type)
-    joint.BRANCHES, before = branches, joint.BRANCHES
-    runs = newcomers(samples, clients, options.seeds, options)
-    company = joint.join([run.engine for run in runs], exact=False)
-    assert company is not None
-    together(runs, 1)  # recorded once, so that the choice lasts
-    joint.BRANCHES = before
-    return runs, company
 
 
 def streams(runs: list[Contestant], rounds: int) -> None:
     """Let all runs start rounds before any is waited for."""
     for wait in [run.launch(rounds) for run in runs]:
         wait()
-
-
-def together(runs: list[Contestant], rounds: int) -> None:
-    """Let all runs say which rounds they come to, and start them as one."""
-    talks = [run.agree(rounds) for run in runs]
-    for _ in ("all have said it", "all have heard it"):
-        for talk in talks:
-            next(talk, None)
-    streams(runs, rounds)
 
 
 def beside_training(samples: Samples, clients: int, options: argparse.Namespace) -> dict[str, Any]:

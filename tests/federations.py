@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from pefll.data import make_federation
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.methods import Problem
 from pefll.models import Network, build_model
@@ -44,25 +43,6 @@ def ragged(
     return assemble(
         samples, np.array(owner), np.array(split, dtype=np.int8), clients - 2 if seen is None else seen, "ragged"
     )
-
-
-def dealt(
-    seeds: tuple[int, ...], shape: tuple[int, ...] = (6,), pixels: bool = False, total: int = 240, clients: int = 8
-) -> dict[int, Federation]:
-    """For each seed, the same samples dealt to clients in another way."""
-    rng = np.random.default_rng(3)
-    labels = np.arange(total) % 4
-    x = np.random.default_rng(7).normal(size=(4, *shape))[labels] + rng.normal(size=(total, *shape))
-    samples = Samples(
-        x=np.clip(128 + 40 * x, 0, 255).astype(np.uint8) if pixels else x.astype(np.float32),
-        y=labels,
-        classes=4,
-        normalise=Normalise((0.5,) * shape[0], (0.25,) * shape[0]) if pixels else None,
-    )
-    return {
-        seed: make_federation(samples, partition="by-class 2", clients=clients, unseen=0.25, seed=seed)
-        for seed in seeds
-    }
 
 
 def problem_of(federation: Federation, model: str | nn.Module = "mlp") -> Problem:

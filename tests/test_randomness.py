@@ -149,20 +149,3 @@ def test_numpy_and_torch_agree_on_unsigned_arithmetic():
         wanted = wanted ^ (wanted >> np.uint64(31))
     ours = randomness._scramble(torch.from_numpy(x.view(np.int64).copy()))
     assert ours.numpy().view(np.uint64).tolist() == wanted.tolist()
-
-
-@pytest.mark.parametrize("coordinates", [(3,), (3, 8), (0, 1, 2)])
-def test_clients_of_several_runs_have_the_keys_of_their_own_seed(coordinates):
-    seeds, roots = (4, 0, 17), {}
-    run = torch.tensor([0, 1, 2, 2, 0])
-    rest = [torch.full((), value) for value in coordinates[1:]]
-
-    def one(run, first):
-        return randomness.key(randomness.Seeds(seeds, run, roots), "adapt", first, *rest)
-
-    first = torch.arange(5) + coordinates[0]
-    for _ in range(2):  # a second time from what is kept
-        made = torch.vmap(one)(run, first)
-        wanted = [randomness.key(seeds[r], "adapt", f, *coordinates[1:]) for r, f in zip(run, first, strict=True)]
-        assert torch.equal(made, torch.stack(wanted))
-    assert list(roots) == ["adapt"]

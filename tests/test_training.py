@@ -40,7 +40,7 @@ class Counting:
 
     name = "counting"
     device = torch.device("cpu")
-    queues = promised = False
+    queues = False
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -49,10 +49,6 @@ class Counting:
 
     def start(self) -> State:
         return State(torch.zeros(1))
-
-    def agree(self, server: State, first: int, last: int):
-        yield from ()
-        return last
 
     def launch(self, server: State, first: int, rounds: int) -> tuple[State, Later]:
         assert float(server.theta) == first

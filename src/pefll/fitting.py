@@ -19,7 +19,6 @@ from pefll.config import Config
 from pefll.data.federation import Federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
-from pefll.engines.joint import join
 from pefll.errors import Diverged, PefllError
 from pefll.facts import check_problem
 from pefll.files import is_temporary
@@ -204,7 +203,6 @@ def outcomes_of(
             data = place_data(config, federation, problem, copies)
             engine = stack.enter_context(opened(config, data, learner))
             prepared.append((order, engine, learner, facts))
-        join([engine for _, engine, *_ in prepared])
         # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
         for order, _, _, facts in prepared:
             _check_claim(order.out, order.config, facts)

@@ -1,9 +1,8 @@
 """Several runs on one device at once: one thread gives each a turn, and nobody waits while another has work to queue.
 
 A run is a generator. It yields when it has given its device work to do, so that the others give it theirs before
-anybody waits for a result. On a GPU the runs' kernels then fill each other's gaps, or are launched once for all (see
-`pefll.engines.joint`). Each run computes what it would compute alone: it has its own engine, and turns decide when
-something is computed, never what.
+anybody waits for a result. On a GPU the runs' kernels then fill each other's gaps. Each run computes what it would
+compute alone: it has its own engine, and turns decide when something is computed, never what.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,27 +53,7 @@ def _root(seed: int, purpose: str) -> int:
     return _signed(int.from_bytes(digest, "little"))
 
 
-class Seeds(NamedTuple):
-    """The seed of one run among several whose clients are mapped together; `key` takes it in place of a number.
-
-    Attributes:
-        all: of the runs.
-        run: int64 [], which of them is meant.
-        roots: of all runs, int64 [runs], by purpose; kept, since a CUDA graph cannot copy them from the host.
-    """
-
-    all: tuple[int, ...]
-    run: Tensor
-    roots: dict[str, Tensor]
-
-    def root(self, purpose: str) -> Tensor:
-        """Return what `_root` does for the one seed that is meant, int64 []."""
-        if purpose not in self.roots:
-            self.roots[purpose] = torch.tensor([_root(seed, purpose) for seed in self.all], device=self.run.device)
-        return self.roots[purpose].index_select(0, self.run.view(1)).squeeze(0)
-
-
-def key(seed: int | Seeds, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
+def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
     """Return the int64 key of one stream of random numbers.
 
     Args:
@@ -86,11 +65,7 @@ def key(seed: int | Seeds, purpose: str, *coordinates: Tensor | int, device: tor
     Returns:
         int64 [...] of the coordinates' shape.
     """
-    if isinstance(seed, Seeds):
-        # A coordinate is mixed in by an exclusive or with what was before it: the first can bring the root along.
-        root, coordinates = 0, (seed.root(purpose) ^ coordinates[0], *coordinates[1:])
-    else:
-        root = _root(seed, purpose)
+    root = _root(seed, purpose)
     if keys.hashes(coordinates):
         return keys.key(coordinates, root, *_CONSTANTS)  # type: ignore[arg-type]
     for coordinate in coordinates:

@@ -101,9 +101,8 @@ def train(
     launched, size = progress.round, 1
     try:
         while progress.round < config.rounds:
-            last = yield from engine.agree(progress.server, launched, _until(launched, size, config))
-            # Of several runs that are asked to stop none launches what the others do not: they would never meet again.
-            if engine.promised or not asked_to_stop:
+            if not asked_to_stop:
+                last = _until(launched, size, config)
                 evaluates = _scheduled(last, config) or last == config.rounds
                 stretch = _launch(engine, progress, launched, last, exam if evaluates else None, saver.due(last))
                 under_way.append(stretch)
@@ -119,8 +118,7 @@ def train(
                 if stretch.copy is not None:
                     saver.save(progress, stretch.copy.wait(), stretch.ledger)
                 size = max(1, min(4 * (stretch.last - stretch.first), int(STRETCH_SECONDS / max(seconds, 1e-9))))
-                # Again, since a signal mostly comes while a stretch is waited for; else the first of several runs
-                # would go on for one more stretch, and never again meet the others.
+                # Again, since a signal mostly comes while a stretch is waited for.
                 stopping = bool(asked_to_stop)
             ended = progress.round == config.rounds
             if stopping or (saver.overdue() and not engine.queues):

@@ -17,7 +17,6 @@ from rich.console import Console
 import pefll
 from pefll.data import out_of_proportion
 from pefll.data.own import read_member
-from pefll.engines import joint
 from pefll.engines.cohort import client_to_blame
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
@@ -195,9 +194,7 @@ def test_the_first_client_that_is_not_itself_sent_bad_numbers_is_blamed():
     assert int(client_to_blame(torch.zeros(3), ids, [])) == -1
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_several_seeds_at_once_blame_it_too(monkeypatch, joined):
-    monkeypatch.setattr(joint, "DEVICES", {"cpu"} if joined else set())
+def test_several_seeds_at_once_blame_it_too():
     federation = spoilt(1e30, 5)
     with pytest.warns(UserWarning, match="client ward-"), pytest.raises(pefll.RunsFailed) as failed:
         pefll.fit_seeds(federation, "pefll", seeds=[0, 1], rounds=3, clients_per_round=8, engine="vector", device="cpu")

@@ -14,7 +14,6 @@ from pefll import checkpoint
 from pefll.config import Config
 from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
-from pefll.engines import joint
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.errors import PefllError
@@ -26,11 +25,10 @@ from pefll.ops import recorded
 from pefll.preparing import Order
 from pefll.record import RunFolder
 from pefll.run import load
-from pefll.tree import leaves, map_tree, named_leaves
+from pefll.tree import leaves, named_leaves
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
-from tests.engines.test_joint import launched
-from tests.federations import dealt, flat, problem_of, ragged
+from tests.federations import flat, problem_of, ragged
 
 pytestmark = [
     pytest.mark.cuda,
@@ -158,6 +156,11 @@ def test_a_loaded_run_is_evaluated_on_the_gpu(tmp_path):
     trained = fit(federation, rounds=2, out=tmp_path / "run", **GPU)
     again = load(tmp_path / "run")
     assert again.evaluate(federation=federation) == trained.evaluate()
+
+
+def same(one, other):
+    """Whether two states have the same bits; compared where they are, as a hypernetwork is large."""
+    return all(torch.equal(*pair) for pair in zip(leaves(one), leaves(other), strict=True))
 
 
 def test_divergence_is_noticed():
@@ -296,102 +299,16 @@ def test_one_run_that_diverges_leaves_the_others_alone():
     assert [run.config.seed for run in failed.value.runs] == [0, 2]
 
 
-# Rounds that are done together.
-
-
-@pytest.fixture
-def engines_of():
-    """Makes an engine for each of some federations, by seed, with samples on the device once; closes all of them."""
-    opened = []
-
-    def make(data, name, model, precision, size, **settings):
-        method = build_method(name, problem_of(next(iter(data.values())), model), settings)
-        copies = {}
-        for seed, federation in data.items():
-            placed = federation.to("cuda", copies)
-            opened.append(VectorEngine(placed, method, seed, size, "cuda", torch.float32, precision))
-        return opened[-len(data) :]
-
-    yield make
-    for engine in reversed(opened):
-        engine.close()
-
-
-def same(one, other):
-    """Whether two states have the same bits; compared where they are, as a hypernetwork is large."""
-    return all(torch.equal(*pair) for pair in zip(leaves(one), leaves(other), strict=True))
-
-
-def in_turns(engines, rounds, poison=None):
-    """Do rounds 0, 1, ... in two stretches, as the training loop does; return the states, and who told of NaN."""
-    states, failed = [], []
-    for place, engine in enumerate(engines):
-        with engine.turn():
-            state = engine.start()
-            states.append(map_tree(lambda leaf: leaf * torch.nan, state) if place == poison else state)
-    for first, last in ((0, rounds - 1), (rounds - 1, rounds)):
-        states, under_way, _ = launched(engines, states, [first] * len(engines), [last] * len(engines))
-        for place, later in enumerate(under_way):
-            try:
-                later.wait()
-            except PefllError:
-                failed.append(place)
-    return states, sorted(set(failed))
-
-
-@pytest.mark.parametrize("branches", [True, False])
-def test_joined_runs_are_what_they_are_alone_and_one_that_diverges_is_told_so(branches, engines_of, monkeypatch):
-    monkeypatch.setattr(joint, "BRANCHES", branches)
-    data = dealt((0, 1, 5))
-    alone, engines = (engines_of(data, "fedavg", "mlp", "tf32", 3, **SETTINGS["fedavg"]) for _ in range(2))
-    wanted, _ = in_turns(alone, 4)
-    together = joint.join(engines)
-    states, failed = in_turns(engines, 4, poison=1)
-    assert (together.refused, together.rounds, failed) == ("", 4, [1])
-    assert [same(*pair) for pair in zip(states, wanted, strict=True)] == [True, False, True]
-    assert [engine.ledger for engine in engines] == [engine.ledger for engine in alone]
-
-
-def test_runs_that_would_not_be_the_same_joined_go_on_side_by_side(engines_of, monkeypatch):
-    monkeypatch.setattr(joint._JointGraph, "_differences", lambda self, after: ["theta of seed 1"])
-    data = dealt((0, 1))
-    alone, engines = (engines_of(data, "fedavg", "mlp", "tf32", 3, **SETTINGS["fedavg"]) for _ in range(2))
-    wanted, _ = in_turns(alone, 3)
-    together = joint.join(engines)
-    with pytest.warns(UserWarning, match=r"side by side, not as one: .*what they are alone \(theta of seed 1\)"):
-        states, failed = in_turns(engines, 3)
-    assert (together.rounds, failed) == (0, [])
-    assert all(same(*pair) for pair in zip(states, wanted, strict=True))
-    assert [engine.ledger for engine in engines] == [engine.ledger for engine in alone]
-
-
-def test_whole_joined_runs_are_what_they_are_alone(tmp_path, monkeypatch):
-    made, real = [], joint.Joint.__init__
-    monkeypatch.setattr(joint.Joint, "__init__", lambda self, *rest: made.append(self) or real(self, *rest))
-    data = dealt((0, 1, 5), total=1200)  # nobody has fewer samples than a batch, whose width would depend on the others
-    settings = GPU | {"precision": "tf32", "rounds": 12, "eval_every": 3, "checkpoint_every": 5, "model": "mlp"}
-    fit_seeds(data.get, seeds=list(data), out=tmp_path, **settings | {"rounds": 6})
-    runs = fit_seeds(data.get, seeds=list(data), out=tmp_path, **settings)  # goes on where the first ones ended
-    assert [(together.refused, together.rounds) for together in made] == [("", 6), ("", 6)]
-    for run in runs:
-        alone = fit(data[run.config.seed], seed=run.config.seed, **settings)
-        assert torch.equal(flat(run.final), flat(alone.final))
-        assert torch.equal(flat(run.server), flat(alone.server))
-        for key in ("best_round", "bytes_up", "bytes_down"):
-            assert run.summary[key] == alone.summary[key]
-
-
-@pytest.mark.parametrize("name", ["pefll", "fedavg"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_joined_runs_of_the_papers_network_are_bit_for_bit_what_they_are_alone(name, precision, engines_of):
+def test_seeds_of_the_papers_network_are_bit_for_bit_what_they_are_alone(precision):
     # As in benchmarks/lockstep.py, so that whoever does both compiles the kernels once.
     samples = noise(12_000)
-    data = {seed: make_federation(samples, partition="by-class 2", clients=100, seed=seed) for seed in range(3)}
-    settings = {"local_steps": 4} | ({"embedding": "convnet"} if name == "pefll" else {})
-    alone, engines = (engines_of(data, name, "lenet", precision, 5, **settings) for _ in range(2))
-    wanted, _ = in_turns(alone, 4)
-    together = joint.join(engines)
-    states, failed = in_turns(engines, 4)
-    assert (together.refused, together.differs, together.rounds, failed) == ("", [], 4, [])
-    assert all(same(*pair) for pair in zip(states, wanted, strict=True))
-    assert not any(same(states[i], states[i - 1]) for i in range(3))
+    settings = GPU | {"precision": precision, "model": "lenet", "rounds": 4, "clients_per_round": 5, "local_steps": 4}
+
+    def data(seed):
+        return make_federation(samples, partition="by-class 2", clients=100, seed=seed)
+
+    runs = fit_seeds(data, seeds=[0, 1, 2], **settings | {"embedding": "convnet"})
+    alone = [fit(data(seed), seed=seed, **settings | {"embedding": "convnet"}) for seed in range(3)]
+    assert all(torch.equal(flat(a.final), flat(b.final)) for a, b in zip(runs, alone, strict=True))
+    assert not torch.equal(flat(runs[0].final), flat(runs[1].final))

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pefll.ops.geometry import Geometry
-from pefll.ops.together import clients_of
 
 pytest.importorskip("triton", reason="Triton is not installed")  # whose kernels are beside these
 from pefll.ops.kernels import compiled, pictures
@@ -189,22 +188,6 @@ def test_halves(s, g_last):
 def test_a_block_takes_picture_after_picture(precision, monkeypatch):
     monkeypatch.setattr(pictures, "BLOCKS", 1)
     check(LENET._replace(h=10, w=10), precision, 2, 11)
-
-
-def test_sums_are_split_as_for_one_run(monkeypatch):
-    monkeypatch.setattr(pictures, "BLOCKS", 4)
-    s, clients, samples = LENET._replace(h=12, w=12), 4, 24
-    x, g = random(clients, samples, s.ci, s.h, s.w), random(clients, samples, s.co, s.ph, s.pw, seed=1)
-    w = random(clients, s.co, s.ci, s.kh, s.kw)
-    _, route = pictures.forward(x, w, None, s, "bf16", channels_first=True)
-    half = clients // 2
-    alone = pictures.weight_gradient(g[:half], route[:half], x[:half], s, "bf16")
-    unlike = pictures.weight_gradient(g, route, x, s, "bf16")
-    with clients_of(2):
-        together = pictures.weight_gradient(g, route, x, s, "bf16")
-    for one, both in zip(alone, together, strict=True):
-        assert torch.equal(one, both[:half])
-    assert not torch.equal(alone[0], unlike[0][:half])
 
 
 def test_nan_is_not_hidden():

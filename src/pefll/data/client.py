@@ -78,7 +78,7 @@ class Client:
 
     Attributes:
         federation: the arrays; only the rows of this client are ever read.
-        seed: of the run; where clients of several runs are mapped together, of this one's.
+        seed: of the run.
         id: int64 [], the client's number.
         round: int64 [].
         offset: int64 [3], where its rows start, for each split.
@@ -89,7 +89,7 @@ class Client:
     """
 
     federation: Federation
-    seed: int | randomness.Seeds
+    seed: int
     id: Tensor
     round: Tensor
     offset: Tensor

@@ -81,3 +81,5 @@ class Starter(threading.Thread):
         assert app.stdin is not None
         with app.stdin as pipe:
             pipe.write(f"{token}\n".encode())
+        if self._over.is_set():  # `close` may have looked before this one was there
+            app.terminate()

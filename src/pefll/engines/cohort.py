@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
@@ -133,24 +133,8 @@ class Engine(Protocol):
     breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
     processes: int  # of this machine that share its clients
 
-    @property
-    def promised(self) -> bool:
-        """Whether other runs count on the rounds that `agree` has just told: they are to be launched."""
-        ...
-
     def start(self) -> Tree:
         """Return the server's state before the first round."""
-        ...
-
-    def agree(self, server: Tree, first: int, last: int) -> Generator[None, None, int]:
-        """Say that rounds first..last-1 of a state come next, so that runs that have them in common do them together.
-
-        Yields:
-            While other runs have to be heard, which is for one turn of each.
-
-        Returns:
-            Up to which round the next call of `launch` is to go: `last`, or fewer.
-        """
         ...
 
     def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:

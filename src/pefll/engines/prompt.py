@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,16 +24,10 @@ class PromptEngine(ABC):
 
     device: torch.device
     queues = False
-    promised = False
 
     @abstractmethod
     def _round(self, server: Tree, t: int) -> Tree:
         """Return the server's state after round t."""
-
-    def agree(self, server: Tree, first: int, last: int) -> Generator[None, None, int]:
-        """Return `last`: there is nobody to agree with."""
-        yield from ()
-        return last
 
     def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
         """Do rounds first..first+rounds-1 and return the server's state; there is nothing left to wait for."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -44,8 +44,7 @@ _gpu = threading.RLock()
 def one_thread(device: torch.device) -> AbstractContextManager[Any]:
     """Let other threads wait with a GPU while the block is at work; on a CPU they need not.
 
-    A recording would get, or be broken by, what another thread launches. And what kernels are told beside their
-    arguments (`pefll.ops.together`) is the process's, since autograd has threads of its own there.
+    A recording would get, or be broken by, what another thread launches.
     """
     return _gpu if device.type == "cuda" else nullcontext()
 
@@ -97,26 +96,6 @@ class VectorCohort(DoorCohort):
         return value.to(self.federation.device, kind)
 
 
-class Company(Protocol):
-    """Other engines, which some rounds are done together with; see `pefll.engines.joint`."""
-
-    def agree(self, engine: VectorEngine, server: Tree, first: int, last: int) -> Generator[None, None, int]:
-        """Do as `Engine.agree` for one of the engines."""
-        ...
-
-    def counts_on(self, engine: VectorEngine) -> bool:
-        """Do as `Engine.promised` for one of the engines."""
-        ...
-
-    def launch(self, engine: VectorEngine, first: int, rounds: int) -> tuple[Tree, Later[None]] | None:
-        """Do as `Engine.launch` for one of the engines, if all have agreed on these rounds; else return None."""
-        ...
-
-    def close(self) -> None:
-        """Free what was recorded."""
-        ...
-
-
 class VectorEngine:
     """Runs rounds with all clients of a cohort at once.
 
@@ -154,7 +133,6 @@ class VectorEngine:
         self.ledger = Ledger()
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self._graph: _RoundGraph | None = None
-        self.company: Company | None = None
         self.stream: torch.cuda.Stream | None = None
         self.beside: torch.cuda.Stream | None = None
         self.queues = self.device.type == "cuda"
@@ -172,19 +150,8 @@ class VectorEngine:
         server = self.method.init(self.seed, cohort)
         return map_tree(cohort._cast, server)
 
-    def agree(self, server: Tree, first: int, last: int) -> Generator[None, None, int]:
-        """Hear which rounds the engines come to that this one has for company; without any, return `last`."""
-        return last if self.company is None else (yield from self.company.agree(self, server, first, last))
-
-    @property
-    def promised(self) -> bool:
-        """Whether the engines that this one has for company count on the rounds that it has just agreed on."""
-        return self.company is not None and self.company.counts_on(self)
-
     def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
         """Start rounds first..first+rounds-1: on a GPU they are queued, on a CPU they are done."""
-        if self.company is not None and (under_way := self.company.launch(self, first, rounds)) is not None:
-            return under_way
         if self.queues and self._graph is None:
             self._graph = _RoundGraph(self, server)
         clock = Clock(self.device)  # compiling and recording are no part of a round
@@ -261,9 +228,6 @@ class VectorEngine:
                 if stream is not None:
                     stream.synchronize()  # after an error there may be work left, whose memory others must not get
             self._graph = None
-            if self.company is not None:
-                self.company.close()
-                self.company = None
         EngineSettings.give_back(self)
 
     def _raise_if_bad(self, bad: Tensor) -> None:

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels.tiles import shrunk, side
-from pefll.ops.together import of_one_run
 
 PROGRAMS = 132  # that a sum over all pictures is split into, at least: one for each processor of an H200
 
@@ -319,7 +318,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
     bm, bn, bk, warps = _weight_tile(s, x, precision)
     blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
-    splits, each = parts(triton.cdiv(rows, bm), blocks * of_one_run(clients), s.pool)
+    splits, each = parts(triton.cdiv(rows, bm), blocks * clients, s.pool)
     partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
     dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
     db = x.new_empty((clients, s.co))
@@ -362,7 +361,7 @@ def parts(chunks: int, programs: int, pool: int) -> tuple[int, int]:
 
 
 def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
-    clients, rows = of_one_run(len(x)), x.shape[1] * s.ph * s.pw
+    clients, rows = len(x), x.shape[1] * s.ph * s.pw
     inner = s.wh * s.ww * s.ci
     if precision == "bf16":
         small = inner <= 256

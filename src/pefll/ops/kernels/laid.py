@@ -17,7 +17,6 @@ from pefll.ops.geometry import Geometry
 from pefll.ops.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
 from pefll.ops.kernels.looking_back import blocks_of, cells_of, store_pixels, way_back
 from pefll.ops.kernels.tiles import shrunk, side
-from pefll.ops.together import of_one_run
 
 
 @triton.jit
@@ -176,7 +175,7 @@ def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> t
     clients, samples = g.shape[:2]
     rows = samples * s.ph * s.pw
     # Fewer rows at once where there are so few that they would not give every processor something to do.
-    bm = 128 if of_one_run(clients) * rows > 128 * PROGRAMS else 32
+    bm = 128 if clients * rows > 128 * PROGRAMS else 32
     blocks = triton.cdiv(rows, bm)
     routed = laid.new_empty((clients, rows, s.pool**2 * s.co))
     shares = g.new_empty((clients, blocks, s.co), dtype=torch.float32)
@@ -204,7 +203,7 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
     n_blocks = triton.cdiv(columns, bn)
     blocks = n_blocks * triton.cdiv(window, bk)
     # A tile of 128 columns has the work of two of 64.
-    programs = blocks * max(1, bn // 64) * of_one_run(clients)
+    programs = blocks * max(1, bn // 64) * clients
     splits, each = parts(triton.cdiv(routed.shape[1], bm), programs, s.pool)
     partial = shares.new_empty((splits, clients, columns, window))
     dw = shares.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))

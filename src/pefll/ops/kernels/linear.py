@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.ops.kernels.tiles import shrunk, side
-from pefll.ops.together import of_one_run
 
 
 @triton.jit
@@ -138,7 +137,7 @@ def backward(
 
 def _forward_tile(x: Tensor, outputs: int, precision: str) -> tuple[int, int, int, int, int]:
     clients, samples, inputs = x.shape
-    many = of_one_run(clients) * outputs > 16 * 264
+    many = clients * outputs > 16 * 264
     wide = 32 if many else 16
     at_once, deep, stages = shrunk(x, side(samples, 64), side(inputs, 128), wide, 4 if many else 3, precision)
     return at_once, wide, deep, 2 if many else 4, stages
@@ -146,7 +145,7 @@ def _forward_tile(x: Tensor, outputs: int, precision: str) -> tuple[int, int, in
 
 def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
     clients, _, inputs = x.shape
-    if of_one_run(clients) * inputs > 64 * 132:
+    if clients * inputs > 64 * 132:
         return 16, 128, 4, 2
     if inputs <= 256:
         return side(outputs, 128), 32, 4, 2

@@ -15,7 +15,6 @@ from torch import Tensor
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels import compiled
 from pefll.ops.kernels.tiles import shared_memory
-from pefll.ops.together import of_one_run
 
 MOST_CHANNELS, MOST_FILTERS = 4, 64
 MOST_SHARED = 72 << 10  # bytes of shared memory, so that a processor of an H200 has three blocks at work
@@ -97,7 +96,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     plan = _best_weights(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1), halves)
     # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
     most = _blocks(samples, plan.pictures)
-    loops = _blocks(most, max(1, min(most, _blocks(BLOCKS, of_one_run(clients)))))
+    loops = _blocks(most, max(1, min(most, _blocks(BLOCKS, clients))))
     shares = _blocks(most, loops)
     size = s.co * (s.ci * s.kh * s.kw + 1)
     partial = torch.empty((shares, clients, size), dtype=torch.float32, device=g.device)
