@@ -30,9 +30,9 @@ from benchmarks.lockstep import pictures
 from benchmarks.speed.own_cnn import build as own_cnn
 from benchmarks.speed.record import machine
 from pefll import __version__
+from pefll.core.files import make_folder, write_json
 from pefll.data import Federation, make_federation
 from pefll.engines.serial import SerialEngine
-from pefll.files import make_folder, write_json
 from pefll.methods import build_method
 from pefll.models import build_model
 from pefll.preparing import describe_problem

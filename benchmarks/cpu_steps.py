@@ -31,9 +31,9 @@ from torch import nn
 
 from benchmarks.speed.record import machine
 from pefll import __version__
+from pefll.core.files import make_folder, write_json
 from pefll.data import Federation, federation_from_arrays
 from pefll.engines.serial import SerialEngine
-from pefll.files import make_folder, write_json
 from pefll.methods import build_method
 from pefll.models import lenet
 from pefll.preparing import describe_problem

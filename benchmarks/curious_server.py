@@ -26,7 +26,8 @@ from flwr.app import Message
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from pefll import randomness
+from pefll.core import randomness
+from pefll.core.files import write_json
 from pefll.data import TEST, TRAIN, Federation, load_samples, make_federation
 from pefll.deploy import server
 from pefll.deploy.demo import SETTINGS, agreement_of, write_client
@@ -40,7 +41,6 @@ from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.request import Visit
 from pefll.engines.flower.terms import Dropped
 from pefll.evaluation import client_scores, summarise
-from pefll.files import write_json
 from pefll.methods.contract import Each, Everyone, each, everyone
 from pefll.summary import commit
 

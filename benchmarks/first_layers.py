@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels import Operation, card, microseconds, recorded
-from pefll.files import write_json
+from pefll.core.files import write_json
 from pefll.hardware import device_name
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels import convolution, laid, pictures

@@ -43,6 +43,8 @@ from torch import Tensor
 
 from benchmarks.flower_node import CARRIED, NATURAL, PLAIN, SimulatedNode, client
 from benchmarks.flower_requests import Bytes, CountingProxy, Counts, OpeningProxy, since
+from pefll.core.files import write_json
+from pefll.core.named import CODE
 from pefll.data.client import Client
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.deploy.demo import write_client
@@ -57,10 +59,8 @@ from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import FORMAT
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.terms import Terms
-from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.methods.contract import Cohort, Problem, Score, each
-from pefll.named import CODE
 from pefll.summary import commit
 
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)

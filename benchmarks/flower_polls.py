@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from benchmarks.flower_requests import CountingProxy
+from pefll.core.files import write_json
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.processes import Processes, free_port, server_command, wait_for_server
-from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.summary import commit
 

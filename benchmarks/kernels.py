@@ -23,10 +23,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from pefll import randomness
+from pefll.core import randomness
+from pefll.core.errors import PefllError
+from pefll.core.files import write_json
 from pefll.engines.settings import set_for_engines
-from pefll.errors import PefllError
-from pefll.files import write_json
 from pefll.hardware import device_name, pick_device
 from pefll.methods.local_sgd import SGD, sgd_step
 from pefll.ops import client_axis

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from benchmarks.new_combinations import is_new
 from pefll import fit_seeds, load_samples, make_federation
+from pefll.core.files import write_json
 from pefll.data import Federation
-from pefll.files import write_json
 from pefll.run import Run
 from pefll.summary import commit
 

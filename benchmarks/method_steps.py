@@ -29,8 +29,8 @@ from rich.table import Table
 from benchmarks.lockstep import pictures
 from pefll import __version__
 from pefll.config import Config
+from pefll.core.files import write_json
 from pefll.data import TRAIN, Federation, make_federation
-from pefll.files import write_json
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import METHODS, build_method
 from pefll.preparing import describe_problem

@@ -28,12 +28,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pefll import __version__
+from pefll.core.errors import PefllError
+from pefll.core.files import write_json
 from pefll.data import Federation, federation_from_arrays
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
-from pefll.files import write_json
 from pefll.hardware import processor
 from pefll.methods import build_method
 from pefll.preparing import describe_problem

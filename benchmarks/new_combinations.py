@@ -28,15 +28,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from pefll.core.files import read_json, write_json
+from pefll.core.tree import map_tree
 from pefll.data.federation import TEST, Federation, Samples
 from pefll.data.partition import by_class
 from pefll.evaluation import client_scores
-from pefll.files import read_json, write_json
 from pefll.hardware import device_name, make_engine
 from pefll.preparing import federation_of
 from pefll.run import load
 from pefll.summary import commit
-from pefll.tree import map_tree
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
 RATES = ("client_lr", "server_lr")

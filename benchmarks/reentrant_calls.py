@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.speed.record import machine
-from pefll.files import write_json
+from pefll.core.files import write_json
 from pefll.models import Network, lenet
 from pefll.summary import commit
 

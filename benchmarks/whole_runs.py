@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.lockstep import pictures
 from pefll import __version__
+from pefll.core.files import write_json
 from pefll.data import Federation, Samples, load_samples, make_federation
-from pefll.files import write_json
 from pefll.fitting import fit_seeds
 from pefll.hardware import device_name, pick_device
 from pefll.run import Run

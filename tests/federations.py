@@ -51,6 +51,6 @@ def problem_of(federation: Federation, model: str | nn.Module = "mlp") -> Proble
 
 
 def flat(tree: object) -> torch.Tensor:
-    from pefll.tree import leaves
+    from pefll.core.tree import leaves
 
     return torch.cat([leaf.reshape(-1).double().cpu() for leaf in leaves(tree)])

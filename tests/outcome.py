@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pefll.files import write_json
+from pefll.core.files import write_json
 from pefll.hardware import device_name, pick_device
 from pefll.summary import commit
 

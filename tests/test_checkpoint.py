@@ -17,8 +17,8 @@ import torch
 
 from pefll import checkpoint
 from pefll.checksums import digest
-from pefll.errors import PefllError
-from pefll.tree import from_named, leaves, map_tree, named_leaves
+from pefll.core.errors import PefllError
+from pefll.core.tree import from_named, leaves, map_tree, named_leaves
 from tests.federations import flat
 
 FACTS = {"problem": {"classes": 3}, "progress": {"best_value": 0.1, "words": "é"}}
@@ -244,7 +244,7 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from pefll import checkpoint
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 folder = Path(sys.argv[1])
 for round_ in (1, 2):
     checkpoint.save(folder, round_, {"theta": torch.full((1000,), float(round_))}, {})

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pefll.core.errors import PefllError
 from pefll.cost import cost_of_new_client
-from pefll.errors import PefllError
 from pefll.methods import FedAvg, Local, PeFLL
 from pefll.methods.contract import Own, everyone
 from tests.federations import problem_of, ragged

@@ -14,7 +14,7 @@ import torch
 import pefll
 from pefll import checkpoint
 from pefll.config import Config
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.fitting import finished_state
 from pefll.record import RunFolder, run_folders
 from pefll.report.runs import read_run

@@ -1,6 +1,6 @@
 import pickle
 
-from pefll.errors import Diverged, PefllError
+from pefll.core.errors import Diverged, PefllError
 
 
 def test_code_stands_behind_the_sentence_and_survives_a_process_boundary():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN, VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import Exam, descriptors, evaluate, split_number, summarise
 from pefll.methods import build_method
 from pefll.methods.fedavg import Server

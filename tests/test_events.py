@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.events import Events, crc32c, masked_crc32c
 
 

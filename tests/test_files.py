@@ -15,9 +15,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from pefll import files
-from pefll.errors import PefllError, unknown
-from pefll.files import (
+from pefll.core import files
+from pefll.core.errors import PefllError, unknown
+from pefll.core.files import (
     check_file_name,
     check_folder,
     is_temporary,
@@ -209,7 +209,7 @@ def test_the_umask_is_honoured_and_a_secret_is_its_owners(tmp_path, private, wan
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pefll import files
+from pefll.core import files
 os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
 files.write_whole(Path(sys.argv[1]), b"half")
 """

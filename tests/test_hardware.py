@@ -7,9 +7,9 @@ import torch
 
 from pefll import hardware
 from pefll.config import Config
+from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.methods import build_method
 from tests.federations import problem_of, ragged
 

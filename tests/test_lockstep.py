@@ -16,9 +16,9 @@ import torch
 import pefll
 from pefll import fitting, preparing, summary, training
 from pefll.config import Config
+from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, stop_signals, take_turns
 from pefll.preparing import federations_of

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import pefll
-from pefll import machine
+from pefll.core import machine
 from pefll.memory import Plan, check_fits, networks_of, parts_of, there_is
 from pefll.methods import FedAvg
 from tests.federations import flat

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import pefll
-from pefll import named
 from pefll.config import Config
+from pefll.core import named
+from pefll.core.errors import PefllError
 from pefll.engines.flower.agreement import Agreement
-from pefll.errors import PefllError
 from pefll.models import build_model
 from pefll.preparing import federation_of
 from tests.federations import ragged

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from pefll import PersonalModel, load
+from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import Exam, cost_of_new_client, evaluate
 from pefll.fitting import fit
 from pefll.methods import METHODS, build_method

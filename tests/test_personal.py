@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import CharLSTM
 from pefll.personal import PersonalModel, check_input
 

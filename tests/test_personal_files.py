@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pefll import modelfile
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import MLP
 from pefll.personal import PersonalModel
 from tests.cli.conftest import pefll  # noqa: F401 - a fixture

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pefll
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.personal import PersonalModel
 
 pandas = pytest.importorskip("pandas")

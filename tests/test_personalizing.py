@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pefll import fitting, load
+from pefll.core.errors import PefllError
+from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
-from pefll.errors import PefllError
-from pefll.files import safe_file_name
 from pefll.personal import PersonalModel
 from pefll.personalizing import INDEX, file_name, write_each
 from pefll.run import ClientsFailed

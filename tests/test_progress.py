@@ -9,8 +9,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from pefll import progress
-from pefll.progress import Bar, Lines, Silent, display, monitor
+from pefll.core import progress
+from pefll.core.progress import Bar, Lines, Silent, display, monitor
 
 
 def test_nothing_without_a_console():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pefll import randomness
-from pefll.randomness import choose, key, spread
+from pefll.core import randomness
+from pefll.core.randomness import choose, key, spread
 
 
 def test_a_key_depends_on_every_coordinate_and_on_their_order():

@@ -14,7 +14,7 @@ import pefll
 from pefll import checkpoint
 from pefll.checksums import last_check
 from pefll.config import Config
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.record import RunFolder, run_folders, seed_folder
 from tests.federations import ragged
 

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from pefll import checkpoint, cli, saving
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import STOPPING
 from pefll.record import RunFolder

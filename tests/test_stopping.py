@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from pefll import cli, fitting
+from pefll.core.progress import Silent
 from pefll.engines.serial import SerialEngine
 from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import Signals, Stopped
 from pefll.methods import METHODS, build_method
-from pefll.progress import Silent
 from pefll.record import RunFolder
 from tests.federations import problem_of, ragged
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pefll import training
+from pefll.core.errors import PefllError
 from pefll.engines.workers import can_fork
-from pefll.errors import PefllError
 from pefll.fitting import fit
 from pefll.ops.native import compiler, pooled
 from pefll.run import load

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from pefll import checkpoint, saving, training
 from pefll.config import Config
+from pefll.core.errors import PefllError
+from pefll.core.progress import Silent
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
 from pefll.engines.later import Clock, Later
-from pefll.errors import PefllError
 from pefll.evaluation import Accuracy, Evaluation
 from pefll.fitting import fit
 from pefll.lockstep import Job, stop_signals, take_turns
-from pefll.progress import Silent
 from pefll.record import RunFolder
 from tests.federations import ragged
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pefll
-from pefll.wording import argument, counted, either, first_few, for_the_command_line
+from pefll.core.wording import argument, counted, either, first_few, for_the_command_line
 
 
 def test_one_thing_and_more():

@@ -17,8 +17,8 @@ from benchmarks.speed.contender import contenders
 from benchmarks.speed.plan import GROUPS, Race, plan
 from benchmarks.speed.race import ROOT, race
 from benchmarks.speed.record import Record, file_name, load, machine
-from pefll.errors import PefllError, unknown
-from pefll.files import sentences_for_disk_errors, write_whole
+from pefll.core.errors import PefllError, unknown
+from pefll.core.files import sentences_for_disk_errors, write_whole
 from pefll.hardware import cores
 
 MAIN_TURNS, OTHER_TURNS, TURN_SECONDS = 5, 3, 1.0

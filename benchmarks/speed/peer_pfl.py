@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Work
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 NEVER = 1 << 30
 

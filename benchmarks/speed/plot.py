@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.speed.table import AXES, describe, known, number
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.report.plots import LINES, drawing
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import torch
 from benchmarks.speed.contender import INSTALL
 from benchmarks.speed.plan import Race
 from benchmarks.speed.race import ROOT, Row
-from pefll.errors import PefllError
-from pefll.files import read_json, write_json
+from pefll.core.errors import PefllError
+from pefll.core.files import read_json, write_json
 from pefll.hardware import cores, processor
 from pefll.summary import commit
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pefll import randomness
+from pefll.core import randomness
+from pefll.core.named import allow
 from pefll.data import DATASETS, Federation, Samples, load_samples
 from pefll.data.federation import TRAIN, Normalise, assemble
 from pefll.engines.cohort import sample_cohort
 from pefll.methods import Problem
-from pefll.named import allow
 from pefll.preparing import describe_problem
 
 CLASSES = 10

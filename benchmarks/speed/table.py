@@ -14,8 +14,8 @@ from rich.text import Text
 
 from benchmarks.speed.plan import GROUPS, OWN_CNN
 from benchmarks.speed.race import RATES, REFERENCES, Row
-from pefll.errors import PefllError
-from pefll.files import write_whole
+from pefll.core.errors import PefllError
+from pefll.core.files import write_whole
 
 # What grows in a group, and the letter for it.
 AXES = {"cohort": "c", "steps": "k", "batch": "batch", "clients": "n"}

@@ -9,6 +9,7 @@ model = run.personalize(x_new, y_new)                        # an nn.Module for 
 """
 
 from pefll.checking import check_method
+from pefll.core.errors import PefllError
 from pefll.data import (
     Federation,
     Samples,
@@ -23,7 +24,6 @@ from pefll.data import (
     samples_from_arrays,
     summarise,
 )
-from pefll.errors import PefllError
 from pefll.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
 from pefll.fitting import RunsFailed, fit, fit_seeds
 from pefll.lockstep import Stopped

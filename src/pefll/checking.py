@@ -22,18 +22,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pefll import checkpoint
+from pefll.core.errors import PefllError
+from pefll.core.named import allow, fault
+from pefll.core.tree import Tree, leaves, map_tree, named_leaves
 from pefll.data.federation import TEST, TRAIN, VALIDATION, Federation, Samples, assemble
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import evaluate, scores_of
 from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
-from pefll.named import allow, fault
 from pefll.saving import restore
-from pefll.tree import Tree, leaves, map_tree, named_leaves
 
 ROUNDS = 3
 TOLERANCE = 1e-8  # in float64, after ROUNDS

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from pefll import manifest
-from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors, set_aside, sync_folder
+from pefll.core.errors import PefllError
+from pefll.core.files import sentences_for_disk_errors, set_aside, sync_folder
 from pefll.manifest import MANIFEST
 
 KEEP = 2

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pefll.files import parse_json
+from pefll.core.files import parse_json
 
 CHECK = "check"  # the key that is added to a row and to a summary
 _FIRST_LINE = re.compile(r"# pefll run ([0-9a-f]{16}), sha256 of the lines below: ([0-9a-f]{64})")

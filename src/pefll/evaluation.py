@@ -12,15 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pefll.arguments import shown, whole_number
+from pefll.core.arguments import shown, whole_number
+from pefll.core.errors import PefllError, unknown
+from pefll.core.tree import Tree, map_tree
 from pefll.data.federation import SPLITS, Federation
 from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
 from pefll.engines.later import Clock, Later
 from pefll.engines.serial import SerialEngine
-from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Each, Everyone, Method, Own, each
 from pefll.ops.flops import FlopCounter
-from pefll.tree import Tree, map_tree
 
 Floats = npt.NDArray[np.float64]
 

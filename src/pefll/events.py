@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from pefll.files import sentences_for_disk_errors
+from pefll.core.files import sentences_for_disk_errors
 
 # Protobuf wire types.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

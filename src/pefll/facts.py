@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pefll.errors import PefllError
-from pefll.files import parse_json
+from pefll.core.errors import PefllError
+from pefll.core.files import parse_json
 from pefll.models import MODELS
 
 # Sizes above this are nobody's data; products of them stay exact.

@@ -13,29 +13,30 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor, nn
 
-from pefll import arguments, checkpoint, manifest
+from pefll import checkpoint, manifest
 from pefll.checksums import new_run
 from pefll.config import Config
+from pefll.core import arguments
+from pefll.core.errors import Diverged, PefllError
+from pefll.core.files import is_temporary
+from pefll.core.named import allow
+from pefll.core.progress import Display, display, say
+from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
-from pefll.errors import Diverged, PefllError
 from pefll.facts import check_problem
-from pefll.files import is_temporary
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, method_name, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
-from pefll.named import allow
 from pefll.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
-from pefll.progress import Display, display, say
 from pefll.record import LOCK, RunFolder, rounds_of, seed_folder
 from pefll.run import Run, method_template
 from pefll.saving import restore
 from pefll.summary import summary_of, write_descriptors
 from pefll.training import train
-from pefll.wording import argument
 
 
 def fit(

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from pefll.config import Config
+from pefll.core.errors import PefllError
+from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine, one_thread
 from pefll.engines.workers import can_fork
-from pefll.errors import PefllError
 from pefll.methods.contract import Method, Problem
 from pefll.ops.flops import FlopCounter
-from pefll.wording import argument
 
 SMALL_FLOPS = 10_000_000
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from pefll.errors import PefllError
-from pefll.wording import either
+from pefll.core.errors import PefllError
+from pefll.core.wording import either
 
 T = TypeVar("T")
 STOPPING = "stopping after the rounds that are under way; Ctrl-C again ends at once"

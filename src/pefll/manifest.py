@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pefll.checksums import digest
-from pefll.errors import PefllError
-from pefll.files import parse_json
+from pefll.core.errors import PefllError
+from pefll.core.files import parse_json
 
 MANIFEST = "manifest.json"
 OTHER_ROUND, OTHER_RUN = "PEFLL-R005", "PEFLL-R006"

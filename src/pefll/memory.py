@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pefll.errors import PefllError, first_line
-from pefll.machine import available_memory
+from pefll.core.errors import PefllError, first_line
+from pefll.core.machine import available_memory
+from pefll.core.wording import argument
 from pefll.methods.contract import Method, Problem
 from pefll.models.network import Network
-from pefll.wording import argument
 
 NUMBER = 4  # bytes of a float32
 # How many times the server's networks exist at the peak of a round: they and Adam's two moments, the same again as they

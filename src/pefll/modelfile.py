@@ -18,7 +18,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 FORMAT = "pefll-personal-model-2"
 UNCHECKED = "pefll-personal-model-1"  # of earlier versions, without a hash

@@ -12,18 +12,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pefll import arguments, modelfile
+from pefll import modelfile
+from pefll.core import arguments
+from pefll.core.errors import PefllError
+from pefll.core.files import write_whole
+from pefll.core.named import allow
+from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
 from pefll.data.frames import is_frame, matrix_by_name
-from pefll.errors import PefllError
 from pefll.facts import fault_of, parse_facts
-from pefll.files import write_whole
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
-from pefll.named import allow
-from pefll.wording import argument, either
 
 Array = npt.NDArray[Any]
 # Types of weights that are rounded into each other; all others must be the architecture's own.

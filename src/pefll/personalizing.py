@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from pefll.core.errors import PefllError
+from pefll.core.files import make_folder, read_json, safe_file_name, set_aside, write_json
+from pefll.core.progress import monitor
+from pefll.core.tree import leaves
+from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
-from pefll.errors import PefllError
 from pefll.facts import parse_facts
-from pefll.files import make_folder, read_json, safe_file_name, set_aside, write_json
 from pefll.modelfile import DAMAGED, read_header, read_tensors
 from pefll.personal import PersonalModel
-from pefll.progress import monitor
 from pefll.run import Run
-from pefll.tree import leaves
-from pefll.wording import argument
 
 INDEX = "models.json"
 ENDING = ".safetensors"

@@ -14,18 +14,18 @@ from rich.console import Console
 from torch import nn
 
 from pefll.config import Config
+from pefll.core.errors import PefllError
+from pefll.core.progress import say
+from pefll.core.wording import argument, counted
 from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
 from pefll.data.federation import TRAIN, Federation, Samples
 from pefll.engines.cohort import Engine
-from pefll.errors import PefllError
 from pefll.hardware import cores, device_name, make_engine, pick_device, pick_engine, pick_precision
 from pefll.memory import Plan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, resolve_model
 from pefll.models.probe import probe
-from pefll.progress import say
-from pefll.wording import argument, counted
 
 
 class Order(NamedTuple):

@@ -18,8 +18,8 @@ from typing import Any
 
 from pefll import manifest
 from pefll.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
-from pefll.errors import PefllError
-from pefll.files import (
+from pefll.core.errors import PefllError
+from pefll.core.files import (
     parse_json,
     read_json,
     sentences_for_disk_errors,
@@ -29,7 +29,7 @@ from pefll.files import (
     write_json,
     write_whole,
 )
-from pefll.wording import counted, either
+from pefll.core.wording import counted, either
 
 LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
 # Files that killed writers of earlier versions left half written.

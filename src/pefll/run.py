@@ -16,30 +16,31 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pefll import arguments, checkpoint
+from pefll import checkpoint
 from pefll.config import Config
+from pefll.core import arguments
+from pefll.core.errors import PefllError
+from pefll.core.named import allow
+from pefll.core.progress import monitor, say
+from pefll.core.tree import Tree, map_tree
+from pefll.core.wording import argument, counted, either, first_few
 from pefll.data.arrays import labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
 from pefll.engines.serial import SerialEngine
-from pefll.errors import PefllError
 from pefll.evaluation import Evaluation, client_scores, split_number, summarise
 from pefll.facts import check_problem
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
-from pefll.named import allow
 from pefll.personal import PersonalModel, check_input, warn_of_positions
 from pefll.preparing import build_checked_method, build_checked_model, federation_of, opened
-from pefll.progress import monitor, say
 from pefll.record import RunFolder, rounds_of
 from pefll.saving import check_progress, restore
 from pefll.summary import counting
-from pefll.tree import Tree, map_tree
-from pefll.wording import argument, counted, either, first_few
 
 Array = npt.NDArray[Any]
 _COLUMNS = ("label_column", "client_column")

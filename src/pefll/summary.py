@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from pefll.core.files import write_whole
+from pefll.core.progress import Display, Monitor
+from pefll.core.tree import Tree
+from pefll.core.wording import counted
 from pefll.data import DATASETS
 from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
 from pefll.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
-from pefll.files import write_whole
 from pefll.hardware import device_name, peak_memory_bytes, pick_precision
 from pefll.lockstep import Signals, Stopped
 from pefll.methods.contract import Method
 from pefll.models import resolve_model
 from pefll.ops.native import compiler, pooled
 from pefll.preparing import Order, clients_per_round
-from pefll.progress import Display, Monitor
 from pefll.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.saving import Progress
 from pefll.training import local_steps
-from pefll.tree import Tree
 from pefll.version import __version__
-from pefll.wording import counted
 
 MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
 STRANGERS = 100  # so many seen clients come as if they were new when what new clients do is tuned

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pefll.config import Config
+from pefll.core.progress import Monitor
+from pefll.core.tree import Tree
 from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.later import Later, copy_under_way
@@ -17,10 +19,8 @@ from pefll.evaluation import Evaluation, Exam
 from pefll.events import Events
 from pefll.lockstep import Stopped, Turns
 from pefll.methods.contract import Method
-from pefll.progress import Monitor
 from pefll.record import RunFolder
 from pefll.saving import Best, Progress, Saver, resume
-from pefll.tree import Tree
 
 STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
 # So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records. Several

@@ -24,7 +24,7 @@ from benchmarks.speed.processes import cpu_seconds, memory_bytes, tree
 from benchmarks.speed.race import race, row_of, summarised
 from benchmarks.speed.record import Record, code, file_name
 from benchmarks.speed.setting import Setting, prepare
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import Network, check_model
 from tests.data import layouts
 

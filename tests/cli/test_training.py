@@ -16,7 +16,7 @@ from tests.federations import ragged
 
 def test_train_says_what_came_out(pefll, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pefll.progress.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("pefll.core.progress.QUIET_SECONDS", 0.0)
     said = pefll("train", "--method", "fedavg", *DIGITS, "--seed", 5)
     assert said.code == 0
     assert "runs/digits-fedavg-5: best round" in said.out
@@ -134,8 +134,8 @@ def test_several_seeds_at_once(pefll, tmp_path, monkeypatch):
 
 
 def test_one_seed_that_fails_among_several(pefll, tmp_path, monkeypatch):
+    from pefll.core.errors import PefllError
     from pefll.engines.vector import VectorEngine
-    from pefll.errors import PefllError
 
     launch = VectorEngine.launch
 

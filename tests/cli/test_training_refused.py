@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pefll import checkpoint, files
+from pefll import checkpoint
+from pefll.core import files
 from tests.cli.conftest import DIGITS
 
 

@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import pytest
 
+from pefll.core.errors import PefllError
 from pefll.data import TEST, TRAIN, cifar, load_samples
-from pefll.errors import PefllError
 
 from . import layouts
 

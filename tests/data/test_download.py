@@ -5,9 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from pefll.core.errors import PefllError
 from pefll.data import download
 from pefll.data.download import Archive, fetch, get
-from pefll.errors import PefllError
 
 CONTENT = np.random.default_rng(0).bytes(2_000_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pefll.core.errors import PefllError
 from pefll.data import load_samples, read_client, read_samples
-from pefll.errors import PefllError
 
 
 def _save(path, pixels):

@@ -15,10 +15,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from pefll.core.errors import PefllError
 from pefll.data import leaf, limits, load_samples, read_samples, shakespeare
 from pefll.data.frames import from_frame
 from pefll.data.own import read_client
-from pefll.errors import PefllError
 
 
 def refused(path, code, read=read_samples, **more):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.data import TEST, TRAIN, VALIDATION, digits, femnist, mnist_writers, natural, shakespeare
-from pefll.errors import PefllError
 
 from . import layouts
 

@@ -6,6 +6,7 @@ import pandas
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.data import (
     TEST,
     TRAIN,
@@ -19,7 +20,6 @@ from pefll.data import (
     read_samples,
     samples_from_arrays,
 )
-from pefll.errors import PefllError
 
 X = np.linspace(0, 1, 24).reshape(12, 2)
 Y = np.arange(12) % 3

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.data import (
     TEST,
     TRAIN,
@@ -23,7 +24,6 @@ from pefll.data import (
 from pefll.data.entries import entries
 from pefll.data.federation import assemble
 from pefll.data.partition import _draw_classes
-from pefll.errors import PefllError
 from tests.federations import ragged
 
 from . import layouts

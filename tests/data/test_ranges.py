@@ -15,12 +15,12 @@ import torch
 from rich.console import Console
 
 import pefll
+from pefll.core.errors import Diverged
 from pefll.data import out_of_proportion
 from pefll.data.own import read_member
 from pefll.engines.cohort import client_to_blame
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import Diverged
 from pefll.methods import FedAvg, build_method
 from pefll.methods.contract import Each, Everyone
 from tests.federations import problem_of

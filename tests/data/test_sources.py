@@ -10,6 +10,7 @@ import pandas
 import pytest
 from PIL import Image
 
+from pefll.core.errors import PefllError
 from pefll.data import (
     DATASETS,
     cache,
@@ -20,7 +21,6 @@ from pefll.data import (
     read_samples,
     samples_from_arrays,
 )
-from pefll.errors import PefllError
 
 from . import layouts
 

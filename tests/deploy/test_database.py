@@ -16,11 +16,11 @@ from flwr.supercore.state.alembic.utils import run_migrations
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.main import create_app
 
+from pefll.core.errors import PefllError
 from pefll.deploy.database import with_database
 from pefll.deploy.folder import make_federation
 from pefll.deploy.plan import Plan
 from pefll.deploy.superlink import _config
-from pefll.errors import PefllError
 from tests.engines.flower.federations import setting
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from rich.console import Console
 
+from pefll.core.errors import PefllError
 from pefll.deploy import demo, server
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.models import DELIVER, write_model
@@ -23,7 +24,6 @@ from pefll.deploy.plan import read_app
 from pefll.deploy.processes import environment
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
-from pefll.errors import PefllError
 from pefll.record import RunFolder
 from tests.deploy.marked import WORD, alive_with, wait_until
 

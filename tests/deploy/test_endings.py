@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
+from pefll.core.errors import PefllError
 from pefll.deploy import service
 from pefll.deploy.endings import Shown, check_port, ended_by_itself, last_words
 from pefll.deploy.folder import add_client, find_bundle, server_address
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.processes import environment, free_port, server_command
-from pefll.errors import PefllError
 from tests.deploy.test_verbs import pefll
 from tests.engines.flower.deployment import deploy
 from tests.engines.flower.federations import setting

@@ -30,6 +30,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 
+from pefll.core.errors import PefllError
 from pefll.deploy import doors, gate, slow_heads
 from pefll.deploy.certificates import make_certificates
 from pefll.deploy.folder import add_client, make_federation
@@ -37,7 +38,6 @@ from pefll.deploy.operator_access import OperatorAccount
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.plan import Plan
 from pefll.deploy.private import make_private_folder, tighten, write_private
-from pefll.errors import PefllError
 from tests.engines.flower.federations import setting
 
 

@@ -15,16 +15,16 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from flwr.app import Context, RecordDict
 
 from pefll import checkpoint, run
+from pefll.core.errors import PefllError
+from pefll.core.tree import named_leaves
 from pefll.deploy import apps, server
 from pefll.deploy.models import DELIVER, write_model
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.engines.flower.member import client_name
-from pefll.errors import PefllError
 from pefll.personal import PersonalModel
 from pefll.record import RunFolder
-from pefll.tree import named_leaves
 from tests.engines.flower.federations import CLIENTS, PER_ROUND, QUICK, Setting, serial_state, setting
 
 ROUNDS = 2

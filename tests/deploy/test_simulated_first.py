@@ -12,13 +12,13 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from rich.console import Console
 
 from pefll import checkpoint, run
+from pefll.core.errors import PefllError
+from pefll.core.tree import named_leaves
 from pefll.deploy import server
 from pefll.deploy.plan import write_app
 from pefll.deploy.simulation import simulate
-from pefll.errors import PefllError
 from pefll.record import RunFolder
 from pefll.report.runs import read_run
-from pefll.tree import named_leaves
 from tests.deploy.test_server import plan_of
 from tests.engines.flower.federations import serial_state, setting
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from pefll.checking import CHECKS, Recording, Subject
+from pefll.core.errors import PefllError
+from pefll.core.tree import leaves
 from pefll.data import federation_from_arrays
 from pefll.data.federation import TEST, VALIDATION, Federation
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import scores_of
 from pefll.fitting import fit
 from pefll.methods import METHODS, build_method, hyperparameters
-from pefll.tree import leaves
 from tests.engines.test_engines import SETTINGS
 from tests.federations import problem_of, ragged
 

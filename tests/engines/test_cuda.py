@@ -12,11 +12,12 @@ import torch
 from benchmarks.lockstep import pictures as noise
 from pefll import checkpoint
 from pefll.config import Config
+from pefll.core.errors import PefllError
+from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import Exam, evaluate
 from pefll.fitting import RunsFailed, fit, fit_seeds, fit_together
 from pefll.hardware import place_data
@@ -25,7 +26,6 @@ from pefll.ops import recorded
 from pefll.preparing import Order
 from pefll.record import RunFolder
 from pefll.run import load
-from pefll.tree import leaves, named_leaves
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, Samples, assemble
 from pefll.engines.cohort import Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import client_scores
 from pefll.fitting import fit
 from pefll.methods import Problem, build_method

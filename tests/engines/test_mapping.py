@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.fitting import fit
 from tests.federations import ragged
 

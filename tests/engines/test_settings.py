@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.settings import keep_freed_memory
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.methods import build_method
 from pefll.ops.precision import PRODUCTS, products
 from tests.engines.test_engines import FEATURES, small

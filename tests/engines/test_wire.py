@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.core.tree import leaves
 from pefll.engines.serial import SerialEngine
 from pefll.engines.wire import pack, unpack
 from pefll.methods import build_method
-from pefll.tree import leaves
 from tests.federations import problem_of, ragged
 
 

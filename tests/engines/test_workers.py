@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
-from pefll.errors import PefllError
 from pefll.methods import FedAvg
 from pefll.methods.contract import each, everyone
 from tests.engines.test_engines import FEATURES, small

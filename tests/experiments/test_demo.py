@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.experiments import demo
 from pefll.personal import PersonalModel
 from pefll.record import RunFolder

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pefll import fitting
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import compare, latex, markdown, rows, write_tables
 from pefll.experiments.reproduce import cheapest_first, make_plan, missing_table, parse_only, run_missing

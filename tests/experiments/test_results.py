@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.experiments.results import collect, markdown_table, read_results
 from pefll.fitting import fit
 from pefll.record import RunFolder

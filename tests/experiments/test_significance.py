@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.experiments.significance import Pair, paired_bootstrap
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from pefll import fitting, preparing
 from pefll.config import Config
+from pefll.core.errors import PefllError
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.experiments import tune as module
 from pefll.experiments.results import collect
 from pefll.experiments.tune import Search, Trials, advice, chosen, parse_grid, trials_table, tune

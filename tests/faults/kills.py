@@ -29,7 +29,7 @@ import torch
 from rich.progress import Progress
 
 from pefll import checkpoint
-from pefll.files import is_temporary
+from pefll.core.files import is_temporary
 from pefll.record import RunFolder
 from tests.faults.record import FILE, record
 from tests.faults.run_folders import TRAIN, main_of, prepare

@@ -35,9 +35,9 @@ from rich.console import Console
 import pefll
 from pefll import modelfile
 from pefll.cli import main as command_line
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
+from pefll.core.progress import monitor
 from pefll.personal import PersonalModel
-from pefll.progress import monitor
 from tests.faults.record import FILE, record
 
 Rng = np.random.Generator

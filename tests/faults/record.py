@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pefll.files import write_json
+from pefll.core.files import write_json
 from pefll.summary import commit
 
 FILE = Path("results/faults.json")

@@ -24,11 +24,11 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from rich.progress import track
 
+from pefll.core.tree import leaves
 from pefll.data.federation import TEST
 from pefll.engines.flower.engine import FlowerEngine
 from pefll.engines.flower.message import RECORD
 from pefll.evaluation import client_scores
-from pefll.tree import leaves
 from tests.engines.flower.federations import Setting, sampled, serial_state, setting, sha256
 from tests.faults.record import FILE, record
 from tests.faults.reply_damages import DAMAGES, Parts, Random

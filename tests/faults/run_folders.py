@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 
 import pefll
 from pefll import checkpoint, cli
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.record import RunFolder
 from pefll.report.descriptors import read_descriptors
 from pefll.report.runs import read_run

@@ -25,8 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 import pefll
+from pefll.core.tree import leaves
 from pefll.data.federation import TRAIN
-from pefll.tree import leaves
 from tests.faults.record import FILE, record
 
 METHODS = ("pefll", "fedavg", "knn-per", "fedrep")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import TRAIN
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.methods import build_method
 from tests.federations import flat, problem_of
 from tests.methods.by_hand import PLAIN, both_engines, clients_of, loss_of, models_of, opened, two_layers

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
+from pefll.core.tree import leaves
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import evaluate
 from pefll.methods import Problem, build_method
 from pefll.models import Network, build_model
-from pefll.tree import leaves
 from tests.federations import problem_of, ragged
 from tests.methods.by_hand import clients_of, opened, two_layers
 from tests.methods.test_fedrep import HEADS

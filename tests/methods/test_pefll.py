@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.methods import PeFLL, build_method
 from tests.federations import flat, problem_of, ragged
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import TRAIN
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.fitting import fit
 from pefll.methods import typed_settings
 from tests.federations import flat, ragged

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import Network, build_model
 from pefll.models.head import Head, last_linear
 from pefll.models.neighbours import neighbour_shares

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
+from pefll.core.named import allow
 from pefll.fitting import fit
 from pefll.models import Network, build_model, check_model
-from pefll.named import allow
 from pefll.personal import PersonalModel
 from tests.federations import ragged
 from tests.models import zoo

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vjp
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import (
     MLP,
     CharLSTM,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pefll
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import Network, build_model
 from pefll.models.probe import check_same_model, probe
 from tests.federations import ragged

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pefll import randomness
+from pefll.core import randomness
+from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.evaluation import evaluate
 from pefll.methods import build_method
 from pefll.methods.local_sgd import SGD, sgd_step

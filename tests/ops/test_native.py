@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import lenet
 from pefll.models.network import Network
 from pefll.ops import blocks

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pefll.core.errors import PefllError
 from pefll.data.client import Batch
 from pefll.engines.vector import VectorEngine
-from pefll.errors import PefllError
 from pefll.methods import Problem, build_method
 from pefll.methods.adam import Adam, Moments, adam, joined, norm
 from pefll.methods.local_sgd import SGD, follow, sgd_step

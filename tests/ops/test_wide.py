@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models import Network
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.ops import client_axis, precision, wide

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.report.descriptors import (
     Descriptors,
     distances,

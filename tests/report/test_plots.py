@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.record import RunFolder
 from pefll.report.plots import (
     CLASSES,

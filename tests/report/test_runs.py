@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.report.runs import group_runs, mean_and_std, number, read_run, read_runs
 
 from .conftest import MakeRun

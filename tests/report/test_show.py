@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.report import show
 
 from .conftest import MakeRun

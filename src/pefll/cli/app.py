@@ -14,12 +14,12 @@ from rich.markup import escape
 
 from pefll.cli import data, experiments, methods, personal, runs, training
 from pefll.cli.console import INTERRUPTED, err
+from pefll.core.errors import PefllError
+from pefll.core.named import fault
+from pefll.core.progress import say
+from pefll.core.wording import for_the_command_line
 from pefll.deploy import verbs as flower
-from pefll.errors import PefllError
-from pefll.named import fault
-from pefll.progress import say
 from pefll.version import __version__
-from pefll.wording import for_the_command_line
 
 TRACEBACK = "PEFLL_TRACEBACK"
 # What the standard output fails with that no verb has answered: verbs answer for their own files.

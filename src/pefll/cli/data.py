@@ -16,8 +16,8 @@ from pefll import preparing
 from pefll.cli.console import err, out
 from pefll.cli.options import ClientColumn, Clients, DataDir, Force, Label, Partition, check_free
 from pefll.config import Config
-from pefll.errors import PefllError
-from pefll.progress import say
+from pefll.core.errors import PefllError
+from pefll.core.progress import say
 
 ABOUT = """Data sets: which there are, get them, check them, look at them.
 

@@ -25,14 +25,14 @@ from pefll.cli.options import (
     parse_settings,
 )
 from pefll.config import Config
-from pefll.errors import PefllError, unknown
-from pefll.files import check_folder
+from pefll.core.errors import PefllError, unknown
+from pefll.core.files import check_folder
+from pefll.core.named import allow
+from pefll.core.progress import say
+from pefll.core.wording import counted, first_few
 from pefll.hardware import pick_device
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
-from pefll.named import allow
-from pefll.progress import say
-from pefll.wording import counted, first_few
 
 
 def demo(

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from pefll.cli.console import out
 from pefll.cli.options import parse_settings
+from pefll.core.named import allow
 from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
-from pefll.named import allow
 
 
 def methods(

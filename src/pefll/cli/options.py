@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
 Label = Annotated[

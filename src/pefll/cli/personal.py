@@ -13,16 +13,17 @@ import numpy as np
 import typer
 
 from pefll import data as sources
-from pefll import files, personalizing, preparing, run
+from pefll import personalizing, preparing, run
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import Force, Label, OwnMethod, OwnModel, RunPath, check_free
 from pefll.cli.tables import accuracy_table
-from pefll.errors import PefllError
-from pefll.files import check_folder
+from pefll.core import files
+from pefll.core.errors import PefllError
+from pefll.core.files import check_folder
+from pefll.core.progress import say
+from pefll.core.wording import counted, first_few, without_samples
 from pefll.personal import PersonalModel
-from pefll.progress import say
 from pefll.record import MEASURES
-from pefll.wording import counted, first_few, without_samples
 
 
 def evaluate(

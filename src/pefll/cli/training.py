@@ -17,14 +17,14 @@ from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.config import Config
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
+from pefll.core.named import allow
+from pefll.core.progress import say
+from pefll.core.wording import first_few, without_samples
 from pefll.facts import check_problem
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
-from pefll.named import allow
-from pefll.progress import say
 from pefll.record import RunFolder, run_folders, seed_folder
-from pefll.wording import first_few, without_samples
 
 
 def train(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pefll.arguments import listed, shown, text, truth, whole_number
+from pefll.core.arguments import listed, shown, text, truth, whole_number
+from pefll.core.errors import PefllError, first_line
+from pefll.core.wording import counted
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
-from pefll.errors import PefllError, first_line
-from pefll.wording import counted
 
 # What people call the three splits in their files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}

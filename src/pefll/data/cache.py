@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from pefll.core.errors import PefllError
+from pefll.core.files import parse_json
 from pefll.data.federation import Array, Normalise, Samples
-from pefll.errors import PefllError
-from pefll.files import parse_json
 
 # Written into every entry: raise it when a loader changes what it returns.
 VERSION = 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.data import cache
 from pefll.data.download import ARCHIVES, part_of
 from pefll.data.sources import DATASETS, Source
 from pefll.data.summary import classes_without_samples
-from pefll.errors import PefllError
-from pefll.wording import counted
 
 
 class Finding(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN, Array, Normalise, Samples
 from pefll.data.unpickle import read_pickle
-from pefll.errors import PefllError
 
 # md5 of the official files, as their makers publish them.
 CHECKSUMS_10: Mapping[str, str] = {

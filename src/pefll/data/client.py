@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pefll import randomness
+from pefll.core import randomness
 from pefll.data.federation import TRAIN, Federation
 
 # Whole splits are visited in blocks of at most this many samples, so that memory does not grow with a client's data.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from pefll.errors import PefllError, unknown
+from pefll.core.errors import PefllError, unknown
 
 # Is told the bytes that are there and the bytes there will be (None where the server does not say).
 Progress = Callable[[int, int | None], None]

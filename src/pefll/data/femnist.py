@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pefll.core.errors import PefllError
 from pefll.data import leaf
 from pefll.data.federation import Array, Normalise, Samples
-from pefll.errors import PefllError
 
 _SIDE, _PADDED = 28, 32
 # LEAF's images are black ink on white paper: 1.0 is the background, and the outermost pixels of all images have it.

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from pefll.core.errors import PefllError
+from pefll.core.wording import first_few
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.federation import SPLITS, Array, Samples
 from pefll.data.limits import check_growth, check_picture
-from pefll.errors import PefllError
-from pefll.wording import first_few
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 # The most folders above an image: split/client/class.

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from pefll.arguments import listed, shown, text
+from pefll.core.arguments import listed, shown, text
+from pefll.core.errors import PefllError, first_line
+from pefll.core.wording import first_few
 from pefll.data.arrays import as_array, samples_from_arrays
 from pefll.data.federation import Array, Samples
 from pefll.data.limits import check_growth
-from pefll.errors import PefllError, first_line
-from pefll.wording import first_few
 
 CSV = (".csv", ".tsv")
 PARQUET = (".parquet", ".pq")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pefll.core.errors import PefllError, first_line
 from pefll.data.federation import TEST, TRAIN
-from pefll.errors import PefllError, first_line
 
 # LEAF keeps the two splits in two folders.
 FOLDERS = {"train": TRAIN, "test": TEST}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 
-from pefll.errors import PefllError
-from pefll.machine import available_memory
+from pefll.core.errors import PefllError
+from pefll.core.machine import available_memory
 
 VARIABLE = "PEFLL_DATA_LIMIT_GB"
 # Pictures and tables of measurements compress by 2 to 30. What becomes a hundred times as large is made for it, or so

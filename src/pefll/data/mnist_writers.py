@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import Normalise, Samples
 from pefll.data.npz import read_npz
-from pefll.errors import PefllError
 
 FILE = Path("mnist_writers") / "mnist_by_writer.npz"
 # MNIST's usual constants: the pixels of its 60,000 training images.

@@ -11,9 +11,9 @@ from typing import IO
 
 from numpy.lib import format as npy
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import Array
 from pefll.data.limits import check_growth
-from pefll.errors import PefllError
 
 # What NumPy writes; others need much memory to read, or modules that may be missing.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pefll import arguments
+from pefll.core import arguments
+from pefll.core.errors import PefllError
+from pefll.core.wording import argument
 from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
@@ -19,8 +21,6 @@ from pefll.data.normalise import measured
 from pefll.data.npz import read_npz
 from pefll.data.owners import Columns, Owned, by_client, no_clients
 from pefll.data.partition import natural
-from pefll.errors import PefllError
-from pefll.wording import argument
 
 # Where labels and clients are looked for when nobody says where; another name was asked for, and must be there.
 LABEL, CLIENT = "label", "client"

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pefll.core.errors import PefllError
+from pefll.core.wording import argument, counted
 from pefll.data import frames
 from pefll.data.arrays import as_array, owners_of
 from pefll.data.federation import Array
-from pefll.errors import PefllError
-from pefll.wording import argument, counted
 
 Name = int | str
 

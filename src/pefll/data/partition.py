@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from pefll.arguments import number as any_number
-from pefll.arguments import share, shown, whole_number
+from pefll.core.arguments import number as any_number
+from pefll.core.arguments import share, shown, whole_number
+from pefll.core.errors import PefllError
+from pefll.core.randomness import generator
+from pefll.core.wording import counted, first_few
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
-from pefll.errors import PefllError
-from pefll.randomness import generator
-from pefll.wording import counted, first_few
 
 # A table of so many clients costs nothing; what is wrong with fewer is said in more detail later.
 _FEW = 10_000

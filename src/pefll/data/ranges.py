@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pefll.core.wording import first_few
 from pefll.data.federation import TRAIN, Federation, feature_called, places
-from pefll.wording import first_few
 
 # A client's column is out of proportion where it reaches so many times as far as the median client's does. Incomes of
 # people differ by a hundred; another unit, or a mark for "missing" such as 1e10, by more.

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from pefll.core.errors import PefllError
+from pefll.core.files import parse_json
 from pefll.data import leaf
 from pefll.data.federation import TEST, TRAIN, VALIDATION, Array, Samples
-from pefll.errors import PefllError
-from pefll.files import parse_json
 
 # LEAF's 80 characters. A token is a character's place in this text.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

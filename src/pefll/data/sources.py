@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pefll.arguments import path as as_path
-from pefll.arguments import plain, shown, text
+from pefll.core.arguments import path as as_path
+from pefll.core.arguments import plain, shown, text
+from pefll.core.errors import PefllError, unknown
+from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, leaf, mnist_writers, own, shakespeare
 from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
 from pefll.data.normalise import measured
 from pefll.data.partition import by_class, check_is_samples, dirichlet, natural
-from pefll.errors import PefllError, unknown
-from pefll.wording import argument
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pefll.arguments import shown
+from pefll.core.arguments import shown
+from pefll.core.errors import PefllError
+from pefll.core.wording import first_few
 from pefll.data.entries import entries
 from pefll.data.federation import SPLITS, TRAIN, Array, Federation, Samples
-from pefll.errors import PefllError
-from pefll.wording import first_few
 
 # Clients are looked at in blocks whose table of clients and classes has about this many cells.
 _CELLS = 1 << 22

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import Array
-from pefll.errors import PefllError
 
 # What a broken or hostile pickle can raise from inside the unpickler.
 _BROKEN = (

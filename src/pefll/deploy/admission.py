@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pefll.core.errors import PefllError
 from pefll.deploy.certificates import public_key_as_pem
-from pefll.errors import PefllError
 
 try:
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pefll.core.errors import PefllError
 from pefll.deploy import server as serving
 from pefll.deploy.models import DELIVER, write_model
 from pefll.engines.flower.client import PefllClientApp
-from pefll.errors import PefllError
 
 try:
     from flwr.serverapp import ServerApp

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from pefll.core.errors import PefllError
 from pefll.deploy.private import make_private_folder, write_private
-from pefll.errors import PefllError
 
 try:
     from cryptography import x509

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors
+from pefll.core.errors import PefllError
+from pefll.core.files import sentences_for_disk_errors
 
 try:
     from alembic.util.exc import CommandError

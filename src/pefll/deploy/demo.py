@@ -15,6 +15,10 @@ import torch
 from rich.console import Console
 
 from pefll import checkpoint
+from pefll.core.errors import PefllError
+from pefll.core.progress import Monitor, monitor, say
+from pefll.core.tree import Tree, named_leaves
+from pefll.core.wording import argument, counted
 from pefll.data import SPLITS, TEST, TRAIN, Federation, load_samples, make_federation
 from pefll.deploy.endings import last_words
 from pefll.deploy.folder import add_client
@@ -26,14 +30,10 @@ from pefll.deploy.simulation import simulate
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.member import client_name
 from pefll.engines.serial import SerialEngine
-from pefll.errors import PefllError
 from pefll.evaluation import client_scores
 from pefll.personal import PersonalModel
-from pefll.progress import Monitor, monitor, say
 from pefll.record import RunFolder
 from pefll.run import Run
-from pefll.tree import Tree, named_leaves
-from pefll.wording import argument, counted
 
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"

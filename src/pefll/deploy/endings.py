@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pefll.core.errors import PefllError
 from pefll.deploy.private import PRIVATE_UMASK, write_private
-from pefll.errors import PefllError
 
 KEPT_LINES = 200
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pefll.core.errors import PefllError
+from pefll.core.files import sentences_for_disk_errors, write_whole
+from pefll.core.wording import argument, counted
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
 from pefll.deploy.private import check_owner, make_private_folder, tighten, write_private
 from pefll.engines.flower.policy import MIN_SAMPLES, Policy
-from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors, write_whole
-from pefll.wording import argument, counted
 
 README = """# {name}
 

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from datetime import datetime
 from typing import Any
 
+from pefll.core.errors import PefllError
 from pefll.deploy.admission import Admission
-from pefll.errors import PefllError
 
 try:
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE

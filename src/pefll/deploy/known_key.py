@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 _UNKNOWN = 401  # what the server's gate says to a stranger
 

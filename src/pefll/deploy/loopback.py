@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from pefll.core.errors import PefllError
 from pefll.deploy.endings import check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.processes import Processes, client_command, run_command, server_command, wait_for_server
-from pefll.errors import PefllError
 
 
 @dataclass

@@ -18,11 +18,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pefll.core.errors import PefllError
+from pefll.core.named import allow_only
 from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
 from pefll.engines.settings import keep_freed_memory
-from pefll.errors import PefllError
-from pefll.named import allow_only
 
 try:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key

@@ -12,8 +12,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from pefll.core.errors import PefllError
 from pefll.deploy.plan import CONNECTION
-from pefll.errors import PefllError
 
 try:
     from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY

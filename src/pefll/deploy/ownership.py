@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 try:
     from fastapi import HTTPException

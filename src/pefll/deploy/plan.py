@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pefll.core.errors import PefllError, first_line
+from pefll.core.files import check_file_name, write_whole
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.terms import Terms
-from pefll.errors import PefllError, first_line
-from pefll.files import check_file_name, write_whole
 
 # Flower's own rule for apps' names is the same.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")

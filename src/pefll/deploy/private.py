@@ -7,8 +7,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors, write_whole
+from pefll.core.errors import PefllError
+from pefll.core.files import sentences_for_disk_errors, write_whole
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 # For processes that write files we do not name: Flower's database, logs, run folders, what a client keeps.

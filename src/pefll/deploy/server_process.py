@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 try:
     from flwr.superlink.cli.flwr_serverapp import flwr_serverapp

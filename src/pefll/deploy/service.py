@@ -15,6 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
+from pefll.core.errors import PefllError
+from pefll.core.progress import say
+from pefll.core.wording import counted
 from pefll.deploy.certificates import expiry
 from pefll.deploy.endings import Shown, check_port, ended_by_itself
 from pefll.deploy.folder import find_bundle, server_address
@@ -32,10 +35,7 @@ from pefll.deploy.processes import (
 )
 from pefll.deploy.signals import ended_by_signals
 from pefll.deploy.watchdog import mark
-from pefll.errors import PefllError
-from pefll.progress import say
 from pefll.record import RunFolder
-from pefll.wording import counted
 
 AGAIN_SECONDS = 10
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from pefll.core.errors import PefllError
+from pefll.core.named import allow
+from pefll.core.wording import argument, counted
 from pefll.data import CLIENT, LABEL, Normalise, load_samples, measured, natural
 from pefll.data.federation import Samples
 from pefll.deploy.plan import check_names
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.policy import MIN_SAMPLES
-from pefll.errors import PefllError
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
-from pefll.named import allow
-from pefll.wording import argument, counted
 
 MOST_MADE_UP = 10_000  # keys are made one by one
 

@@ -9,6 +9,8 @@ import torch
 from rich.console import Console
 
 from pefll import fitting, manifest
+from pefll.core.errors import PefllError
+from pefll.core.wording import argument, counted
 from pefll.data import LABEL
 from pefll.data.federation import Federation
 from pefll.deploy.plan import Plan, read_app
@@ -16,10 +18,8 @@ from pefll.deploy.server import cohort_size, config_of
 from pefll.engines.flower.member import Member
 from pefll.engines.flower.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine
-from pefll.errors import PefllError
 from pefll.record import RunFolder
 from pefll.run import Run
-from pefll.wording import argument, counted
 
 KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, after its name; "" for a folder
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 try:
     import h11

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 try:
     from flwr.proto.runtime_pb2 import AcquireTaskRequest

@@ -20,6 +20,8 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
+from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.deploy.admission import Admission
 from pefll.deploy.database import with_database
 from pefll.deploy.doors import KEPT_DESCRIPTORS, Door, ImpatientLoop, raise_descriptor_limit
@@ -30,8 +32,6 @@ from pefll.deploy.ownership import Ownership
 from pefll.deploy.private import PRIVATE_UMASK
 from pefll.deploy.slow_heads import HeadTimeoutProtocol
 from pefll.deploy.starter import Starter
-from pefll.errors import PefllError
-from pefll.wording import counted
 
 try:
     import uvicorn

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pefll.core.errors import PefllError
+from pefll.core.named import CODE
+from pefll.core.progress import say
+from pefll.core.wording import counted
 from pefll.data import CLIENT, LABEL
-from pefll.errors import PefllError
-from pefll.named import CODE
-from pefll.progress import say
-from pefll.wording import counted
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pefll import randomness
+from pefll.core import randomness
+from pefll.core.errors import Diverged, PefllError
+from pefll.core.tree import Tree, leaves, map_tree
+from pefll.core.wording import counted
 from pefll.data.federation import Federation
 from pefll.engines.later import Later
-from pefll.errors import Diverged, PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
-from pefll.tree import Tree, leaves, map_tree
-from pefll.wording import counted
 
 Ids = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from pefll.tree import Tree, map_tree
+from pefll.core.tree import Tree, map_tree
 
 T = TypeVar("T")
 _streams: dict[torch.device, torch.cuda.Stream] = {}  # one for each device, for copies that wait for nothing else

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from pefll.errors import PefllError, first_line
+from pefll.core.errors import PefllError, first_line
+from pefll.core.named import fault
+from pefll.core.wording import argument
 from pefll.methods.contract import Problem
 from pefll.models.probe import alike, some_sample, some_weights
-from pefll.named import fault
 from pefll.ops.alone import gradient
-from pefll.wording import argument
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pefll.core.tree import Tree
 from pefll.engines.cohort import Ids
 from pefll.engines.later import Clock, Later
-from pefll.tree import Tree
 
 
 class PromptEngine(ABC):

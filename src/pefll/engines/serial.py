@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.core.errors import PefllError
+from pefll.core.tree import Tree, leaves, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
@@ -25,9 +27,7 @@ from pefll.engines.cohort import (
 from pefll.engines.prompt import PromptEngine
 from pefll.engines.settings import EngineSettings
 from pefll.engines.workers import Workers
-from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
-from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.
 CLIENTS_AT_ONCE = 16

@@ -10,8 +10,8 @@ from weakref import WeakSet
 
 import torch
 
-from pefll import process
-from pefll.errors import PefllError
+from pefll.core import process
+from pefll.core.errors import PefllError
 from pefll.ops import precision as of_products
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.core.tree import Tree, leaves, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
@@ -29,7 +30,6 @@ from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 from pefll.ops.recorded import overwriting, recording, rehearsal
-from pefll.tree import Tree, leaves, map_tree
 
 # Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
 # models of about this many parameters.

@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from pefll.tree import Tree, leaves
+from pefll.core.tree import Tree, leaves
 
 
 def pack(*trees: Tree, **header: Any) -> bytes:

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from pefll import process
+from pefll.core import process
+from pefll.core.errors import PefllError
+from pefll.core.named import OwnCodeFailed, fault
+from pefll.core.tree import Tree, map_tree
+from pefll.core.wording import argument
 from pefll.engines.cohort import Ids
 from pefll.engines.settings import keep_freed_memory, set_for_engines
 from pefll.engines.wire import pack, unpack
-from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
-from pefll.named import OwnCodeFailed, fault
 from pefll.ops.native import pooled
-from pefll.tree import Tree, map_tree
-from pefll.wording import argument
 
 # The clients of a cohort are dealt out in up to so many shares for each process.
 SHARES = 4

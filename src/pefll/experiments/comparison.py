@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.experiments.significance import Difference, Pair, paired_bootstrap
 from pefll.experiments.table1 import OURS, PAPER, ROWS, Cell
-from pefll.files import make_folder, write_csv, write_whole
 from pefll.record import GROUPS
 from pefll.report import mean_and_std
 

@@ -13,16 +13,16 @@ from rich.table import Table
 
 from pefll import preparing
 from pefll.config import Config
+from pefll.core.errors import PefllError
+from pefll.core.files import make_folder, read_json, write_csv, write_whole
+from pefll.core.progress import monitor
+from pefll.core.wording import counted
 from pefll.cost import NewClientCost, cost_of_new_client
-from pefll.errors import PefllError
 from pefll.experiments.results import read_results, spread
 from pefll.experiments.table1 import ROWS
-from pefll.files import make_folder, read_json, write_csv, write_whole
 from pefll.methods import build_method, hyperparameters
-from pefll.progress import monitor
 from pefll.record import RunFolder, run_folders
 from pefll.report.table import new_table
-from pefll.wording import counted
 
 Result = dict[str, Any]
 # What results that differ only by seed have in common.

@@ -14,15 +14,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from pefll.core.errors import PefllError
+from pefll.core.files import sentences_for_disk_errors
+from pefll.core.progress import monitor, say
+from pefll.core.wording import argument
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
-from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors
 from pefll.fitting import fit
-from pefll.progress import monitor, say
 from pefll.record import RunFolder
 from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
 from pefll.run import Run
-from pefll.wording import argument
 
 TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
 # Learning rates: the best on the validation samples of seen clients (benchmarks/demo_grid.py).

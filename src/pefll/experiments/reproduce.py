@@ -14,8 +14,10 @@ from rich.table import Table
 
 from pefll import fitting, preparing, run
 from pefll.config import Config
+from pefll.core.errors import Diverged, PefllError, unknown
+from pefll.core.progress import say
+from pefll.core.wording import argument, counted
 from pefll.data import Federation
-from pefll.errors import Diverged, PefllError, unknown
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
@@ -24,10 +26,8 @@ from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, s
 from pefll.experiments.tune import batches, chosen, in_words, raise_first
 from pefll.lockstep import TIME_IS_UP, Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
-from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report.table import duration, new_table
-from pefll.wording import argument, counted
 
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 

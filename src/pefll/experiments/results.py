@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pefll.config import Config
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
+from pefll.core.files import make_folder, read_json, write_json
 from pefll.experiments.table1 import PAPER
-from pefll.files import make_folder, read_json, write_json
 from pefll.methods import hyperparameters
 from pefll.record import GROUPS, RunFolder, own_seconds
 from pefll.report import mean_and_std

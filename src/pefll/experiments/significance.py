@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 Counts = npt.NDArray[np.int64]
 RESAMPLES = 10_000

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pefll.core.files import read_json
 from pefll.experiments import table1
 from pefll.experiments.table1 import Cell, Job
-from pefll.files import read_json
 from pefll.methods import METHODS, build_method, hyperparameters
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model

@@ -21,17 +21,17 @@ from rich.table import Table
 
 from pefll import fitting, preparing, run
 from pefll.config import Config
+from pefll.core.errors import Diverged, PefllError
+from pefll.core.files import check_folder, make_folder, read_json, write_json
+from pefll.core.progress import say
+from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
-from pefll.errors import Diverged, PefllError
 from pefll.experiments.results import spread
-from pefll.files import check_folder, make_folder, read_json, write_json
 from pefll.lockstep import Stopped
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
-from pefll.progress import say
 from pefll.record import RunFolder, seed_folder
 from pefll.report import mean_and_std
-from pefll.wording import argument, counted, first_few
 
 T = TypeVar("T")
 Settings = dict[str, Any]

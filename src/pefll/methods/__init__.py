@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pefll.arguments import MOST, plain, shown
-from pefll.errors import PefllError, unknown
+from pefll.core.arguments import MOST, plain, shown
+from pefll.core.errors import PefllError, unknown
+from pefll.core.named import import_name
 from pefll.methods.contract import Method, Problem
 from pefll.methods.fedavg import FedAvg
 from pefll.methods.fedrep import FedRep
@@ -19,7 +20,6 @@ from pefll.methods.pefll_prior import PeFLLPrior
 from pefll.methods.per_fedavg import PerFedAvg
 from pefll.methods.pfedhn import PFedHN
 from pefll.methods.pfedme import PFedMe
-from pefll.named import import_name
 
 __all__ = [
     "METHODS",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models.network import Parameters
 from pefll.ops import client_axis, vectors
 from pefll.ops.recorded import may_overwrite

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
-from pefll.errors import PefllError
 from pefll.models.network import Network, Parameters
 from pefll.ops import client_axis, vectors
 from pefll.ops.alone import gradient, gradients, is_constant

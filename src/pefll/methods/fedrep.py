@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
-from pefll.errors import PefllError
 from pefll.methods.contract import Cohort, Own, Problem, Score, check_kept, everyone, own, score
 from pefll.methods.local_sgd import SGD, descend
 from pefll.models.head import Head, NoHead

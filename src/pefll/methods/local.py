@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.errors import PefllError
 from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
 from pefll.methods.local_sgd import SGD, follow
 

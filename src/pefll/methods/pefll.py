@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from pefll import randomness
+from pefll.core import randomness
+from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Client
-from pefll.errors import PefllError, unknown
 from pefll.methods.adam import Adam, Moments, adam, joined, no_moments, norm
 from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
 from pefll.methods.local_sgd import SGD, follow, shrinkage

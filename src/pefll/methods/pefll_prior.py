@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.errors import PefllError
 from pefll.methods.pefll import PeFLL, Server
 from pefll.models.head import Head
 from pefll.models.network import Parameters

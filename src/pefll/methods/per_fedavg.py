@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Batch, Client
 from pefll.data.federation import TRAIN
-from pefll.errors import PefllError, unknown
 from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
 from pefll.methods.local_sgd import SGD, follow
 

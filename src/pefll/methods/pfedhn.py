@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from pefll import randomness
+from pefll.core import randomness
+from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.errors import PefllError
 from pefll.methods.contract import Cohort, Problem, Score, check_kept, each, score
 from pefll.methods.local_sgd import SGD, follow, sgd_step
 from pefll.models.hypernetwork import Hypernetwork

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pefll import randomness
-from pefll.errors import PefllError, first_line, unknown
+from pefll.core import randomness
+from pefll.core.errors import PefllError, first_line, unknown
+from pefll.core.named import fault, import_name
 from pefll.models.check import check_model
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
@@ -17,7 +18,6 @@ from pefll.models.lstm import CharLSTM
 from pefll.models.mlp import MLP, tiny_mlp
 from pefll.models.network import Network
 from pefll.models.resnet import ResNet20
-from pefll.named import fault, import_name
 
 __all__ = [
     "EMBEDDINGS",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pefll import randomness
-from pefll.errors import PefllError, first_line
+from pefll.core import randomness
+from pefll.core.errors import PefllError, first_line
 from pefll.models.network import Network
 from pefll.ops.alone import gradient
 

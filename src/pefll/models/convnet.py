@@ -7,7 +7,7 @@ import itertools
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 
 class LabelConv2d(nn.Conv2d):

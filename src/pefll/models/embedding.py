@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pefll.errors import PefllError, unknown
+from pefll.core.errors import PefllError, unknown
 from pefll.models.convnet import lenet, small_cnn
 from pefll.models.mlp import MLP
 

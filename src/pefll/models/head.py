@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pefll.errors import PefllError, unknown
+from pefll.core.errors import PefllError, unknown
 from pefll.models.network import Network
 from pefll.models.recording import Tracer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pefll.errors import unknown
+from pefll.core.errors import unknown
 
 HIDDEN_LAYERS = {"S": 1, "M": 3, "L": 5}
 WIDTH = 100

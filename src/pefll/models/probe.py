@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.models.network import Network
 
 TOLERANCE = 1e-3  # of the largest score: other processors and versions of torch round differently

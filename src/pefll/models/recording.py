@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pefll import process
+from pefll.core import process
 
 # What is always a view, and what may be a copy instead.
 RESHAPES = {"view": "reshape", "view_as": "reshape_as"}

@@ -7,7 +7,7 @@ import copy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 
 def refuse_changing_state(module: nn.Module) -> None:

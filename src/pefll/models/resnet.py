@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 WIDTHS = (16, 32, 64)
 BLOCKS = 3

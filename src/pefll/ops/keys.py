@@ -1,4 +1,4 @@
-"""Random numbers with a client axis: keys and choices, one kernel each; `pefll.randomness` says what they are."""
+"""Random numbers with a client axis: keys and choices, one kernel each; `pefll.core.randomness` says what they are."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def hashes(values: tuple[Tensor | int, ...]) -> bool:
 
 
 def key(coordinates: tuple[Tensor, ...], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return the key [] of coordinates []; see `pefll.randomness.key`."""
+    """Return the key [] of coordinates []; see `pefll.core.randomness.key`."""
     made: Tensor = _key([one.unsqueeze(0) for one in coordinates], root, golden, multiply_1, multiply_2)
     return made.squeeze(0)
 
 
 def spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return `count` keys for each of some, [..., count]; see `pefll.randomness.spread`."""
+    """Return `count` keys for each of some, [..., count]; see `pefll.core.randomness.spread`."""
     made: Tensor = _spread(state.reshape(1, -1), count, golden, multiply_1, multiply_2)
     return made.reshape(*state.shape, count)
 
@@ -68,7 +68,7 @@ def spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: 
 def choose(
     state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
 ) -> Tensor:
-    """Return random choices [..., count] from keys and totals [...]; see `pefll.randomness.choose`."""
+    """Return random choices [..., count] from keys and totals [...]; see `pefll.core.randomness.choose`."""
     keys, totals = state.reshape(1, -1), total.expand(state.shape).reshape(1, -1)
     chosen: Tensor = _choose(keys, totals, count, shuffles, golden, multiply_1, multiply_2)
     return chosen.reshape(*state.shape, count)

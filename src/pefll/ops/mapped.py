@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 
 def merge_mapped_axis(

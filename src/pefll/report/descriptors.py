@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.record import RunFolder
 
 Array = npt.NDArray[Any]

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pefll.core.wording import counted, without_samples
 from pefll.data.federation import SPLITS
 from pefll.data.summary import Spread, Summary
 from pefll.report.table import new_table
-from pefll.wording import counted, without_samples
 
 MOST_CLASSES = 20
 

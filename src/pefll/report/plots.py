@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pefll.errors import PefllError
-from pefll.files import make_folder, write_whole
+from pefll.core.errors import PefllError
+from pefll.core.files import make_folder, write_whole
+from pefll.core.wording import counted
 from pefll.record import GROUPS, RunFolder
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
 from pefll.report.runs import Group, Run, different_data, group_runs, read_runs
-from pefll.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.config import MAY_CHANGE, read_settings
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.record import GROUPS, RunFolder
-from pefll.wording import counted
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from pefll.progress import say
+from pefll.core.progress import say
 from pefll.record import RunFolder
 from pefll.report.plots import curves, descriptor_map
 from pefll.report.runs import Run, different_data, read_runs

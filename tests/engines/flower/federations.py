@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
+from pefll.core.tree import leaves
 from pefll.data.federation import SPLITS, Federation
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import PefllClientApp
@@ -24,7 +25,6 @@ from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import header_of
 from pefll.engines.flower.terms import Terms
 from pefll.engines.serial import SerialEngine
-from pefll.tree import leaves
 from tests.engines.test_engines import SETTINGS
 from tests.federations import ragged
 

@@ -25,16 +25,16 @@ import flwr
 import torch
 
 from pefll import checkpoint
+from pefll.core.errors import PefllError
+from pefll.core.files import write_json
+from pefll.core.tree import named_leaves
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.processes import check_server, client_command, free_port, program, server_command, wait_for_server
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
-from pefll.errors import PefllError
-from pefll.files import write_json
 from pefll.record import RunFolder
 from pefll.summary import commit
-from pefll.tree import named_leaves
 from tests.engines.flower.deployment import APPS, deploy, result, start, start_client
 from tests.engines.flower.federations import Setting, WithoutSome, setting, sha256
 

@@ -11,9 +11,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from flwr.app import Error, Message
 
+from pefll.core.errors import PefllError
 from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.terms import Terms
-from pefll.errors import PefllError
 from tests.engines.flower.federations import (
     QUICK,
     ROUNDS,
@@ -480,7 +480,7 @@ def test_in_an_evaluation_a_score_that_cannot_be_is_left_out_of_the_mean(forged,
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "pfedme", "pfedhn"])
 def test_other_methods_go_on_without_an_offender_too(method, tmp_path):
-    from pefll.tree import leaves
+    from pefll.core.tree import leaves
 
     here = setting(tmp_path, method)
     offender = sampled(here, ROUND)[2]

@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from pefll.core.errors import PefllError
 from pefll.engines.flower.message import FORMAT, RECORD, BadMessage, header_of, pack, sender_of, tensors_of
 from pefll.engines.flower.surroundings import PIECE, check_surroundings, piece_bytes
-from pefll.errors import PefllError
 from pefll.version import __version__
 from tests.engines.flower.federations import setting
 

@@ -12,10 +12,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from flwr.app import Context, RecordDict
 
+from pefll.core.errors import PefllError
 from pefll.engines.flower import member as module
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.member import Member, Shelf
-from pefll.errors import PefllError
 from tests.engines.flower.federations import setting
 
 

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from benchmarks import curious_server as attack
+from pefll.core.errors import PefllError
 from pefll.deploy.folder import CLIENT_FILE, find_bundle
 from pefll.deploy.setup import agreement_like, refused_by_default
 from pefll.engines.cohort import Ledger
@@ -18,7 +19,6 @@ from pefll.engines.flower.client import task_of
 from pefll.engines.flower.member import Member
 from pefll.engines.flower.message import BadMessage
 from pefll.engines.flower.policy import Draw, Policy, Refusal
-from pefll.errors import PefllError
 from pefll.methods import METHODS
 from tests.engines.flower.federations import flower_state, sampled, serial_state, setting, sha256
 

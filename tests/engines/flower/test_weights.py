@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from flwr.app import Message
 
+from pefll.core.errors import PefllError
 from pefll.deploy import server
 from pefll.deploy.demo import agreement_of, digits, write_client
 from pefll.deploy.plan import Plan
@@ -20,7 +21,6 @@ from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.terms import Terms
 from pefll.engines.flower.weights import WeightLimits
-from pefll.errors import PefllError
 from tests.deploy.test_server import plan_of
 from tests.engines.flower.federations import (
     QUICK,

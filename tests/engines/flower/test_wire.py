@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pefll.core.errors import PefllError
 from pefll.engines.flower import message
 from pefll.engines.flower.client import task_of
 from pefll.engines.flower.keep import Store, Ticket, ticket_in
@@ -30,7 +31,6 @@ from pefll.engines.flower.message import (
 )
 from pefll.engines.flower.reply import Reply, accept, check_score, introduced, norm_of, told, too_large
 from pefll.engines.flower.request import Asked, Visit
-from pefll.errors import PefllError
 from pefll.version import __version__
 from tests.engines.flower.federations import setting
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pefll.core.errors import PefllError
+from pefll.core.tree import Tree, leaves
 from pefll.engines.flower.keep import Store
 from pefll.engines.flower.member import Member, name_in
 from pefll.engines.flower.message import (
@@ -26,9 +28,7 @@ from pefll.engines.flower.message import (
 from pefll.engines.flower.policy import Refusal
 from pefll.engines.settings import EngineSettings
 from pefll.engines.wire import build
-from pefll.errors import PefllError
 from pefll.methods.contract import Method, Own
-from pefll.tree import Tree, leaves
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict

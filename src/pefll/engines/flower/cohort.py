@@ -10,15 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pefll.core.errors import PefllError
+from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import DoorCohort, Ledger
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import owned
 from pefll.engines.flower.keep import Ticket
 from pefll.engines.flower.request import Request, Visit
 from pefll.engines.flower.terms import Dropped, Report
-from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Own
-from pefll.tree import Tree, leaves, map_tree
 
 
 class Reach(Protocol):

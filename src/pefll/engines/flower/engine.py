@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.core.errors import PefllError
+from pefll.core.tree import Tree, map_tree
+from pefll.core.wording import counted
 from pefll.data.federation import TRAIN
 from pefll.engines.cohort import Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
 from pefll.engines.flower.agreement import Agreement
@@ -33,10 +36,7 @@ from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
 from pefll.engines.flower.weights import WeightLimits
 from pefll.engines.prompt import PromptEngine
 from pefll.engines.settings import EngineSettings
-from pefll.errors import PefllError
 from pefll.methods.contract import Each, Everyone, Method, Score
-from pefll.tree import Tree, map_tree
-from pefll.wording import counted
 
 DELIVER = "deliver"
 CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 try:
     from flwr.app import Context, Error, Message, RecordDict

@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pefll.errors import PefllError
-from pefll.files import sentences_for_disk_errors, write_whole
+from pefll.core.errors import PefllError
+from pefll.core.files import sentences_for_disk_errors, write_whole
 
 # Numbers that no weight ever has, all of them exact in float32: -(2^20) downwards for rounds of training, and
 # -(2^23) downwards for what is kept only until an evaluation is over.

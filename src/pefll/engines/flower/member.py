@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
 from pefll.data.own import read_member, state_of
 from pefll.engines.flower.agreement import Agreement, TooLarge
 from pefll.engines.flower.keep import Store
 from pefll.engines.flower.policy import Policy, Refusal, WatchedClient
-from pefll.errors import PefllError
 from pefll.methods.contract import Method
 
 

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.engines.flower.surroundings import piece_bytes
-from pefll.errors import PefllError
 from pefll.version import __version__
-from pefll.wording import counted
 
 # Flower cuts arrays into chunks of this size and other records not at all; a model of gigabytes would be one request.
 PIECE_BYTES = piece_bytes()  # before Flower is imported, which stumbles over nonsense in the environment

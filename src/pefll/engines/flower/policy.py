@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.data.client import Batch, Batches, Client
 from pefll.data.federation import SPLITS, TRAIN
-from pefll.errors import PefllError
-from pefll.wording import counted
 
 METHODS = ("pefll",)  # of a client whose owner has named none
 MIN_SAMPLES = 8

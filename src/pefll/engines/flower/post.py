@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from pefll.core.errors import PefllError
 from pefll.engines.flower.message import BadMessage
-from pefll.errors import PefllError
 
 try:
     import httpx

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from pefll.core.tree import Tree, leaves, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Samples, assemble
 from pefll.engines.flower.agreement import Agreement
 from pefll.methods.contract import Each, Everyone
-from pefll.tree import Tree, leaves, map_tree
 
 
 class Rehearsal:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.core.tree import Tree, leaves
+from pefll.core.wording import counted
 from pefll.engines.flower.message import (
     HEADER_BYTES,
     BadMessage,
@@ -16,8 +18,6 @@ from pefll.engines.flower.message import (
     tensors_of,
 )
 from pefll.methods.contract import Own, Score
-from pefll.tree import Tree, leaves
-from pefll.wording import counted
 
 _MOST_SAMPLES = 1 << 40  # of a split
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.data.federation import SPLITS, TRAIN, Federation
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import ECHO, HELLO
@@ -17,8 +19,6 @@ from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.reply import introduced
 from pefll.engines.flower.terms import Report, Terms
 from pefll.engines.flower.weights import WeightLimits
-from pefll.errors import PefllError
-from pefll.wording import counted
 
 
 class Roster:

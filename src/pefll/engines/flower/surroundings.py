@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 PIECE = "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"
 _PIECE_BYTES = 5 << 20  # Flower's own default

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 Report = Callable[[str], None]
 

@@ -58,7 +58,7 @@ def _pixels(
 
 @triton.jit
 def _scramble(x, MULTIPLY_1: tl.constexpr, MULTIPLY_2: tl.constexpr):
-    """Return a bijective hash of int64 values; see `pefll.randomness`."""
+    """Return a bijective hash of int64 values; see `pefll.core.randomness`."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * MULTIPLY_1
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * MULTIPLY_2
     return x ^ ((x >> 31) & ((1 << 33) - 1))
@@ -69,7 +69,7 @@ def _key(
     root, coordinates, strides, out, CLIENTS, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
     MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Mix coordinates of each client into a key, one after another; see `pefll.randomness.key`."""
+    """Mix coordinates of each client into a key, one after another; see `pefll.core.randomness.key`."""
     client = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = client < CLIENTS
     state = root + tl.zeros([BLOCK], tl.int64)
@@ -84,7 +84,7 @@ def _spread(
     state, out, TOTAL, COUNT, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
     MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Make COUNT keys of each; see `pefll.randomness.spread`."""
+    """Make COUNT keys of each; see `pefll.core.randomness.spread`."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < TOTAL
     key = tl.load(state + at // COUNT, mask=there, other=0)
@@ -103,7 +103,7 @@ def _choose(
     state, total, out, COUNT: tl.constexpr, SHUFFLES: tl.constexpr, GOLDEN: tl.constexpr, STRIDE: tl.constexpr,
     MULTIPLY_1: tl.constexpr, MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per draw and block of it; see `pefll.randomness.choose`."""
+    """One program per draw and block of it; see `pefll.core.randomness.choose`."""
     draw = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(state + draw)
@@ -171,7 +171,7 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def key(root: int, coordinates: list[Tensor], golden: int, multiply: tuple[int, int]) -> Tensor:
-    """Return a key for each client, int64 [c], of coordinates int64 [c]; see `pefll.randomness.key`."""
+    """Return a key for each client, int64 [c], of coordinates int64 [c]; see `pefll.core.randomness.key`."""
     clients = len(coordinates[0])
     out = torch.empty(clients, dtype=torch.int64, device=coordinates[0].device)
     strides = tuple(coordinate.stride(0) for coordinate in coordinates)
@@ -190,7 +190,7 @@ def spread(state: Tensor, count: int, golden: int, multiply: tuple[int, int]) ->
 
 
 def choose(state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply: tuple[int, int]) -> Tensor:
-    """Return `count` different integers below `total`, int64 [draws, count]; see `pefll.randomness.choose`.
+    """Return `count` different integers below `total`, int64 [draws, count]; see `pefll.core.randomness.choose`.
 
     Args:
         state: int64 [draws], contiguous.

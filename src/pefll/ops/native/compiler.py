@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.ops.cache import cache_folder
 
 # For this very processor, and with no header or library, which a machine may lack though it has a compiler. The last

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 from pefll.ops.geometry import Geometry
 from pefll.ops.native.compiler import library
 

@@ -14,8 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from pefll.errors import PefllError
-from pefll.wording import argument
+from pefll.core.errors import PefllError
+from pefll.core.wording import argument
 
 # In the environment: code that processes may import which others start, with commas between the names.
 CODE = "PEFLL_CODE"

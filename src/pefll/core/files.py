@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 # Names of files that are being written: nobody can guess them, and nobody else has such names.
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pefll-tmp")

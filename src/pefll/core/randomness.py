@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pefll import process
+from pefll.core import process
 from pefll.ops import client_axis, keys
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pefll.errors import PefllError
+from pefll.core.errors import PefllError
 
 # Seeds, counts and rounds are int64 where clients are: in arrays, on a GPU, in messages.
 MOST = (1 << 63) - 1
