@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from pefll import __version__
-from pefll.config import Config
 from pefll.core.files import write_json
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
@@ -32,6 +31,7 @@ from pefll.evaluation import Exam, evaluate
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import build_method
 from pefll.preparing import describe_problem
+from pefll.runs.config import Config
 from pefll.summary import commit
 
 EVAL_EVERY = 30  # as in the paper's code

@@ -28,12 +28,12 @@ from rich.table import Table
 
 from benchmarks.lockstep import pictures
 from pefll import __version__
-from pefll.config import Config
 from pefll.core.files import write_json
 from pefll.data import TRAIN, Federation, make_federation
 from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import METHODS, build_method
 from pefll.preparing import describe_problem
+from pefll.runs.config import Config
 from pefll.summary import commit
 from pefll.training import local_steps
 

@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 
 import pefll
-from pefll.config import Config
 from pefll.core import arguments
+from pefll.runs.config import Config
 
 N = 60
 CLIENT = np.repeat(np.arange(6), 10)

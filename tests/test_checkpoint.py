@@ -15,10 +15,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from pefll import checkpoint
-from pefll.checksums import digest
 from pefll.core.errors import PefllError
 from pefll.core.tree import from_named, leaves, map_tree, named_leaves
+from pefll.runs import checkpoint
+from pefll.runs.checksums import digest
 from tests.federations import flat
 
 FACTS = {"problem": {"classes": 3}, "progress": {"best_value": 0.1, "words": "é"}}
@@ -243,7 +243,7 @@ REALLY_FULL = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from pefll import checkpoint
+from pefll.runs import checkpoint
 from pefll.core.errors import PefllError
 folder = Path(sys.argv[1])
 for round_ in (1, 2):

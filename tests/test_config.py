@@ -7,9 +7,9 @@ import tomllib
 
 import pytest
 
-from pefll.config import MAY_CHANGE, Config
 from pefll.core.errors import PefllError
 from pefll.core.wording import for_the_command_line
+from pefll.runs.config import MAY_CHANGE, Config
 
 ODD = "a \"quoted\" \\ back\\nslash\nnew line\ttab\r é ü 漢 \x07 \x7f # [x] = 'y'"
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import pefll
-from pefll import checkpoint
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.fitting import finished_state
-from pefll.record import RunFolder, run_folders
 from pefll.report.runs import read_run
+from pefll.runs import checkpoint
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder, run_folders
 from tests.faults.damages import HOSTILE, put
 from tests.federations import flat, ragged
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pefll.core.errors import PefllError
-from pefll.events import Events, crc32c, masked_crc32c
+from pefll.runs.events import Events, crc32c, masked_crc32c
 
 
 def slow_crc32c(content: bytes) -> int:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from pefll import hardware
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
+from pefll.runs.config import Config
 from tests.federations import problem_of, ragged
 
 

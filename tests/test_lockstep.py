@@ -15,14 +15,14 @@ import torch
 
 import pefll
 from pefll import fitting, preparing, summary, training
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, stop_signals, take_turns
 from pefll.preparing import federations_of
-from pefll.record import RunFolder, own_seconds, run_folders
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder, own_seconds, run_folders
 from tests.federations import ragged
 
 QUICK = {"rounds": 12, "clients_per_round": 2, "local_steps": 2, "eval_every": 3, "checkpoint_every": 5, "processes": 1}

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import pefll
-from pefll.config import Config
 from pefll.core import named
 from pefll.core.errors import PefllError
 from pefll.engines.flower.agreement import Agreement
 from pefll.models import build_model
 from pefll.preparing import federation_of
+from pefll.runs.config import Config
 from tests.federations import ragged
 
 MODEL = """

@@ -9,7 +9,7 @@ from torch import nn
 
 from pefll.core.errors import PefllError
 from pefll.models import CharLSTM
-from pefll.personal import PersonalModel, check_input
+from pefll.runs.personal import PersonalModel, check_input
 
 PIXELS = {
     "model": "",
@@ -78,7 +78,7 @@ def test_samples_are_looked_through_once(monkeypatch):
         looked.append(len(x))
         return check_input(x, facts)
 
-    monkeypatch.setattr("pefll.personal.check_input", counting)
+    monkeypatch.setattr("pefll.runs.personal.check_input", counting)
     model = PersonalModel(nn.Linear(4, 3), FEATURES)
     assert model.probabilities(np.zeros((1100, 4))).shape == (1100, 3)
     assert model(np.zeros((5, 4))).shape == (5, 3)

@@ -13,10 +13,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from pefll import modelfile
 from pefll.core.errors import PefllError
 from pefll.models import MLP
-from pefll.personal import PersonalModel
+from pefll.runs import modelfile
+from pefll.runs.personal import PersonalModel
 from tests.cli.conftest import pefll  # noqa: F401 - a fixture
 from tests.faults.personal_models import DAMAGES, campaign
 

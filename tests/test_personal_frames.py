@@ -13,7 +13,7 @@ from torch import nn
 
 import pefll
 from pefll.core.errors import PefllError
-from pefll.personal import PersonalModel
+from pefll.runs.personal import PersonalModel
 
 pandas = pytest.importorskip("pandas")
 NAMES = ["width", "height", "weight", "age"]

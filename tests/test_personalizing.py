@@ -14,9 +14,9 @@ from pefll import fitting, load
 from pefll.core.errors import PefllError
 from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
-from pefll.personal import PersonalModel
 from pefll.personalizing import INDEX, file_name, write_each
 from pefll.run import ClientsFailed
+from pefll.runs.personal import PersonalModel
 from tests.cli.conftest import pefll, refused  # noqa: F401 - fixtures
 
 pandas = pytest.importorskip("pandas")

@@ -11,11 +11,11 @@ import sys
 import pytest
 
 import pefll
-from pefll import checkpoint
-from pefll.checksums import last_check
-from pefll.config import Config
 from pefll.core.errors import PefllError
-from pefll.record import RunFolder, run_folders, seed_folder
+from pefll.runs import checkpoint
+from pefll.runs.checksums import last_check
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder, run_folders, seed_folder
 from tests.federations import ragged
 
 
@@ -134,7 +134,7 @@ def test_a_folder_of_several_seeds_stands_for_its_runs(tmp_path):
 def test_a_folder_is_held_by_one_process_and_let_go_with_it(tmp_path):
     folder = RunFolder(tmp_path)
     script = (
-        "import pathlib, sys, time\nfrom pefll.record import RunFolder\n"
+        "import pathlib, sys, time\nfrom pefll.runs.record import RunFolder\n"
         "with RunFolder(pathlib.Path(sys.argv[1])).held():\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:

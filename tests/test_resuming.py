@@ -17,11 +17,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from pefll import checkpoint, cli, saving
+from pefll import cli, saving
 from pefll.core.errors import PefllError
 from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import STOPPING
-from pefll.record import RunFolder
+from pefll.runs import checkpoint
+from pefll.runs.record import RunFolder
 from tests.federations import flat, ragged
 
 ROUNDS, EVERY = 80, 20

@@ -21,7 +21,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.fitting import fit, fit_seeds
 from pefll.lockstep import Signals, Stopped
 from pefll.methods import METHODS, build_method
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 from tests.federations import problem_of, ragged
 
 QUICK = {"epochs": 2, "processes": 1}

@@ -25,7 +25,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.settings import EngineSettings
 from pefll.methods import build_method
 from pefll.ops import recorded
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 from tests.at_once import both, in_a_thread
 from tests.faults.threads import at_once, digits, fitting, in_pairs, mixed, new_clients, personalising, trained
 from tests.federations import problem_of, ragged

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pefll import checkpoint, saving, training
-from pefll.config import Config
+from pefll import saving, training
 from pefll.core.errors import PefllError
 from pefll.core.progress import Silent
 from pefll.data.federation import VALIDATION
@@ -24,7 +23,9 @@ from pefll.engines.later import Clock, Later
 from pefll.evaluation import Accuracy, Evaluation
 from pefll.fitting import fit
 from pefll.lockstep import Job, stop_signals, take_turns
-from pefll.record import RunFolder
+from pefll.runs import checkpoint
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
 from tests.federations import ragged
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.speed.setting import Work
-from pefll.config import PRECISIONS
+from pefll.runs.config import PRECISIONS
 
 INSTALL = "not installed: pip install 'pefll[bench]'"
 

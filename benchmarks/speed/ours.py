@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Setting, Work
-from pefll.config import Config
 from pefll.hardware import make_engine
 from pefll.methods import build_method
+from pefll.runs.config import Config
 
 
 def settings(method: str, setting: Setting) -> dict[str, float]:

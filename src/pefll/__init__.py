@@ -28,8 +28,8 @@ from pefll.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
 from pefll.fitting import RunsFailed, fit, fit_seeds
 from pefll.lockstep import Stopped
 from pefll.methods import METHODS, FedAvg, FedRep, KNNPer, Local, PeFLL, PeFLLPrior, PerFedAvg, PFedHN, PFedMe
-from pefll.personal import PersonalModel
 from pefll.run import ClientsFailed, Run, load
+from pefll.runs.personal import PersonalModel
 from pefll.version import __version__
 
 __all__ = [

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pefll import checkpoint
 from pefll.core.errors import PefllError
 from pefll.core.named import allow, fault
 from pefll.core.tree import Tree, leaves, map_tree, named_leaves
@@ -33,6 +32,7 @@ from pefll.evaluation import evaluate, scores_of
 from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
+from pefll.runs import checkpoint
 from pefll.saving import restore
 
 ROUNDS = 3

@@ -13,9 +13,6 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor, nn
 
-from pefll import checkpoint, manifest
-from pefll.checksums import new_run
-from pefll.config import Config
 from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.files import is_temporary
@@ -25,15 +22,18 @@ from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
-from pefll.facts import check_problem
 from pefll.hardware import place_data
 from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, method_name, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
 from pefll.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
-from pefll.record import LOCK, RunFolder, rounds_of, seed_folder
 from pefll.run import Run, method_template
+from pefll.runs import checkpoint, manifest
+from pefll.runs.checksums import new_run
+from pefll.runs.config import Config
+from pefll.runs.facts import check_problem
+from pefll.runs.record import LOCK, RunFolder, rounds_of, seed_folder
 from pefll.saving import restore
 from pefll.summary import summary_of, write_descriptors
 from pefll.training import train
@@ -77,7 +77,7 @@ def fit(
         config = _config(federation, method, model, rounds, seed, settings)
     elif not isinstance(config, Config):
         raise PefllError(
-            f"config is {arguments.shown(config)}; it must be a pefll.config.Config, or left away for settings as "
+            f"config is {arguments.shown(config)}; it must be a pefll.runs.config.Config, or left away for settings as "
             "arguments, such as rounds=100",
             code="PEFLL-A017",
         )

@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.wording import argument, counted
@@ -26,6 +25,7 @@ from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, resolve_model
 from pefll.models.probe import probe
+from pefll.runs.config import Config
 
 
 class Order(NamedTuple):

@@ -16,8 +16,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pefll import checkpoint
-from pefll.config import Config
 from pefll.core import arguments
 from pefll.core.errors import PefllError
 from pefll.core.named import allow
@@ -31,14 +29,16 @@ from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
 from pefll.engines.serial import SerialEngine
 from pefll.evaluation import Evaluation, client_scores, split_number, summarise
-from pefll.facts import check_problem
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
-from pefll.personal import PersonalModel, check_input, warn_of_positions
 from pefll.preparing import build_checked_method, build_checked_model, federation_of, opened
-from pefll.record import RunFolder, rounds_of
+from pefll.runs import checkpoint
+from pefll.runs.config import Config
+from pefll.runs.facts import check_problem
+from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
+from pefll.runs.record import RunFolder, rounds_of
 from pefll.saving import check_progress, restore
 from pefll.summary import counting
 

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pefll import checkpoint, manifest
-from pefll.checkpoint import Writer
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.core.progress import Monitor
 from pefll.core.tree import Tree, from_named, map_tree, named_leaves
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.later import copy_under_way, fetched
-from pefll.record import RunFolder
+from pefll.runs import checkpoint, manifest
+from pefll.runs.checkpoint import Writer
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
 
 CHECKPOINT_SECONDS = 300.0
 

@@ -31,7 +31,7 @@ from pefll.methods.contract import Method
 from pefll.models import resolve_model
 from pefll.ops.native import compiler, pooled
 from pefll.preparing import Order, clients_per_round
-from pefll.record import ALONE, TOOK_TURNS, RunFolder
+from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.saving import Progress
 from pefll.training import local_steps
 from pefll.version import __version__

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pefll.config import Config
 from pefll.core.progress import Monitor
 from pefll.core.tree import Tree
 from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.later import Later, copy_under_way
 from pefll.evaluation import Evaluation, Exam
-from pefll.events import Events
 from pefll.lockstep import Stopped, Turns
 from pefll.methods.contract import Method
-from pefll.record import RunFolder
+from pefll.runs.config import Config
+from pefll.runs.events import Events
+from pefll.runs.record import RunFolder
 from pefll.saving import Best, Progress, Saver, resume
 
 STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar

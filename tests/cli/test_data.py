@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pefll import data as sources
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 from tests.cli.conftest import SMALL, features, npz
 from tests.data import layouts
 

@@ -14,7 +14,7 @@ import torch
 
 from pefll import run
 from pefll.data import load_samples
-from pefll.personal import PersonalModel
+from pefll.runs.personal import PersonalModel
 from tests.cli.conftest import SMALL, features, npz
 
 

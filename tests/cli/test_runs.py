@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from pefll import checkpoint
-from pefll.record import RunFolder
+from pefll.runs import checkpoint
+from pefll.runs.record import RunFolder
 
 
 def test_train_evaluate_show(pefll, labelled, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from pefll.fitting import fit
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 from tests.cli.conftest import DIGITS, SMALL, features
 from tests.federations import ragged
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pefll import checkpoint
 from pefll.core import files
+from pefll.runs import checkpoint
 from tests.cli.conftest import DIGITS
 
 

@@ -24,7 +24,7 @@ from pefll.deploy.plan import read_app
 from pefll.deploy.processes import environment
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 from tests.deploy.marked import WORD, alive_with, wait_until
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from flwr.app import Context, RecordDict
 
-from pefll import checkpoint, run
+from pefll import run
 from pefll.core.errors import PefllError
 from pefll.core.tree import named_leaves
 from pefll.deploy import apps, server
@@ -23,8 +23,9 @@ from pefll.deploy.plan import Plan
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.engines.flower.member import client_name
-from pefll.personal import PersonalModel
-from pefll.record import RunFolder
+from pefll.runs import checkpoint
+from pefll.runs.personal import PersonalModel
+from pefll.runs.record import RunFolder
 from tests.engines.flower.federations import CLIENTS, PER_ROUND, QUICK, Setting, serial_state, setting
 
 ROUNDS = 2

@@ -10,7 +10,7 @@ import pytest
 
 from pefll.cli import main
 from pefll.deploy import service, verbs
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 
 
 def pefll(capsys, *words: str) -> tuple[int, str]:

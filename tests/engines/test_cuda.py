@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from benchmarks.lockstep import pictures as noise
-from pefll import checkpoint
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
@@ -24,8 +22,10 @@ from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
 from pefll.ops import recorded
 from pefll.preparing import Order
-from pefll.record import RunFolder
 from pefll.run import load
+from pefll.runs import checkpoint
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.experiments import demo
-from pefll.personal import PersonalModel
-from pefll.record import RunFolder
+from pefll.runs.personal import PersonalModel
+from pefll.runs.record import RunFolder
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pefll.experiments.comparison import compare, latex, markdown, rows, write_t
 from pefll.experiments.reproduce import cheapest_first, make_plan, missing_table, parse_only, run_missing
 from pefll.experiments.table1 import CELLS, PAPER, ROWS, Cell, Job
 from pefll.experiments.timing import Estimate, client_steps, estimate, read_trials, speeds
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 
 SMALL = (
     Cell("digits", 10, "by-class 2", "Digits, n=10", 1100, model="mlp"),

@@ -7,7 +7,7 @@ import pytest
 from pefll.core.errors import PefllError
 from pefll.experiments.results import collect, markdown_table, read_results
 from pefll.fitting import fit
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 from tests.federations import ragged
 
 

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from pefll import fitting, preparing
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
@@ -20,7 +19,8 @@ from pefll.experiments import tune as module
 from pefll.experiments.results import collect
 from pefll.experiments.tune import Search, Trials, advice, chosen, parse_grid, trials_table, tune
 from pefll.lockstep import Stopped
-from pefll.record import RunFolder
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
 from tests.federations import ragged
 
 CONFIG = Config(

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pefll.checksums import digest
+from pefll.runs.checksums import digest
 
 Damage = Callable[[Random, Path, Path], str]
 

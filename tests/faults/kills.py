@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from pefll import checkpoint
 from pefll.core.files import is_temporary
-from pefll.record import RunFolder
+from pefll.runs import checkpoint
+from pefll.runs.record import RunFolder
 from tests.faults.record import FILE, record
 from tests.faults.run_folders import TRAIN, main_of, prepare
 

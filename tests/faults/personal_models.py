@@ -33,11 +33,11 @@ import typer
 from rich.console import Console
 
 import pefll
-from pefll import modelfile
 from pefll.cli import main as command_line
 from pefll.core.errors import PefllError
 from pefll.core.progress import monitor
-from pefll.personal import PersonalModel
+from pefll.runs import modelfile
+from pefll.runs.personal import PersonalModel
 from tests.faults.record import FILE, record
 
 Rng = np.random.Generator

@@ -33,11 +33,12 @@ from rich.progress import track
 from safetensors.torch import load_file
 
 import pefll
-from pefll import checkpoint, cli
+from pefll import cli
 from pefll.core.errors import PefllError
-from pefll.record import RunFolder
 from pefll.report.descriptors import read_descriptors
 from pefll.report.runs import read_run
+from pefll.runs import checkpoint
+from pefll.runs.record import RunFolder
 from tests.faults.damages import DAMAGES
 from tests.faults.record import FILE, record
 from tests.federations import flat

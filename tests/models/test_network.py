@@ -11,7 +11,7 @@ from pefll.core.errors import PefllError
 from pefll.core.named import allow
 from pefll.fitting import fit
 from pefll.models import Network, build_model, check_model
-from pefll.personal import PersonalModel
+from pefll.runs.personal import PersonalModel
 from tests.federations import ragged
 from tests.models import zoo
 

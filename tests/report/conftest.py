@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pefll.config import Config
-from pefll.record import RunFolder
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
 
 MakeRun = Callable[..., RunFolder]
 

@@ -15,7 +15,6 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from pefll.core.errors import PefllError
-from pefll.record import RunFolder
 from pefll.report.plots import (
     CLASSES,
     LINES,
@@ -30,6 +29,7 @@ from pefll.report.plots import (
     federation_picture,
 )
 from pefll.report.runs import group_runs, read_runs
+from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, row, write_descriptors
 
@@ -248,7 +248,7 @@ def test_no_global_state_is_left(make_run: MakeRun, tmp_path: Path) -> None:
     script = f"""
 import sys, matplotlib
 from pathlib import Path
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 from pefll.report.plots import curves
 def settings():  # without "backend": reading it imports pyplot
     return {{key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}}

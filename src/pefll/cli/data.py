@@ -15,9 +15,9 @@ from pefll import data as sources
 from pefll import preparing
 from pefll.cli.console import err, out
 from pefll.cli.options import ClientColumn, Clients, DataDir, Force, Label, Partition, check_free
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
+from pefll.runs.config import Config
 
 ABOUT = """Data sets: which there are, get them, check them, look at them.
 

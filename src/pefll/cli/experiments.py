@@ -24,7 +24,6 @@ from pefll.cli.options import (
     parse_seeds,
     parse_settings,
 )
-from pefll.config import Config
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import check_folder
 from pefll.core.named import allow
@@ -33,6 +32,7 @@ from pefll.core.wording import counted, first_few
 from pefll.hardware import pick_device
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
+from pefll.runs.config import Config
 
 
 def demo(

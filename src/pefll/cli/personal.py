@@ -22,8 +22,8 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
-from pefll.personal import PersonalModel
-from pefll.record import MEASURES
+from pefll.runs.personal import PersonalModel
+from pefll.runs.record import MEASURES
 
 
 def evaluate(

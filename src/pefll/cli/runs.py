@@ -9,7 +9,7 @@ import typer
 
 from pefll.cli.console import out
 from pefll.core.errors import PefllError
-from pefll.record import run_folders
+from pefll.runs.record import run_folders
 
 app = typer.Typer(no_args_is_help=True, help="Results: finished runs as small files, and tables made of them.")
 

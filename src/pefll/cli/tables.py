@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pefll.record import GROUPS, MEASURES
+from pefll.runs.record import GROUPS, MEASURES
 
 
 def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...] = MEASURES) -> Table:

@@ -12,19 +12,20 @@ from typing import Annotated, Any
 import typer
 
 from pefll import data as sources
-from pefll import fitting, manifest, preparing
+from pefll import fitting, preparing
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.core.named import allow
 from pefll.core.progress import say
 from pefll.core.wording import first_few, without_samples
-from pefll.facts import check_problem
 from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
-from pefll.record import RunFolder, run_folders, seed_folder
+from pefll.runs import manifest
+from pefll.runs.config import Config
+from pefll.runs.facts import check_problem
+from pefll.runs.record import RunFolder, run_folders, seed_folder
 
 
 def train(

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from pefll import checkpoint
 from pefll.core.errors import PefllError
 from pefll.core.progress import Monitor, monitor, say
 from pefll.core.tree import Tree, named_leaves
@@ -31,9 +30,10 @@ from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.member import client_name
 from pefll.engines.serial import SerialEngine
 from pefll.evaluation import client_scores
-from pefll.personal import PersonalModel
-from pefll.record import RunFolder
 from pefll.run import Run
+from pefll.runs import checkpoint
+from pefll.runs.personal import PersonalModel
+from pefll.runs.record import RunFolder
 
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"

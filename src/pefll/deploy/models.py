@@ -15,7 +15,7 @@ from pefll.engines.flower.message import BadMessage
 from pefll.engines.flower.policy import Refusal
 from pefll.engines.serial import SerialEngine
 from pefll.models.neighbours import NeighbourModel
-from pefll.personal import PersonalModel
+from pefll.runs.personal import PersonalModel
 
 
 def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dict[str, Any]:

@@ -14,15 +14,15 @@ import torch
 from rich.console import Console
 
 from pefll import fitting, run
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.tree import Tree, map_tree
 from pefll.deploy.orphan import ends_with_its_parent
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.engine import FlowerEngine
-from pefll.record import RunFolder
 from pefll.run import Run
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
 
 Report = Callable[[str], None]
 

@@ -35,7 +35,7 @@ from pefll.deploy.processes import (
 )
 from pefll.deploy.signals import ended_by_signals
 from pefll.deploy.watchdog import mark
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 
 AGAIN_SECONDS = 10
 

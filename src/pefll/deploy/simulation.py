@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from pefll import fitting, manifest
+from pefll import fitting
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted
 from pefll.data import LABEL
@@ -18,8 +18,9 @@ from pefll.deploy.server import cohort_size, config_of
 from pefll.engines.flower.member import Member
 from pefll.engines.flower.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine
-from pefll.record import RunFolder
 from pefll.run import Run
+from pefll.runs import manifest
+from pefll.runs.record import RunFolder
 
 KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, after its name; "" for a folder
 

@@ -12,8 +12,8 @@ import numpy as np
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.experiments.significance import Difference, Pair, paired_bootstrap
 from pefll.experiments.table1 import OURS, PAPER, ROWS, Cell
-from pefll.record import GROUPS
 from pefll.report import mean_and_std
+from pefll.runs.record import GROUPS
 
 Result = dict[str, Any]
 Found = dict[tuple[str, str], list[Result]]  # (method, cell's name) -> one result per seed, in the order of the seeds

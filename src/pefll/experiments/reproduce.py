@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from pefll import fitting, preparing, run
-from pefll.config import Config
 from pefll.core.errors import Diverged, PefllError, unknown
 from pefll.core.progress import say
 from pefll.core.wording import argument, counted
@@ -26,8 +25,9 @@ from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, s
 from pefll.experiments.tune import batches, chosen, in_words, raise_first
 from pefll.lockstep import TIME_IS_UP, Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
-from pefll.record import RunFolder, seed_folder
 from pefll.report.table import duration, new_table
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder, seed_folder
 
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pefll.config import Config
 from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, read_json, write_json
 from pefll.experiments.table1 import PAPER
 from pefll.methods import hyperparameters
-from pefll.record import GROUPS, RunFolder, own_seconds
 from pefll.report import mean_and_std
 from pefll.report.runs import read_run
+from pefll.runs.config import Config
+from pefll.runs.record import GROUPS, RunFolder, own_seconds
 
 # Runs that differ in none of these are one setting with several seeds.
 SAME = (

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from pefll import fitting, preparing, run
-from pefll.config import Config
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.files import check_folder, make_folder, read_json, write_json
 from pefll.core.progress import say
@@ -30,8 +29,9 @@ from pefll.experiments.results import spread
 from pefll.lockstep import Stopped
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
-from pefll.record import RunFolder, seed_folder
 from pefll.report import mean_and_std
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder, seed_folder
 
 T = TypeVar("T")
 Settings = dict[str, Any]

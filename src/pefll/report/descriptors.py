@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.core.errors import PefllError
-from pefll.record import RunFolder
+from pefll.runs.record import RunFolder
 
 Array = npt.NDArray[Any]
 

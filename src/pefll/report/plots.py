@@ -19,9 +19,9 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
-from pefll.record import GROUPS, RunFolder
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
 from pefll.report.runs import Group, Run, different_data, group_runs, read_runs
+from pefll.runs.record import GROUPS, RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pefll.config import MAY_CHANGE, read_settings
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
-from pefll.record import GROUPS, RunFolder
+from pefll.runs.config import MAY_CHANGE, read_settings
+from pefll.runs.record import GROUPS, RunFolder
 
 Array = npt.NDArray[Any]
 

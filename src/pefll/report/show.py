@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 from pefll.core.progress import say
-from pefll.record import RunFolder
 from pefll.report.plots import curves, descriptor_map
 from pefll.report.runs import Run, different_data, read_runs
 from pefll.report.table import costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
+from pefll.runs.record import RunFolder
 
 
 def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:

@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.record import GROUPS, TOOK_TURNS, RunFolder, own_seconds
 from pefll.report.runs import Group, Run, group_runs, mean_and_std, number, read_runs
+from pefll.runs.record import GROUPS, TOOK_TURNS, RunFolder, own_seconds
 
 MISSING = "—"
 

@@ -9,9 +9,9 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.record import GROUPS, RunFolder
 from pefll.report.runs import Array, Run, read_runs
 from pefll.report.table import percent
+from pefll.runs.record import GROUPS, RunFolder
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"seen": "cyan", "unseen": "yellow"}

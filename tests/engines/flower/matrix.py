@@ -24,7 +24,6 @@ from typing import Any
 import flwr
 import torch
 
-from pefll import checkpoint
 from pefll.core.errors import PefllError
 from pefll.core.files import write_json
 from pefll.core.tree import named_leaves
@@ -33,7 +32,8 @@ from pefll.deploy.loopback import Loopback
 from pefll.deploy.processes import check_server, client_command, free_port, program, server_command, wait_for_server
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
-from pefll.record import RunFolder
+from pefll.runs import checkpoint
+from pefll.runs.record import RunFolder
 from pefll.summary import commit
 from tests.engines.flower.deployment import APPS, deploy, result, start, start_client
 from tests.engines.flower.federations import Setting, WithoutSome, setting, sha256

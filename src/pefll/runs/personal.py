@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pefll import modelfile
 from pefll.core import arguments
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
@@ -21,10 +20,11 @@ from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
 from pefll.data.frames import is_frame, matrix_by_name
-from pefll.facts import fault_of, parse_facts
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
+from pefll.runs import modelfile
+from pefll.runs.facts import fault_of, parse_facts
 
 Array = npt.NDArray[Any]
 # Types of weights that are rounded into each other; all others must be the architecture's own.

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pefll.checksums import read_first_line, with_first_line
 from pefll.core.arguments import plain, share, shown, text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import write_whole
 from pefll.core.wording import argument, counted, for_the_command_line
+from pefll.runs.checksums import read_first_line, with_first_line
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector", "flower")

@@ -22,10 +22,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pefll import manifest
 from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors, set_aside, sync_folder
-from pefll.manifest import MANIFEST
+from pefll.runs import manifest
+from pefll.runs.manifest import MANIFEST
 
 KEEP = 2
 TENSORS, HISTORY = "state.safetensors", "history.jsonl"

@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pefll.checksums import digest
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
+from pefll.runs.checksums import digest
 
 MANIFEST = "manifest.json"
 OTHER_ROUND, OTHER_RUN = "PEFLL-R005", "PEFLL-R006"

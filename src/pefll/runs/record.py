@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pefll import manifest
-from pefll.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
 from pefll.core.errors import PefllError
 from pefll.core.files import (
     parse_json,
@@ -30,6 +28,8 @@ from pefll.core.files import (
     write_whole,
 )
 from pefll.core.wording import counted, either
+from pefll.runs import manifest
+from pefll.runs.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
 
 LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
 # Files that killed writers of earlier versions left half written.

@@ -1,0 +1,1 @@
+"""A run on disk: its settings, history, results and checkpoints; a personal model and its file."""
