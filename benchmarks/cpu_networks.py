@@ -35,8 +35,8 @@ from pefll.data import Federation, make_federation
 from pefll.engines.serial import SerialEngine
 from pefll.methods import build_method
 from pefll.models import build_model
-from pefll.preparing import describe_problem
-from pefll.summary import commit
+from pefll.training.preparing import describe_problem
+from pefll.training.summary import commit
 
 STEPS, BATCH = 10, 32
 

@@ -40,9 +40,9 @@ from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.request import Visit
 from pefll.engines.flower.terms import Dropped
-from pefll.evaluation import client_scores, summarise
 from pefll.methods.contract import Each, Everyone, each, everyone
-from pefll.summary import commit
+from pefll.training.evaluation import client_scores, summarise
+from pefll.training.summary import commit
 
 COMMAND = "python -m benchmarks.curious_server --out results/privacy.json"
 ALLOW_ALL = {"min-samples": "0", "numbers-per-sample": "0"}  # a client without limits of its own

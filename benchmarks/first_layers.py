@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.kernels import Operation, card, microseconds, recorded
 from pefll.core.files import write_json
-from pefll.hardware import device_name
 from pefll.ops.geometry import Geometry
 from pefll.ops.kernels import convolution, laid, pictures
-from pefll.summary import commit
+from pefll.training.hardware import device_name
+from pefll.training.summary import commit
 
 BATCH = 32
 LAYER = Geometry(ci=3, h=32, w=32, co=16, kh=5, kw=5, stride=1, padding=0, pool=2, relu=True)

@@ -27,11 +27,11 @@ from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.core.files import write_json
 from pefll.engines.settings import set_for_engines
-from pefll.hardware import device_name, pick_device
 from pefll.methods.local_sgd import SGD, sgd_step
 from pefll.ops import client_axis
 from pefll.ops.blocks import conv_block, cross_entropy, linear_block
-from pefll.summary import commit
+from pefll.training.hardware import device_name, pick_device
+from pefll.training.summary import commit
 
 BATCH, IN_A_GRAPH = 32, 10
 PARAMETERS = (1200, 16, 12_800, 32, 96_000, 120, 10_080, 84, 840, 10)  # of LeNet, layer by layer

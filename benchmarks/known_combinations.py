@@ -25,8 +25,8 @@ from benchmarks.new_combinations import is_new
 from pefll import fit_seeds, load_samples, make_federation
 from pefll.core.files import write_json
 from pefll.data import Federation
-from pefll.run import Run
-from pefll.summary import commit
+from pefll.training.run import Run
+from pefll.training.summary import commit
 
 
 def with_known_only(federation: Federation) -> tuple[Federation, list[tuple[int, int]]]:

@@ -27,12 +27,12 @@ from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
-from pefll.evaluation import Exam, evaluate
-from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import build_method
-from pefll.preparing import describe_problem
 from pefll.runs.config import Config
-from pefll.summary import commit
+from pefll.training.evaluation import Exam, evaluate
+from pefll.training.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
+from pefll.training.preparing import describe_problem
+from pefll.training.summary import commit
 
 EVAL_EVERY = 30  # as in the paper's code
 

@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 
 import pefll
-from pefll.memory import Plan, parts_of
+from pefll.engines.memory import Plan, parts_of
 
 CASES: dict[str, tuple[tuple[int, ...], int | str]] = {
     "mlp of 100,000 weights": ((64,), 1_333),

@@ -30,12 +30,12 @@ from benchmarks.lockstep import pictures
 from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import TRAIN, Federation, make_federation
-from pefll.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.methods import METHODS, build_method
-from pefll.preparing import describe_problem
 from pefll.runs.config import Config
-from pefll.summary import commit
-from pefll.training import local_steps
+from pefll.training.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
+from pefll.training.loop import local_steps
+from pefll.training.preparing import describe_problem
+from pefll.training.summary import commit
 
 LIMIT = 1.5
 STEPS, BATCH = 50, 32  # of a client in a round of most methods; Local trains for about as many steps

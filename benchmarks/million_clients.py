@@ -34,10 +34,10 @@ from pefll.data import Federation, federation_from_arrays
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.hardware import processor
 from pefll.methods import build_method
-from pefll.preparing import describe_problem
-from pefll.summary import commit
+from pefll.training.hardware import processor
+from pefll.training.preparing import describe_problem
+from pefll.training.summary import commit
 
 CLASSES = 10
 CLASSES_PER_CLIENT = 2

@@ -32,11 +32,11 @@ from pefll.core.files import read_json, write_json
 from pefll.core.tree import map_tree
 from pefll.data.federation import TEST, Federation, Samples
 from pefll.data.partition import by_class
-from pefll.evaluation import client_scores
-from pefll.hardware import device_name, make_engine
-from pefll.preparing import federation_of
-from pefll.run import load
-from pefll.summary import commit
+from pefll.training.evaluation import client_scores
+from pefll.training.hardware import device_name, make_engine
+from pefll.training.preparing import federation_of
+from pefll.training.run import load
+from pefll.training.summary import commit
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
 RATES = ("client_lr", "server_lr")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.speed.record import machine
 from pefll.core.files import write_json
 from pefll.models import Network, lenet
-from pefll.summary import commit
+from pefll.training.summary import commit
 
 BATCH, CLASSES = 32, 10
 

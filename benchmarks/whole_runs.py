@@ -26,10 +26,10 @@ from benchmarks.lockstep import pictures
 from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import Federation, Samples, load_samples, make_federation
-from pefll.fitting import fit_seeds
-from pefll.hardware import device_name, pick_device
-from pefll.run import Run
-from pefll.summary import commit
+from pefll.training.fitting import fit_seeds
+from pefll.training.hardware import device_name, pick_device
+from pefll.training.run import Run
+from pefll.training.summary import commit
 
 SETTINGS: dict[str, Any] = {"embedding": "convnet", "client_lr": 0.0005, "server_lr": 0.0005}
 KEPT = ("train_seconds", "eval_seconds", "wall_seconds", "test_seconds", "best_round", "lockstep", "peak_memory_bytes")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pefll.core.files import write_json
-from pefll.hardware import device_name, pick_device
-from pefll.summary import commit
+from pefll.training.hardware import device_name, pick_device
+from pefll.training.summary import commit
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pefll.checking import CHECKS, check_method
 from pefll.data.federation import TEST
 from pefll.methods import FedAvg
 from pefll.methods.contract import everyone
 from pefll.methods.fedavg import Server
+from pefll.training.checking import CHECKS, check_method
 
 QUICK = {"local_steps": 3, "batch_size": 4}
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pefll.core.errors import PefllError
-from pefll.cost import cost_of_new_client
 from pefll.methods import FedAvg, Local, PeFLL
 from pefll.methods.contract import Own, everyone
+from pefll.training.cost import cost_of_new_client
 from tests.federations import problem_of, ragged
 
 FEATURES, CLASSES = 6, 3

@@ -13,11 +13,11 @@ import torch
 
 import pefll
 from pefll.core.errors import PefllError
-from pefll.fitting import finished_state
 from pefll.report.runs import read_run
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders
+from pefll.training.fitting import finished_state
 from tests.faults.damages import HOSTILE, put
 from tests.federations import flat, ragged
 

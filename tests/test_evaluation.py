@@ -11,9 +11,9 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN, VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import Exam, descriptors, evaluate, split_number, summarise
 from pefll.methods import build_method
 from pefll.methods.fedavg import Server
+from pefll.training.evaluation import Exam, descriptors, evaluate, split_number, summarise
 from tests.federations import problem_of, ragged
 
 

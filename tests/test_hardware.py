@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pefll import hardware
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from pefll.runs.config import Config
+from pefll.training import hardware
 from tests.federations import problem_of, ragged
 
 

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import pefll
-from pefll import fitting, preparing, summary, training
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.fitting import fit, fit_seeds
-from pefll.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, stop_signals, take_turns
-from pefll.preparing import federations_of
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, own_seconds, run_folders
+from pefll.training import fitting, loop, preparing, summary
+from pefll.training.fitting import fit, fit_seeds
+from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, stop_signals, take_turns
+from pefll.training.preparing import federations_of
 from tests.federations import ragged
 
 QUICK = {"rounds": 12, "clients_per_round": 2, "local_steps": 2, "eval_every": 3, "checkpoint_every": 5, "processes": 1}
@@ -167,7 +167,7 @@ def test_the_summary_says_that_the_time_was_shared(tmp_path, alone):
 
 def test_turns_are_short_compared_with_runs(monkeypatch):
     """Nobody runs to the end while the others wait."""
-    monkeypatch.setattr(training, "STRETCH_SECONDS", 0.0)  # one round a turn, however fast the machine is
+    monkeypatch.setattr(loop, "STRETCH_SECONDS", 0.0)  # one round a turn, however fast the machine is
     order = []
     launch = VectorEngine.launch
     monkeypatch.setattr(VectorEngine, "launch", lambda self, *rest: order.append(self.seed) or launch(self, *rest))

@@ -14,7 +14,7 @@ from torch import nn
 
 import pefll
 from pefll.core import machine
-from pefll.memory import Plan, check_fits, networks_of, parts_of, there_is
+from pefll.engines.memory import Plan, check_fits, networks_of, parts_of, there_is
 from pefll.methods import FedAvg
 from tests.federations import flat
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def eight_gigabytes(monkeypatch):
-    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * GB)
+    monkeypatch.setattr("pefll.engines.memory.available_memory", lambda: 8 * GB)
 
 
 ABSURD = [
@@ -49,9 +49,9 @@ def test_absurd_sizes_are_refused(eight_gigabytes, method, settings, part):
 # In a process of its own: the most memory that a process ever had would hide what this takes.
 TAKEN = """
 import resource
-import pefll, pefll.memory
+import pefll, pefll.engines.memory
 from tests.test_memory import ABSURD, FEDERATION
-pefll.memory.available_memory = lambda: 8 * 10**9
+pefll.engines.memory.available_memory = lambda: 8 * 10**9
 pefll.fit(FEDERATION, "pefll", rounds=1, local_steps=1)
 most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for method, settings, _ in ABSURD:
@@ -88,7 +88,7 @@ def test_many_runs_at_once_need_as_many_times_the_memory(eight_gigabytes):
 
 
 def test_a_model_by_name_is_weighed_before_it_is_made(monkeypatch):
-    monkeypatch.setattr("pefll.memory.available_memory", lambda: 10_000)
+    monkeypatch.setattr("pefll.engines.memory.available_memory", lambda: 10_000)
     with pytest.raises(pefll.PefllError) as error:
         pefll.fit(FEDERATION, "fedavg", model="mlp", rounds=1)
     assert error.value.code == "PEFLL-L007"
@@ -99,7 +99,7 @@ def test_a_finished_run_is_read_where_it_could_not_be_trained(monkeypatch, tmp_p
         return pefll.fit(FEDERATION, rounds=1, clients_per_round=2, local_steps=1, processes=1, model="tiny", out=out)
 
     made = fit(tmp_path / "run")
-    monkeypatch.setattr("pefll.memory.available_memory", lambda: 100_000)
+    monkeypatch.setattr("pefll.engines.memory.available_memory", lambda: 100_000)
     with pytest.raises(pefll.PefllError) as error:
         fit(tmp_path / "other")
     assert error.value.code == "PEFLL-L006"
@@ -107,7 +107,7 @@ def test_a_finished_run_is_read_where_it_could_not_be_trained(monkeypatch, tmp_p
 
 
 def test_nothing_is_refused_where_nobody_knows(monkeypatch):
-    monkeypatch.setattr("pefll.memory.available_memory", lambda: None)
+    monkeypatch.setattr("pefll.engines.memory.available_memory", lambda: None)
     check_fits(Plan(10**9, 10**11, 1, 1, 1, 1, 1), "pefll")
 
 

@@ -16,8 +16,8 @@ from pefll.core import named
 from pefll.core.errors import PefllError
 from pefll.engines.flower.agreement import Agreement
 from pefll.models import build_model
-from pefll.preparing import federation_of
 from pefll.runs.config import Config
+from pefll.training.preparing import federation_of
 from tests.federations import ragged
 
 MODEL = """

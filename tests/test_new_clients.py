@@ -14,11 +14,11 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import Exam, cost_of_new_client, evaluate
-from pefll.fitting import fit
 from pefll.methods import METHODS, build_method
 from pefll.methods.contract import Own, each, everyone, own
 from pefll.ops import client_axis
+from pefll.training.evaluation import Exam, cost_of_new_client, evaluate
+from pefll.training.fitting import fit
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 

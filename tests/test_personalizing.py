@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from pefll import fitting, load
+from pefll import load
 from pefll.core.errors import PefllError
 from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
-from pefll.personalizing import INDEX, file_name, write_each
-from pefll.run import ClientsFailed
 from pefll.runs.personal import PersonalModel
+from pefll.training import fitting
+from pefll.training.personalizing import INDEX, file_name, write_each
+from pefll.training.run import ClientsFailed
 from tests.cli.conftest import pefll, refused  # noqa: F401 - fixtures
 
 pandas = pytest.importorskip("pandas")

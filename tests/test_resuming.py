@@ -17,12 +17,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from pefll import cli, saving
+from pefll import cli
 from pefll.core.errors import PefllError
-from pefll.fitting import fit, fit_seeds
-from pefll.lockstep import STOPPING
 from pefll.runs import checkpoint
 from pefll.runs.record import RunFolder
+from pefll.training import saving
+from pefll.training.fitting import fit, fit_seeds
+from pefll.training.lockstep import STOPPING
 from tests.federations import flat, ragged
 
 ROUNDS, EVERY = 80, 20
@@ -188,8 +189,8 @@ def test_a_finished_run_started_again_is_returned_as_it_was_recorded(tmp_path, m
     first = fit(federation, method, rounds=4, out=tmp_path, **quick)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(without_seconds(tmp_path)) == (2 if method == "pefll" else 0)
-    monkeypatch.setattr("pefll.fitting.summary_of", lambda *_: pytest.fail("it was tested again"))
-    monkeypatch.setattr("pefll.fitting.opened", lambda *_: pytest.fail("clients were asked for"))
+    monkeypatch.setattr("pefll.training.fitting.summary_of", lambda *_: pytest.fail("it was tested again"))
+    monkeypatch.setattr("pefll.training.fitting.opened", lambda *_: pytest.fail("clients were asked for"))
     again = fit(federation, method, rounds=4, out=tmp_path, **quick)
     assert again.summary == first.summary
     assert torch.equal(flat(again.server), flat(first.server))

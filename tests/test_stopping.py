@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pefll import cli, fitting
+from pefll import cli
 from pefll.core.progress import Silent
 from pefll.engines.serial import SerialEngine
-from pefll.fitting import fit, fit_seeds
-from pefll.lockstep import Signals, Stopped
 from pefll.methods import METHODS, build_method
 from pefll.runs.record import RunFolder
+from pefll.training import fitting
+from pefll.training.fitting import fit, fit_seeds
+from pefll.training.lockstep import Signals, Stopped
 from tests.federations import problem_of, ragged
 
 QUICK = {"epochs": 2, "processes": 1}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from pefll import training
 from pefll.core.errors import PefllError
 from pefll.engines.workers import can_fork
-from pefll.fitting import fit
 from pefll.ops.native import compiler, pooled
-from pefll.run import load
+from pefll.training import loop
+from pefll.training.fitting import fit
+from pefll.training.run import load
 from tests.federations import flat, ragged
 
 KEYS = {
@@ -64,12 +64,12 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
 def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
     values = iter([0.9, 0.1])
 
-    class Fake(training.Exam):
+    class Fake(loop.Exam):
         def _read(self, scores):
             result = super()._read(scores)
             return result._replace(seen=result.seen._replace(per_sample=next(values)))
 
-    monkeypatch.setattr(training, "Exam", Fake)
+    monkeypatch.setattr(loop, "Exam", Fake)
     settings = {"local_steps": 8, "client_lr": 0.3, "clients_per_round": 4, "processes": 1}
     run = fit(ragged(sizes=(30,)), "fedavg", rounds=4, eval_every=2, **settings)
     assert run.summary["best_round"] == 2
@@ -78,7 +78,7 @@ def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
 
 
 def test_the_commit_is_recorded(monkeypatch, tmp_path):
-    from pefll.summary import commit
+    from pefll.training.summary import commit
 
     head = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent

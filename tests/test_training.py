@@ -14,18 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pefll import saving, training
 from pefll.core.errors import PefllError
 from pefll.core.progress import Silent
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
 from pefll.engines.later import Clock, Later
-from pefll.evaluation import Accuracy, Evaluation
-from pefll.fitting import fit
-from pefll.lockstep import Job, stop_signals, take_turns
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
+from pefll.training import loop, saving
+from pefll.training.evaluation import Accuracy, Evaluation
+from pefll.training.fitting import fit
+from pefll.training.lockstep import Job, stop_signals, take_turns
 from tests.federations import ragged
 
 
@@ -82,13 +82,13 @@ def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list
             groups = [None, None] if pair is None else [Accuracy(v, 1 - v, 1.0, 1.0, 0.0) for v in pair]
             return ready(Evaluation(*groups))
 
-    monkeypatch.setattr(training, "Exam", Fake)
+    monkeypatch.setattr(loop, "Exam", Fake)
     return looked
 
 
 def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> saving.Progress:
     with stop_signals() as asked_to_stop:
-        turns = training.train(engine or Counting(), METHOD, config, folder, Silent(), {}, asked_to_stop)
+        turns = loop.train(engine or Counting(), METHOD, config, folder, Silent(), {}, asked_to_stop)
         (outcome,) = take_turns([Job(turns, nullcontext)])
     if isinstance(outcome, BaseException):
         raise outcome
@@ -161,7 +161,7 @@ def test_no_more_than_five_minutes_and_a_round_are_lost(monkeypatch, tmp_path, e
     scripted(monkeypatch, dict.fromkeys(range(7), (0.5, 0.5)))
     now, saved, save = [0.0], [], checkpoint.save
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(training, "STRETCH_SECONDS", 0.0)  # a round at a time
+    monkeypatch.setattr(loop, "STRETCH_SECONDS", 0.0)  # a round at a time
     monkeypatch.setattr(checkpoint, "save", lambda folder, t, *rest: saved.append(t) or save(folder, t, *rest))
 
     class Slow(Counting):
@@ -233,7 +233,7 @@ def busy_exams(monkeypatch, engine: Busy, values: dict[int, float]) -> None:
             result = Evaluation(Accuracy(values.get(at, 0.1), 0.0, 1.0, 1.0, 0.0), None)
             return Waited(result, engine.log, f"exam {at}")
 
-    monkeypatch.setattr(training, "Exam", Exam)
+    monkeypatch.setattr(loop, "Exam", Exam)
 
 
 def test_two_stretches_of_rounds_are_launched_before_an_evaluation_is_waited_for(monkeypatch, tmp_path):
@@ -359,7 +359,7 @@ def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_pa
                 os.kill(os.getpid(), number)
             return super().launch(server, first, rounds)
 
-    with pytest.raises(training.Stopped) as stopped:
+    with pytest.raises(loop.Stopped) as stopped:
         run_loop(Config(rounds=100, eval_every=10), RunFolder(tmp_path), Signalled())
     assert stopped.value.signal == number
     assert 11 < stopped.value.round < 100
@@ -393,12 +393,12 @@ def test_training_works_outside_of_the_main_thread():
 def test_evaluations_use_a_quarter_of_the_samples_trained_on_between_them():
     engine = SimpleNamespace(federation=ragged(clients=40, sizes=(60,)), clients_per_round=2)  # 60 + 21 samples each
     method = SimpleNamespace(local_steps=5, local_epochs=0, batch_size=8)
-    assert training.evaluated_share(engine, method, Config(eval_every=10)) == pytest.approx(0.25 * 800 / (40 * 81))
-    assert training.evaluated_share(engine, method, Config(eval_every=1000)) == 1.0
-    assert training.evaluated_share(engine, method, Config(eval_every=10, eval_clients=10)) == 0.25
+    assert loop.evaluated_share(engine, method, Config(eval_every=10)) == pytest.approx(0.25 * 800 / (40 * 81))
+    assert loop.evaluated_share(engine, method, Config(eval_every=1000)) == 1.0
+    assert loop.evaluated_share(engine, method, Config(eval_every=10, eval_clients=10)) == 0.25
     whole = SimpleNamespace(local_steps=5, local_epochs=0, batch_size=0)
-    assert training.evaluated_share(engine, whole, Config(eval_every=2)) == pytest.approx(0.25 * 20 / 40)
+    assert loop.evaluated_share(engine, whole, Config(eval_every=2)) == pytest.approx(0.25 * 20 / 40)
     epochs = SimpleNamespace(local_steps=0, local_epochs=3, batch_size=8)
-    assert training.evaluated_share(engine, epochs, Config(eval_every=2)) == pytest.approx(0.25 * 12 / 40)
-    assert training.local_steps(epochs, engine.federation) == 3 * 8  # 60 samples are 8 batches
-    assert training.local_steps(method, engine.federation) == 5
+    assert loop.evaluated_share(engine, epochs, Config(eval_every=2)) == pytest.approx(0.25 * 12 / 40)
+    assert loop.local_steps(epochs, engine.federation) == 3 * 8  # 60 samples are 8 batches
+    assert loop.local_steps(method, engine.federation) == 5

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Setting, Work
-from pefll.hardware import make_engine
 from pefll.methods import build_method
 from pefll.runs.config import Config
+from pefll.training.hardware import make_engine
 
 
 def settings(method: str, setting: Setting) -> dict[str, float]:

@@ -8,7 +8,6 @@ print(run.evaluate())                                        # seen and unseen c
 model = run.personalize(x_new, y_new)                        # an nn.Module for a client never seen
 """
 
-from pefll.checking import check_method
 from pefll.core.errors import PefllError
 from pefll.data import (
     Federation,
@@ -24,12 +23,13 @@ from pefll.data import (
     samples_from_arrays,
     summarise,
 )
-from pefll.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
-from pefll.fitting import RunsFailed, fit, fit_seeds
-from pefll.lockstep import Stopped
 from pefll.methods import METHODS, FedAvg, FedRep, KNNPer, Local, PeFLL, PeFLLPrior, PerFedAvg, PFedHN, PFedMe
-from pefll.run import ClientsFailed, Run, load
 from pefll.runs.personal import PersonalModel
+from pefll.training.checking import check_method
+from pefll.training.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
+from pefll.training.fitting import RunsFailed, fit, fit_seeds
+from pefll.training.lockstep import Stopped
+from pefll.training.run import ClientsFailed, Run, load
 from pefll.version import __version__
 
 __all__ = [

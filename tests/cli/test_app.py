@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pefll import fitting, run
+from pefll.training import fitting, run
 from tests.cli.conftest import DIGITS, Said
 
 

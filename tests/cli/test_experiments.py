@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from pefll import fitting, run
 from pefll.cli.console import out
 from pefll.experiments import costs
+from pefll.training import fitting, run
 from tests.cli.conftest import DIGITS
 
 
@@ -49,7 +49,7 @@ def test_tuning(pefll, refused, tmp_path, monkeypatch):
 
 def test_stopping_a_search(pefll, tmp_path, monkeypatch):
     from pefll.experiments import tune
-    from pefll.lockstep import Stopped
+    from pefll.training.lockstep import Stopped
 
     def stopped(*given):
         raise Stopped(3, 15)

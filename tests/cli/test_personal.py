@@ -12,9 +12,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from pefll import run
 from pefll.data import load_samples
 from pefll.runs.personal import PersonalModel
+from pefll.training import run
 from tests.cli.conftest import SMALL, features, npz
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from pefll.fitting import fit
 from pefll.runs.record import RunFolder
+from pefll.training.fitting import fit
 from tests.cli.conftest import DIGITS, SMALL, features
 from tests.federations import ragged
 

@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from flwr.app import Context, RecordDict
 
-from pefll import run
 from pefll.core.errors import PefllError
 from pefll.core.tree import named_leaves
 from pefll.deploy import apps, server
@@ -26,6 +25,7 @@ from pefll.engines.flower.member import client_name
 from pefll.runs import checkpoint
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import RunFolder
+from pefll.training import run
 from tests.engines.flower.federations import CLIENTS, PER_ROUND, QUICK, Setting, serial_state, setting
 
 ROUNDS = 2

@@ -11,7 +11,6 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from rich.console import Console
 
-from pefll import run
 from pefll.core.errors import PefllError
 from pefll.core.tree import named_leaves
 from pefll.deploy import server
@@ -20,6 +19,7 @@ from pefll.deploy.simulation import simulate
 from pefll.report.runs import read_run
 from pefll.runs import checkpoint
 from pefll.runs.record import RunFolder
+from pefll.training import run
 from tests.deploy.test_server import plan_of
 from tests.engines.flower.federations import serial_state, setting
 

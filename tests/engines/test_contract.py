@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from pefll.checking import CHECKS, Recording, Subject
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
 from pefll.data import federation_from_arrays
 from pefll.data.federation import TEST, VALIDATION, Federation
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import scores_of
-from pefll.fitting import fit
 from pefll.methods import METHODS, build_method, hyperparameters
+from pefll.training.checking import CHECKS, Recording, Subject
+from pefll.training.evaluation import scores_of
+from pefll.training.fitting import fit
 from tests.engines.test_engines import SETTINGS
 from tests.federations import problem_of, ragged
 

@@ -16,16 +16,16 @@ from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import Exam, evaluate
-from pefll.fitting import RunsFailed, fit, fit_seeds, fit_together
-from pefll.hardware import place_data
 from pefll.methods import METHODS, build_method
 from pefll.ops import recorded
-from pefll.preparing import Order
-from pefll.run import load
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
+from pefll.training.evaluation import Exam, evaluate
+from pefll.training.fitting import RunsFailed, fit, fit_seeds, fit_together
+from pefll.training.hardware import place_data
+from pefll.training.preparing import Order
+from pefll.training.run import load
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged

@@ -11,12 +11,12 @@ from pefll.data.federation import TEST, Samples, assemble
 from pefll.engines.cohort import Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import client_scores
-from pefll.fitting import fit
 from pefll.methods import Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
 from pefll.ops import recorded
+from pefll.training.evaluation import client_scores
+from pefll.training.fitting import fit
 from tests.federations import flat, problem_of, ragged
 
 SETTINGS = {

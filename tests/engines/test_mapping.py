@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pefll.core.errors import PefllError
-from pefll.fitting import fit
+from pefll.training.fitting import fit
 from tests.federations import ragged
 
 

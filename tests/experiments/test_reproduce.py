@@ -10,7 +10,6 @@ import json
 import pytest
 from rich.console import Console
 
-from pefll import fitting
 from pefll.core.errors import PefllError
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import compare, latex, markdown, rows, write_tables
@@ -18,6 +17,7 @@ from pefll.experiments.reproduce import cheapest_first, make_plan, missing_table
 from pefll.experiments.table1 import CELLS, PAPER, ROWS, Cell, Job
 from pefll.experiments.timing import Estimate, client_steps, estimate, read_trials, speeds
 from pefll.runs.record import RunFolder
+from pefll.training import fitting
 
 SMALL = (
     Cell("digits", 10, "by-class 2", "Digits, n=10", 1100, model="mlp"),

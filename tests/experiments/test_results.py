@@ -6,8 +6,8 @@ import pytest
 
 from pefll.core.errors import PefllError
 from pefll.experiments.results import collect, markdown_table, read_results
-from pefll.fitting import fit
 from pefll.runs.record import RunFolder
+from pefll.training.fitting import fit
 from tests.federations import ragged
 
 

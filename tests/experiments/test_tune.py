@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pefll import fitting, preparing
 from pefll.core.errors import PefllError
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
 from pefll.experiments import tune as module
 from pefll.experiments.results import collect
 from pefll.experiments.tune import Search, Trials, advice, chosen, parse_grid, trials_table, tune
-from pefll.lockstep import Stopped
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
+from pefll.training import fitting, preparing
+from pefll.training.lockstep import Stopped
 from tests.federations import ragged
 
 CONFIG = Config(

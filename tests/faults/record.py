@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.core.files import write_json
-from pefll.summary import commit
+from pefll.training.summary import commit
 
 FILE = Path("results/faults.json")
 

@@ -28,7 +28,7 @@ from pefll.core.tree import leaves
 from pefll.data.federation import TEST
 from pefll.engines.flower.engine import FlowerEngine
 from pefll.engines.flower.message import RECORD
-from pefll.evaluation import client_scores
+from pefll.training.evaluation import client_scores
 from tests.engines.flower.federations import Setting, sampled, serial_state, setting, sha256
 from tests.faults.record import FILE, record
 from tests.faults.reply_damages import DAMAGES, Parts, Random

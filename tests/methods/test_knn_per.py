@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pefll.data.federation import TEST, TRAIN
-from pefll.evaluation import client_scores, evaluate
+from pefll.training.evaluation import client_scores, evaluate
 from tests.federations import ragged
 from tests.methods.by_hand import both_engines, opened
 

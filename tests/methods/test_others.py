@@ -9,9 +9,9 @@ from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import evaluate
 from pefll.methods import Problem, build_method
 from pefll.models import Network, build_model
+from pefll.training.evaluation import evaluate
 from tests.federations import problem_of, ragged
 from tests.methods.by_hand import clients_of, opened, two_layers
 from tests.methods.test_fedrep import HEADS

@@ -232,7 +232,7 @@ def test_training_helps():
     federation = ragged(clients=12, sizes=(40,), seen=10)
     method = build_method("pefll", problem_of(federation), {"server_lr": 2e-3, "client_lr": 0.02, "local_steps": 10})
     engine = VectorEngine(federation, method, seed=0, clients_per_round=5)
-    from pefll.evaluation import evaluate
+    from pefll.training.evaluation import evaluate
 
     server = engine.start()
     before = evaluate(engine, method, server, 2)

@@ -8,8 +8,8 @@ import torch
 from pefll.core.errors import PefllError
 from pefll.data.federation import TRAIN
 from pefll.engines.vector import VectorEngine
-from pefll.fitting import fit
 from pefll.methods import typed_settings
+from pefll.training.fitting import fit
 from tests.federations import flat, ragged
 from tests.methods.by_hand import both_engines, clients_of, models_of, opened
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from pefll.core.errors import PefllError
 from pefll.core.named import allow
-from pefll.fitting import fit
 from pefll.models import Network, build_model, check_model
 from pefll.runs.personal import PersonalModel
+from pefll.training.fitting import fit
 from tests.federations import ragged
 from tests.models import zoo
 

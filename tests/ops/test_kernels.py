@@ -17,13 +17,13 @@ from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import evaluate
 from pefll.methods import build_method
 from pefll.methods.local_sgd import SGD, sgd_step
 from pefll.models import Network
 from pefll.models.resnet import Block
 from pefll.ops import blocks, client_axis, precision
 from pefll.ops.geometry import Geometry
+from pefll.training.evaluation import evaluate
 from tests.federations import flat, problem_of, ragged
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -12,12 +12,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from pefll import data as sources
-from pefll import preparing
 from pefll.cli.console import err, out
 from pefll.cli.options import ClientColumn, Clients, DataDir, Force, Label, Partition, check_free
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.runs.config import Config
+from pefll.training import preparing
 
 ABOUT = """Data sets: which there are, get them, check them, look at them.
 

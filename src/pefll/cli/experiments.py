@@ -29,10 +29,10 @@ from pefll.core.files import check_folder
 from pefll.core.named import allow
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few
-from pefll.hardware import pick_device
-from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.runs.config import Config
+from pefll.training.hardware import pick_device
+from pefll.training.lockstep import Stopped
 
 
 def demo(

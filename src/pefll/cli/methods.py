@@ -44,7 +44,7 @@ def check_method(
     ] = None,
 ) -> None:
     """Check that a method does what every method must, on both engines; exit code 1 where it does not."""
-    from pefll import checking
+    from pefll.training import checking
 
     allow(name)
     method_class(name)  # a name that stands for nothing is no method that breaks a rule

@@ -13,7 +13,6 @@ import numpy as np
 import typer
 
 from pefll import data as sources
-from pefll import personalizing, preparing, run
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import Force, Label, OwnMethod, OwnModel, RunPath, check_free
 from pefll.cli.tables import accuracy_table
@@ -24,6 +23,7 @@ from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import MEASURES
+from pefll.training import personalizing, preparing, run
 
 
 def evaluate(

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from pefll import data as sources
-from pefll import fitting, preparing
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
@@ -20,12 +19,13 @@ from pefll.core.errors import PefllError
 from pefll.core.named import allow
 from pefll.core.progress import say
 from pefll.core.wording import first_few, without_samples
-from pefll.lockstep import Stopped
 from pefll.methods import typed_settings
 from pefll.runs import manifest
 from pefll.runs.config import Config
 from pefll.runs.facts import check_problem
 from pefll.runs.record import RunFolder, run_folders, seed_folder
+from pefll.training import fitting, preparing
+from pefll.training.lockstep import Stopped
 
 
 def train(

@@ -29,11 +29,11 @@ from pefll.deploy.simulation import simulate
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.member import client_name
 from pefll.engines.serial import SerialEngine
-from pefll.evaluation import client_scores
-from pefll.run import Run
 from pefll.runs import checkpoint
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import RunFolder
+from pefll.training.evaluation import client_scores
+from pefll.training.run import Run
 
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from pefll import fitting, run
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.tree import Tree, map_tree
 from pefll.deploy.orphan import ends_with_its_parent
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.engine import FlowerEngine
-from pefll.run import Run
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
+from pefll.training import fitting, run
+from pefll.training.run import Run
 
 Report = Callable[[str], None]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from pefll import fitting
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted
 from pefll.data import LABEL
@@ -18,9 +17,10 @@ from pefll.deploy.server import cohort_size, config_of
 from pefll.engines.flower.member import Member
 from pefll.engines.flower.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine
-from pefll.run import Run
 from pefll.runs import manifest
 from pefll.runs.record import RunFolder
+from pefll.training import fitting
+from pefll.training.run import Run
 
 KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, after its name; "" for a folder
 

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from pefll import preparing
 from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, read_json, write_csv, write_whole
 from pefll.core.progress import monitor
 from pefll.core.wording import counted
-from pefll.cost import NewClientCost, cost_of_new_client
 from pefll.experiments.results import read_results, spread
 from pefll.experiments.table1 import ROWS
 from pefll.methods import build_method, hyperparameters
 from pefll.report.table import new_table
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders
+from pefll.training import preparing
+from pefll.training.cost import NewClientCost, cost_of_new_client
 
 Result = dict[str, Any]
 # What results that differ only by seed have in common.

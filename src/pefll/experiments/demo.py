@@ -19,10 +19,10 @@ from pefll.core.files import sentences_for_disk_errors
 from pefll.core.progress import monitor, say
 from pefll.core.wording import argument
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
-from pefll.fitting import fit
 from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
-from pefll.run import Run
 from pefll.runs.record import RunFolder
+from pefll.training.fitting import fit
+from pefll.training.run import Run
 
 TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
 # Learning rates: the best on the validation samples of seen clients (benchmarks/demo_grid.py).

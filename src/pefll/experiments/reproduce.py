@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from pefll import fitting, preparing, run
 from pefll.core.errors import Diverged, PefllError, unknown
 from pefll.core.progress import say
 from pefll.core.wording import argument, counted
@@ -23,11 +22,12 @@ from pefll.experiments.results import collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
 from pefll.experiments.tune import batches, chosen, in_words, raise_first
-from pefll.lockstep import TIME_IS_UP, Stopped
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, seed_folder
+from pefll.training import fitting, preparing, run
+from pefll.training.lockstep import TIME_IS_UP, Stopped
 
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 

@@ -19,19 +19,19 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from pefll import fitting, preparing, run
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.files import check_folder, make_folder, read_json, write_json
 from pefll.core.progress import say
 from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
 from pefll.experiments.results import spread
-from pefll.lockstep import Stopped
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
 from pefll.report import mean_and_std
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, seed_folder
+from pefll.training import fitting, preparing, run
+from pefll.training.lockstep import Stopped
 
 T = TypeVar("T")
 Settings = dict[str, Any]

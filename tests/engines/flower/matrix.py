@@ -34,7 +34,7 @@ from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
 from pefll.runs import checkpoint
 from pefll.runs.record import RunFolder
-from pefll.summary import commit
+from pefll.training.summary import commit
 from tests.engines.flower.deployment import APPS, deploy, result, start, start_client
 from tests.engines.flower.federations import Setting, WithoutSome, setting, sha256
 

@@ -420,7 +420,7 @@ def test_in_an_evaluation_a_client_that_fails_is_left_out_of_the_mean(tmp_path):
     import numpy as np
 
     from pefll.data.federation import TEST
-    from pefll.evaluation import client_scores
+    from pefll.training.evaluation import client_scores
 
     here = setting(tmp_path)
     state, _ = flower_state(here)
@@ -453,7 +453,7 @@ def test_in_an_evaluation_a_score_that_cannot_be_is_left_out_of_the_mean(forged,
     import numpy as np
 
     from pefll.data.federation import TEST
-    from pefll.evaluation import client_scores
+    from pefll.training.evaluation import client_scores
 
     here = setting(tmp_path)
     said: list[str] = []

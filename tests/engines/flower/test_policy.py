@@ -208,7 +208,7 @@ def test_init_chooses_descriptors_that_clients_send(tmp_path):
 
 @pytest.mark.parametrize("size", [10**8, 10**18])
 def test_init_tells_of_networks_that_are_too_large_before_it_makes_them(size, tmp_path, monkeypatch):
-    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr("pefll.engines.memory.available_memory", lambda: 8 * 10**9)
     pairs = [f"descriptor_size={size}"]
     with pytest.raises(PefllError) as caught:
         agreement_like("digits", tmp_path, method="pefll", pairs=pairs, model="auto", num_clients=4)
@@ -219,7 +219,7 @@ def test_init_tells_of_networks_that_are_too_large_before_it_makes_them(size, tm
     "config", [{"settings": '{"descriptor_size": 100000000}'}, {"settings": '{"local_steps": 1000000000}'}]
 )
 def test_a_client_refuses_networks_that_do_not_fit_into_its_memory(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("pefll.memory.available_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr("pefll.engines.memory.available_memory", lambda: 8 * 10**9)
     context = setting(tmp_path).grid.contexts[1000]
     context.run_config = {**context.run_config, **config}
     with pytest.raises(Refusal) as caught:

@@ -11,8 +11,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from pefll.core.tree import leaves
 from pefll.data.federation import TEST
 from pefll.engines.serial import SerialEngine
-from pefll.evaluation import client_scores
 from pefll.methods import METHODS
+from pefll.training.evaluation import client_scores
 from tests.engines.flower.federations import PER_ROUND, SEED, flower_state, serial_state, setting, sha256
 
 KEEP = ("pfedme", "fedrep")  # their clients keep a part of what a simulation has in the server's state

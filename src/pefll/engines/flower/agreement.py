@@ -18,7 +18,7 @@ import torch
 
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.data.federation import Normalise
-from pefll.memory import CLIENT_NETWORKS, Plan, check_fits, check_model_fits, networks_of, sample_values
+from pefll.engines.memory import CLIENT_NETWORKS, Plan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, weights_of

@@ -24,16 +24,16 @@ from pefll.core.wording import counted
 from pefll.data import DATASETS
 from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
-from pefll.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
-from pefll.hardware import device_name, peak_memory_bytes, pick_precision
-from pefll.lockstep import Signals, Stopped
 from pefll.methods.contract import Method
 from pefll.models import resolve_model
 from pefll.ops.native import compiler, pooled
-from pefll.preparing import Order, clients_per_round
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
-from pefll.saving import Progress
-from pefll.training import local_steps
+from pefll.training.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
+from pefll.training.hardware import device_name, peak_memory_bytes, pick_precision
+from pefll.training.lockstep import Signals, Stopped
+from pefll.training.loop import local_steps
+from pefll.training.preparing import Order, clients_per_round
+from pefll.training.saving import Progress
 from pefll.version import __version__
 
 MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more

@@ -16,10 +16,10 @@ from pefll.core.progress import monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
-from pefll.run import Run
 from pefll.runs.facts import parse_facts
 from pefll.runs.modelfile import DAMAGED, read_header, read_tensors
 from pefll.runs.personal import PersonalModel
+from pefll.training.run import Run
 
 INDEX = "models.json"
 ENDING = ".safetensors"

@@ -14,13 +14,13 @@ from pefll.core.tree import Tree
 from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.later import Later, copy_under_way
-from pefll.evaluation import Evaluation, Exam
-from pefll.lockstep import Stopped, Turns
 from pefll.methods.contract import Method
 from pefll.runs.config import Config
 from pefll.runs.events import Events
 from pefll.runs.record import RunFolder
-from pefll.saving import Best, Progress, Saver, resume
+from pefll.training.evaluation import Evaluation, Exam
+from pefll.training.lockstep import Stopped, Turns
+from pefll.training.saving import Best, Progress, Saver, resume
 
 STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
 # So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records. Several

@@ -22,21 +22,21 @@ from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
-from pefll.hardware import place_data
-from pefll.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
 from pefll.methods import build_method, method_name, typed_settings
 from pefll.methods.contract import Method
 from pefll.models.probe import check_same_model
-from pefll.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
-from pefll.run import Run, method_template
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checksums import new_run
 from pefll.runs.config import Config
 from pefll.runs.facts import check_problem
 from pefll.runs.record import LOCK, RunFolder, rounds_of, seed_folder
-from pefll.saving import restore
-from pefll.summary import summary_of, write_descriptors
-from pefll.training import train
+from pefll.training.hardware import place_data
+from pefll.training.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
+from pefll.training.loop import train
+from pefll.training.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
+from pefll.training.run import Run, method_template
+from pefll.training.saving import restore
+from pefll.training.summary import summary_of, write_descriptors
 
 
 def fit(

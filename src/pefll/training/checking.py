@@ -28,12 +28,12 @@ from pefll.data.federation import TEST, TRAIN, VALIDATION, Federation, Samples, 
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.evaluation import evaluate, scores_of
 from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
 from pefll.runs import checkpoint
-from pefll.saving import restore
+from pefll.training.evaluation import evaluate, scores_of
+from pefll.training.saving import restore
 
 ROUNDS = 3
 TOLERANCE = 1e-8  # in float64, after ROUNDS

@@ -28,19 +28,19 @@ from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
 from pefll.engines.serial import SerialEngine
-from pefll.evaluation import Evaluation, client_scores, split_number, summarise
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
-from pefll.preparing import build_checked_method, build_checked_model, federation_of, opened
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.facts import check_problem
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
 from pefll.runs.record import RunFolder, rounds_of
-from pefll.saving import check_progress, restore
-from pefll.summary import counting
+from pefll.training.evaluation import Evaluation, client_scores, split_number, summarise
+from pefll.training.preparing import build_checked_method, build_checked_model, federation_of, opened
+from pefll.training.saving import check_progress, restore
+from pefll.training.summary import counting
 
 Array = npt.NDArray[Any]
 _COLUMNS = ("label_column", "client_column")

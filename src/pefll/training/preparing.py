@@ -19,13 +19,13 @@ from pefll.core.wording import argument, counted
 from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
 from pefll.data.federation import TRAIN, Federation, Samples
 from pefll.engines.cohort import Engine
-from pefll.hardware import cores, device_name, make_engine, pick_device, pick_engine, pick_precision
-from pefll.memory import Plan, check_fits, check_model_fits, networks_of, sample_values
+from pefll.engines.memory import Plan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, resolve_model
 from pefll.models.probe import probe
 from pefll.runs.config import Config
+from pefll.training.hardware import cores, device_name, make_engine, pick_device, pick_engine, pick_precision
 
 
 class Order(NamedTuple):

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pefll import evaluation
 from pefll.core.errors import PefllError
 from pefll.data.federation import TRAIN, Federation
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Method
+from pefll.training import evaluation
 
 
 class NewClientCost(NamedTuple):
