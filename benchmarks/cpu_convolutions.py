@@ -1,7 +1,7 @@
 """Which way to run LeNet's two convolutions with pooling and ReLU, forward and backward, costs a CPU least?
 
-The ways take turns in one process with one thread, and medians of ratios are given. `pefll.ops.blocks` has the way that
-was kept; docs/LOG.md tells about the others.
+The ways take turns in one process with one thread, and medians of ratios are given. `pefll.backend.blocks` has the way
+that was kept; docs/LOG.md tells about the others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from pefll.backend.blocks import conv_block
 from pefll.engines.settings import keep_freed_memory, set_for_engines
-from pefll.ops.blocks import conv_block
 
 Block = Callable[[Tensor, Tensor, Tensor], Tensor]
 STEPS = 5

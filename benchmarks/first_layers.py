@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from benchmarks.kernels import Operation, card, microseconds, recorded
+from pefll.backend.geometry import Geometry
+from pefll.backend.kernels import convolution, laid, pictures
 from pefll.core.files import write_json
-from pefll.ops.geometry import Geometry
-from pefll.ops.kernels import convolution, laid, pictures
 from pefll.training.hardware import device_name
 from pefll.training.summary import commit
 

@@ -23,13 +23,13 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from pefll.backend import client_axis
+from pefll.backend.blocks import conv_block, cross_entropy, linear_block
 from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.core.files import write_json
 from pefll.engines.settings import set_for_engines
 from pefll.methods.local_sgd import SGD, sgd_step
-from pefll.ops import client_axis
-from pefll.ops.blocks import conv_block, cross_entropy, linear_block
 from pefll.training.hardware import device_name, pick_device
 from pefll.training.summary import commit
 

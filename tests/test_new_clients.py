@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from pefll import PersonalModel, load
+from pefll.backend import client_axis
 from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
 from pefll.methods.contract import Own, each, everyone, own
-from pefll.ops import client_axis
 from pefll.training.evaluation import Exam, cost_of_new_client, evaluate
 from pefll.training.fitting import fit
 from tests.engines.test_engines import SETTINGS

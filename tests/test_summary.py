@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from pefll.backend.native import compiler, pooled
 from pefll.core.errors import PefllError
 from pefll.engines.workers import can_fork
-from pefll.ops.native import compiler, pooled
 from pefll.training import loop
 from pefll.training.fitting import fit
 from pefll.training.run import load

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.errors import LiveError
 
 import pefll
+from pefll.backend import recorded
 from pefll.core import process, randomness
 from pefll.core.progress import monitor
 from pefll.data.federation import Samples
 from pefll.engines.serial import SerialEngine
 from pefll.engines.settings import EngineSettings
 from pefll.methods import build_method
-from pefll.ops import recorded
 from pefll.runs.record import RunFolder
 from tests.at_once import both, in_a_thread
 from tests.faults.threads import at_once, digits, fitting, in_pairs, mixed, new_clients, personalising, trained

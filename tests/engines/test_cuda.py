@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.lockstep import pictures as noise
+from pefll.backend import recorded
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
@@ -17,7 +18,6 @@ from pefll.data.federation import VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
-from pefll.ops import recorded
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pefll.backend import recorded
 from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, Samples, assemble
 from pefll.engines.cohort import Ledger
@@ -14,7 +15,6 @@ from pefll.engines.vector import VectorEngine
 from pefll.methods import Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
-from pefll.ops import recorded
 from pefll.training.evaluation import client_scores
 from pefll.training.fitting import fit
 from tests.federations import flat, problem_of, ragged

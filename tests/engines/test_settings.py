@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pefll.backend.precision import PRODUCTS, products
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.settings import keep_freed_memory
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
-from pefll.ops.precision import PRODUCTS, products
 from tests.engines.test_engines import FEATURES, small
 from tests.engines.test_workers import troubled
 from tests.federations import problem_of

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.backend import client_axis, keys
 from pefll.core import process
-from pefll.ops import client_axis, keys
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pefll.backend import client_axis
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
-from pefll.ops import client_axis
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")

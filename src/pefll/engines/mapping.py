@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from pefll.backend.alone import gradient
 from pefll.core.errors import PefllError, first_line
 from pefll.core.named import fault
 from pefll.core.wording import argument
 from pefll.methods.contract import Problem
 from pefll.models.probe import alike, some_sample, some_weights
-from pefll.ops.alone import gradient
 
 
 @contextmanager

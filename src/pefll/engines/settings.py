@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 import torch
 
+from pefll.backend import precision as of_products
 from pefll.core import process
 from pefll.core.errors import PefllError
-from pefll.ops import precision as of_products
 
 
 class ThreadSettings(NamedTuple):

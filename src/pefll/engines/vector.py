@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.backend.recorded import overwriting, recording, rehearsal
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Federation
@@ -29,7 +30,6 @@ from pefll.engines.later import Clock, Later
 from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
-from pefll.ops.recorded import overwriting, recording, rehearsal
 
 # Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
 # models of about this many parameters.

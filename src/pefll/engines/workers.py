@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pefll.backend.native import pooled
 from pefll.core import process
 from pefll.core.errors import PefllError
 from pefll.core.named import OwnCodeFailed, fault
@@ -25,7 +26,6 @@ from pefll.engines.cohort import Ids
 from pefll.engines.settings import keep_freed_memory, set_for_engines
 from pefll.engines.wire import pack, unpack
 from pefll.methods.contract import Each, Everyone, Method, Own
-from pefll.ops.native import pooled
 
 # The clients of a cohort are dealt out in up to so many shares for each process.
 SHARES = 4

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pefll.backend import client_axis, vectors
+from pefll.backend.recorded import may_overwrite
 from pefll.core.errors import PefllError
 from pefll.models.network import Parameters
-from pefll.ops import client_axis, vectors
-from pefll.ops.recorded import may_overwrite
 
 
 class Adam(NamedTuple):

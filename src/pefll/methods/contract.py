@@ -9,13 +9,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from pefll.backend import client_axis, vectors
+from pefll.backend.alone import gradient, gradients, is_constant
+from pefll.backend.blocks import cross_entropy
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import VALIDATION
 from pefll.models.network import Network, Parameters
-from pefll.ops import client_axis, vectors
-from pefll.ops.alone import gradient, gradients, is_constant
-from pefll.ops.blocks import cross_entropy
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Tree = Any  # a tensor, or a NamedTuple of such

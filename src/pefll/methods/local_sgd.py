@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd as torch_sgd
 
+from pefll.backend import client_axis, recorded, vectors
+from pefll.backend.alone import gradient, is_constant
 from pefll.data.client import Batches
-from pefll.ops import client_axis, recorded, vectors
-from pefll.ops.alone import gradient, is_constant
 
 # A gradient [D], or its consecutive parts, of any shapes.
 Gradient: TypeAlias = Tensor | tuple[Tensor, ...]

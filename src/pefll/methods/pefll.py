@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
+from pefll.backend.alone import pull_back
 from pefll.core import randomness
 from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Client
@@ -19,7 +20,6 @@ from pefll.methods.local_sgd import SGD, follow, shrinkage
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network, Parameters
-from pefll.ops.alone import pull_back
 
 
 class Average(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pefll.backend.alone import gradient
 from pefll.core import randomness
 from pefll.core.errors import PefllError, first_line
 from pefll.models.network import Network
-from pefll.ops.alone import gradient
 
 
 def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from pefll.backend.blocks import conv_block, conv_chain, linear_block
 from pefll.models.recording import RESHAPES, layer_of, record
-from pefll.ops.blocks import conv_block, conv_chain, linear_block
 
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _LINEAR = ("input", "weight", "bias")

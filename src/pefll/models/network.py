@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pefll.backend import vectors
 from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.models.fused import fused
 from pefll.models.refusals import copied, refuse_changing_state, refuse_parameters, tensors_of
-from pefll.ops import vectors
 
 Parameters: TypeAlias = Tensor | dict[str, Tensor]
 

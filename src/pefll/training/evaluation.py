@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pefll.backend.flops import FlopCounter
 from pefll.core.arguments import shown, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.tree import Tree, map_tree
@@ -20,7 +21,6 @@ from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
 from pefll.engines.later import Clock, Later
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Each, Everyone, Method, Own, each
-from pefll.ops.flops import FlopCounter
 
 Floats = npt.NDArray[np.float64]
 

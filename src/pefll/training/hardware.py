@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pefll.backend.flops import FlopCounter
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 from pefll.data.federation import Federation
@@ -20,7 +21,6 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine, one_thread
 from pefll.engines.workers import can_fork
 from pefll.methods.contract import Method, Problem
-from pefll.ops.flops import FlopCounter
 from pefll.runs.config import Config
 
 SMALL_FLOPS = 10_000_000

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pefll.backend.native import compiler, pooled
 from pefll.core.files import write_whole
 from pefll.core.progress import Display, Monitor
 from pefll.core.tree import Tree
@@ -26,7 +27,6 @@ from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
 from pefll.methods.contract import Method
 from pefll.models import resolve_model
-from pefll.ops.native import compiler, pooled
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.training.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
 from pefll.training.hardware import device_name, peak_memory_bytes, pick_precision

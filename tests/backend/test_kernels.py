@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pefll.backend import blocks, client_axis, precision
+from pefll.backend.geometry import Geometry
 from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
@@ -21,8 +23,6 @@ from pefll.methods import build_method
 from pefll.methods.local_sgd import SGD, sgd_step
 from pefll.models import Network
 from pefll.models.resnet import Block
-from pefll.ops import blocks, client_axis, precision
-from pefll.ops.geometry import Geometry
 from pefll.training.evaluation import evaluate
 from tests.federations import flat, problem_of, ragged
 
@@ -99,7 +99,7 @@ def test_convolution(products, case):
 
 
 def test_rows_are_ordered_by_block_where_many_would_look_beyond_the_border():
-    from pefll.ops.kernels.looking_back import way_back
+    from pefll.backend.kernels.looking_back import way_back
 
     # LeNet's second: 7 x 7 blocks of 2 x 2 pixels, which 5 x 5 cells have windows of 3 x 3 in.
     assert way_back(Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True)) == (2, -2, -2, 3, 3, True)
@@ -478,7 +478,7 @@ def test_less_exact_products():
 
 
 def test_tiles_shrink_until_they_fit(monkeypatch):
-    tiles = pytest.importorskip("pefll.ops.kernels.tiles")
+    tiles = pytest.importorskip("pefll.backend.kernels.tiles")
     assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 3)
     monkeypatch.setattr(tiles, "shared_memory", lambda _: 101_376)
     assert tiles.shrunk(random(1), 128, 128, 64, 3, "tf32") == (128, 128, 2)

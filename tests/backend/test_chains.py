@@ -11,19 +11,19 @@ from itertools import pairwise
 import pytest
 import torch
 
+from pefll.backend import blocks, client_axis, precision
+from pefll.backend.geometry import Geometry
 from pefll.data.client import Batch
 from pefll.methods import Problem
 from pefll.methods.local_sgd import SGD, follow
 from pefll.models import Network
 from pefll.models.convnet import ConvNet
-from pefll.ops import blocks, client_axis, precision
-from pefll.ops.geometry import Geometry
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from pefll.ops.kernels import compiled, convolution, laid, pictures
-from tests.ops import bfloat16
-from tests.ops.test_kernels import DEVICE, Made, random
-from tests.ops.test_pictures import emulated
+from pefll.backend.kernels import compiled, convolution, laid, pictures
+from tests.backend import bfloat16
+from tests.backend.test_kernels import DEVICE, Made, random
+from tests.backend.test_pictures import emulated
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # see test_kernels.py

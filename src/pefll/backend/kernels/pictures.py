@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pefll.ops.geometry import Geometry
-from pefll.ops.kernels import compiled
-from pefll.ops.kernels.tiles import shared_memory
+from pefll.backend.geometry import Geometry
+from pefll.backend.kernels import compiled
+from pefll.backend.kernels.tiles import shared_memory
 
 MOST_CHANNELS, MOST_FILTERS = 4, 64
 MOST_SHARED = 72 << 10  # bytes of shared memory, so that a processor of an H200 has three blocks at work

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from pefll.ops import client_axis
-from pefll.ops.mapped import merge_mapped_axis
+from pefll.backend import client_axis
+from pefll.backend.mapped import merge_mapped_axis
 
 
 @custom_op("pefll::key", mutates_args=())
 def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
     """Return a key [c] of coordinates [c]."""
-    from pefll.ops.kernels import pointwise
+    from pefll.backend.kernels import pointwise
 
     return pointwise.key(root, coordinates, golden, (multiply_1, multiply_2))
 
@@ -21,7 +21,7 @@ def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, mul
 @custom_op("pefll::spread", mutates_args=())
 def _spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
     """Return keys [c, keys, count] from keys [c, keys]."""
-    from pefll.ops.kernels import pointwise
+    from pefll.backend.kernels import pointwise
 
     spread = pointwise.spread(state.reshape(-1).contiguous(), count, golden, (multiply_1, multiply_2))
     return spread.view(*state.shape, count)
@@ -32,7 +32,7 @@ def _choose(
     state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
 ) -> Tensor:
     """Return random choices [c, draws, count] from keys and totals [c, draws]."""
-    from pefll.ops.kernels import pointwise
+    from pefll.backend.kernels import pointwise
 
     keys, totals = (part.reshape(-1).contiguous() for part in (state, total))
     chosen = pointwise.choose(keys, totals, count, shuffles, golden, (multiply_1, multiply_2))

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pefll.backend import client_axis, precision, wide
+from pefll.backend.blocks import linear_block
 from pefll.core.errors import PefllError
 from pefll.models import Network
 from pefll.models.hypernetwork import Hypernetwork
-from pefll.ops import client_axis, precision, wide
-from pefll.ops.blocks import linear_block
-from tests.ops.test_kernels import DEVICE, EXAMPLES, both, close, interpreter, products, random  # noqa: F401 (fixtures)
+from tests.backend.test_kernels import DEVICE, EXAMPLES, both, close, interpreter, products, random  # noqa: F401 (fixtures)
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # see test_kernels.py
@@ -50,7 +50,7 @@ def test_against_float64(rows, inputs, outputs, bias, in_order):
 
 @pytest.mark.usefixtures("products")
 def test_more_blocks_than_programs(monkeypatch):
-    from pefll.ops.kernels import wide as kernels
+    from pefll.backend.kernels import wide as kernels
 
     monkeypatch.setattr(kernels, "_PROGRAMS", 3)
     test_against_float64.hypothesis.inner_test(5, 100, 700, True, True)
@@ -103,7 +103,7 @@ def test_a_wide_layer_of_a_mapped_network_is_left_to_torch_also_where_it_is_diff
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
 def test_only_gradients_that_somebody_wants_are_made(wanted, monkeypatch):
-    from pefll.ops.kernels import wide as kernels
+    from pefll.backend.kernels import wide as kernels
 
     made = []
     for name in ("input_gradient", "weight_gradient"):

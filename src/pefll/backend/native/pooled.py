@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pefll.backend.geometry import Geometry
+from pefll.backend.native.compiler import library
 from pefll.core.errors import PefllError
-from pefll.ops.geometry import Geometry
-from pefll.ops.native.compiler import library
 
 LANES = 16  # of a vector, at most
 SLACK = LANES  # numbers that kernels may read beyond a picture's end

@@ -7,7 +7,7 @@ import torch
 from triton import language as tl
 from triton.runtime import interpreter
 
-from pefll.ops.kernels import convolution
+from pefll.backend.kernels import convolution
 
 KINDS = (tl.bfloat16, tl.float32)
 cast = interpreter.InterpreterBuilder.cast_impl

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from pefll.ops import client_axis
-from pefll.ops.mapped import Once, apply, mapped_over
-from pefll.ops.precision import products
+from pefll.backend import client_axis
+from pefll.backend.mapped import Once, apply, mapped_over
+from pefll.backend.precision import products
 
 # Tiles of the kernels hold all rows and all inputs; elements are counted with 32 bits.
 MOST_ROWS, MOST_INPUTS, MOST_ELEMENTS = 64, 256, 1 << 31
@@ -28,7 +28,7 @@ def takes(x: Tensor, w: Tensor) -> bool:
 @custom_op("pefll::wide_linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """Map x [r, i] to [r, o]."""
-    from pefll.ops.kernels import wide
+    from pefll.backend.kernels import wide
 
     return wide.forward(x.contiguous(), w.contiguous(), None if bias is None else bias.contiguous(), _products())
 
@@ -38,7 +38,7 @@ def _linear_backward(
     g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, of the weights and of the bias, empty where they are not wanted."""
-    from pefll.ops.kernels import wide
+    from pefll.backend.kernels import wide
 
     g = g.contiguous()
     dx = wide.input_gradient(g, w.contiguous(), _products()) if wants_input else g.new_empty(0)

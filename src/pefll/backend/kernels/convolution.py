@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pefll.ops.geometry import Geometry
-from pefll.ops.kernels.tiles import shrunk, side
+from pefll.backend.geometry import Geometry
+from pefll.backend.kernels.tiles import shrunk, side
 
 PROGRAMS = 132  # that a sum over all pictures is split into, at least: one for each processor of an H200
 

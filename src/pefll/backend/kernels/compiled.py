@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pefll.ops.cache import cache_folder
+from pefll.backend.cache import cache_folder
 
 # A number has 32 bits, or 64 where it says so.
 Argument = Tensor | int | ctypes.c_longlong

@@ -3,7 +3,7 @@
 What pooling and ReLU let through is written out first: for every window a row of gradients, one for each (position,
 channel), zero for positions that did not win. Weight and input gradients are then plain products of what lies in
 memory, rows of windows and rows of gradients, which go to shared memory while the products before them are computed.
-See `pefll.ops.kernels.convolution` for windows, positions, routes and spread weights.
+See `pefll.backend.kernels.convolution` for windows, positions, routes and spread weights.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pefll.ops.geometry import Geometry
-from pefll.ops.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
-from pefll.ops.kernels.looking_back import blocks_of, cells_of, store_pixels, way_back
-from pefll.ops.kernels.tiles import shrunk, side
+from pefll.backend.geometry import Geometry
+from pefll.backend.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
+from pefll.backend.kernels.looking_back import blocks_of, cells_of, store_pixels, way_back
+from pefll.backend.kernels.tiles import shrunk, side
 
 
 @triton.jit
@@ -249,7 +249,7 @@ def input_gradient(
     return dx
 
 
-# Sizes of tiles (rows, columns, inner), warps and stages; see `pefll.ops.kernels.convolution`.
+# Sizes of tiles (rows, columns, inner), warps and stages; see `pefll.backend.kernels.convolution`.
 
 
 def _weight_tile(columns: int, window: int, laid: Tensor) -> tuple[int, int, int, int, int]:

@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from pefll.backend.cache import cache_folder
 from pefll.core.errors import PefllError
-from pefll.ops.cache import cache_folder
 
 # For this very processor, and with no header or library, which a machine may lack though it has a compiler. The last
 # one: neighbours in memory are not to be loaded as one where the source says otherwise.

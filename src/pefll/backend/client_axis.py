@@ -3,7 +3,7 @@
 Each is a `torch.library` operation that takes the client axis first, with a vmap rule that merges mapped axes into it,
 and an autograd function for one client around it. They are differentiable once. The kernels are Triton's, and
 CUDA C++ for first layers; what they do not cover (other devices and types, grouped or dilated convolutions) is for
-`pefll.ops.blocks` to do plainly.
+`pefll.backend.blocks` to do plainly.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from pefll.ops.geometry import Geometry, Pair
-from pefll.ops.mapped import Once as _Once
-from pefll.ops.mapped import apply as _apply
-from pefll.ops.mapped import has_gradient, merge_mapped_axis
-from pefll.ops.mapped import packed as _packed
-from pefll.ops.precision import products
+from pefll.backend.geometry import Geometry, Pair
+from pefll.backend.mapped import Once as _Once
+from pefll.backend.mapped import apply as _apply
+from pefll.backend.mapped import has_gradient, merge_mapped_axis
+from pefll.backend.mapped import packed as _packed
+from pefll.backend.precision import products
 
 # A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
-# size. A hypernetwork's last layer is for `pefll.ops.wide`, and what else is larger for cuBLAS.
+# size. A hypernetwork's last layer is for `pefll.backend.wide`, and what else is larger for cuBLAS.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
 # Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
@@ -58,7 +58,7 @@ def _runs_kernels(device: torch.device) -> bool:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
-        from pefll.ops.kernels import pointwise
+        from pefll.backend.kernels import pointwise
 
         def attempt() -> None:
             with torch.cuda.device(device):  # a new thread is on the first one
@@ -104,7 +104,7 @@ def reads_halves(
     covered = products() == "bf16" and available(w) and _covers(shape, w, stride, padding, dilation, groups, pool)
     if not covered or shape[1] % 4 != 0:
         return False
-    from pefll.ops.kernels import convolution, pictures
+    from pefll.backend.kernels import convolution, pictures
 
     s = _geometry(shape[2], shape[3], w, _both(stride)[0], _both(padding)[0], pool, relu=True)
     return convolution.kind(w, "bf16") == torch.bfloat16 and not pictures.takes(s, "bf16", w.device)
@@ -115,7 +115,7 @@ def writes_halves(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) ->
 
     Not where somebody wants the gradient of x and x is read by CUDA C++: that is made, in TF32, from a float32 one.
     """
-    from pefll.ops.kernels import pictures
+    from pefll.backend.kernels import pictures
 
     s = _geometry(x.shape[2], x.shape[3], w, stride, padding, pool, relu=True)
     return not (has_gradient(x) and pictures.takes(s, "bf16", x.device))
@@ -172,7 +172,7 @@ def _convolve(
     halves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
-    from pefll.ops.kernels import convolution, pictures
+    from pefll.backend.kernels import convolution, pictures
 
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
     if pictures.takes(s, precision, x.device):
@@ -203,8 +203,8 @@ def _convolve_backward(
     Where x was laid out for its products it need not be kept, and `laid` is given in its place. Where x lay so already,
     because the convolution before wrote bfloat16, it is given itself, and its gradient is bfloat16 too.
     """
-    from pefll.ops.kernels import convolution, looking_back, pictures
-    from pefll.ops.kernels import laid as bf16
+    from pefll.backend.kernels import convolution, looking_back, pictures
+    from pefll.backend.kernels import laid as bf16
 
     none = g.new_empty((len(g), 0))
     # What every client shares is expanded by the vmap rule; kernels step through it client by client.
@@ -238,7 +238,7 @@ def _geometry(height: int, width: int, w: Tensor, stride: int, padding: int, poo
 @custom_op("pefll::linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """Map x [c, b, i] to [c, b, o]."""
-    from pefll.ops.kernels import linear
+    from pefll.backend.kernels import linear
 
     return linear.forward(_rows(x), _packed(w), _maybe_packed(bias), relu, products())
 
@@ -248,7 +248,7 @@ def _linear_backward(
     g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
-    from pefll.ops.kernels import linear
+    from pefll.backend.kernels import linear
 
     dx, dw, db = linear.backward(_rows(g), y.contiguous(), _rows(x), _packed(w), relu, wants_input, products())
     return dx if wants_input else x.new_empty((len(x), 0)), dw, db
@@ -266,7 +266,7 @@ def _maybe_packed(x: Tensor | None) -> Tensor | None:
 @custom_op("pefll::cross_entropy", mutates_args=())
 def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted mean cross-entropy [c] of scores [c, b, classes], and its gradient."""
-    from pefll.ops.kernels import pointwise
+    from pefll.backend.kernels import pointwise
 
     return pointwise.cross_entropy(_packed(scores), _packed(y), _packed(weight))
 
@@ -274,7 +274,7 @@ def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, T
 @custom_op("pefll::pixels", mutates_args=())
 def _pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return samples `rows` [c, b] of x [N, ci, h, w], scaled and shifted per channel, [c, b, ci, h, w]."""
-    from pefll.ops.kernels import pointwise
+    from pefll.backend.kernels import pointwise
 
     return pointwise.pixels(x, _rows(rows[None])[0], scale, shift).permute(0, 1, 4, 2, 3)
 

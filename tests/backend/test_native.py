@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pefll.backend import blocks
+from pefll.backend.geometry import Geometry
+from pefll.backend.native import compiler, pooled
 from pefll.core.errors import PefllError
 from pefll.models import lenet
 from pefll.models.network import Network
-from pefll.ops import blocks
-from pefll.ops.geometry import Geometry
-from pefll.ops.native import compiler, pooled
 
 needs_a_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C compiler here")
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pefll.ops.kernels.tiles import SMALLEST
+from pefll.backend.kernels.tiles import SMALLEST
 
 # Parts that the sum over all outputs is split into: three for each processor of an H200. As many on every card, so that
 # the sum has the same bits on all of them.

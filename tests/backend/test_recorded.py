@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from pefll.backend import recorded
 from pefll.methods.local_sgd import SGD, descend
-from pefll.ops import recorded
 
 
 def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch):

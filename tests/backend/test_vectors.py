@@ -9,6 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pefll.backend import recorded, vectors
+from pefll.backend.alone import gradient
+from pefll.backend.recorded import overwriting
 from pefll.core.errors import PefllError
 from pefll.data.client import Batch
 from pefll.engines.vector import VectorEngine
@@ -17,11 +20,8 @@ from pefll.methods.adam import Adam, Moments, adam, joined, norm
 from pefll.methods.local_sgd import SGD, follow, sgd_step
 from pefll.models import Network
 from pefll.models.convnet import ConvNet
-from pefll.ops import recorded, vectors
-from pefll.ops.alone import gradient
-from pefll.ops.recorded import overwriting
+from tests.backend.test_kernels import DEVICE, EXAMPLES, Made, both, close, interpreter, products, random  # noqa: F401 (fixtures)
 from tests.federations import flat, problem_of, ragged
-from tests.ops.test_kernels import DEVICE, EXAMPLES, Made, both, close, interpreter, products, random  # noqa: F401 (fixtures)
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # see test_kernels.py
@@ -76,7 +76,7 @@ def test_a_vector_in_parts():
 @pytest.mark.parametrize("moving", [False, True])
 @pytest.mark.parametrize("split", [False, True])
 def test_sgd(clip, masked, moving, split, monkeypatch):
-    from pefll.ops.kernels import vectors as kernels
+    from pefll.backend.kernels import vectors as kernels
 
     monkeypatch.setattr(kernels, "_MOST_SHARES", 3)  # fewer than blocks, and these not a multiple of it
     theta, velocity, gradient = random(3, SIZE), random(3, SIZE, seed=1), random(3, SIZE, seed=2)

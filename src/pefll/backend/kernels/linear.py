@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pefll.ops.kernels.tiles import shrunk, side
+from pefll.backend.kernels.tiles import shrunk, side
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def backward(
     return dx, dw, db
 
 
-# Sizes of tiles (samples, outputs, inputs), warps and stages; see pefll.ops.kernels.convolution.
+# Sizes of tiles (samples, outputs, inputs), warps and stages; see pefll.backend.kernels.convolution.
 
 
 def _forward_tile(x: Tensor, outputs: int, precision: str) -> tuple[int, int, int, int, int]:

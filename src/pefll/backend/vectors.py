@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from pefll.ops import client_axis
-from pefll.ops.mapped import Once, apply, mapped_over, merge_mapped_axis, packed
-from pefll.ops.recorded import is_differentiated
+from pefll.backend import client_axis
+from pefll.backend.mapped import Once, apply, mapped_over, merge_mapped_axis, packed
+from pefll.backend.recorded import is_differentiated
 
 MOST_PARTS = 128  # of a vector, for each of which a kernel has a line
 # Of a vector in parts, whose elements kernels count with 32 bits, also some blocks beyond its end.
@@ -31,7 +31,7 @@ def splits(vector: Tensor, parts: int) -> bool:
 @custom_op("pefll::join", mutates_args=())
 def _join(parts: list[Tensor]) -> Tensor:
     """Return parts [c, ...] as one vector for each client, [c, D]."""
-    from pefll.ops.kernels import vectors
+    from pefll.backend.kernels import vectors
 
     return vectors.join([packed(part) for part in parts])
 
@@ -48,7 +48,7 @@ def _sgd(
     clip: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity, each [c, D], after one step along a gradient in parts [c, ...]."""
-    from pefll.ops.kernels import vectors
+    from pefll.backend.kernels import vectors
 
     speed = None if velocity is None else packed(velocity)
     along = [packed(part) for part in gradient]
@@ -68,7 +68,7 @@ def _sgd_in_place(
     clip: float | None,
 ) -> None:
     """Do the same to parameters and velocity [c, D] where they lie."""
-    from pefll.ops.kernels import vectors
+    from pefll.backend.kernels import vectors
 
     at, speed = packed(theta), packed(velocity)
     along = [packed(part) for part in gradient]
@@ -87,7 +87,7 @@ merge_mapped_axis(_sgd_in_place, written=frozenset({0, 1}))
 @custom_op("pefll::norm", mutates_args=())
 def _norm(parts: list[Tensor]) -> Tensor:
     """Return the norm [] of parts seen as one vector; the server's, so there is no client axis."""
-    from pefll.ops.kernels import vectors
+    from pefll.backend.kernels import vectors
 
     return vectors.norm([part.contiguous() for part in parts])
 
@@ -107,7 +107,7 @@ def _adam(
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and moments [D] after one step; the server's, so there is no client axis."""
-    from pefll.ops.kernels import vectors
+    from pefll.backend.kernels import vectors
 
     p, m, v = (part.contiguous() for part in (parameters, first, second))
     along = [part.contiguous() for part in gradient]
@@ -129,7 +129,7 @@ def _adam_in_place(
     epsilon: float,
 ) -> None:
     """Do the same to contiguous parameters and moments [D] where they lie."""
-    from pefll.ops.kernels import vectors
+    from pefll.backend.kernels import vectors
 
     numbers = (lr, decay, first_decay, second_decay, epsilon)
     along = [part.contiguous() for part in gradient]

@@ -1,7 +1,7 @@
 """The gradient of a convolution's input, with pooling, bias and ReLU and with a client axis, as Triton kernels.
 
-Pixels look back at the pooling cells whose windows they lie in. See `pefll.ops.kernels.convolution` for windows,
-positions and routes, and `pefll.ops.kernels.laid` for bfloat16.
+Pixels look back at the pooling cells whose windows they lie in. See `pefll.backend.kernels.convolution` for windows,
+positions and routes, and `pefll.backend.kernels.laid` for bfloat16.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pefll.ops.geometry import Geometry
-from pefll.ops.kernels.tiles import shrunk, side
+from pefll.backend.geometry import Geometry
+from pefll.backend.kernels.tiles import shrunk, side
 
 
 @triton.jit
@@ -192,7 +192,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     return dx
 
 
-# Sizes of tiles (rows, channels, inner), warps and stages; see `pefll.ops.kernels.convolution`.
+# Sizes of tiles (rows, channels, inner), warps and stages; see `pefll.backend.kernels.convolution`.
 
 
 def _input_tile(s: Geometry, g: Tensor, precision: str) -> tuple[int, int, int, int, int]:

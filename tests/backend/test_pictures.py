@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from pefll.ops.geometry import Geometry
+from pefll.backend.geometry import Geometry
 
 pytest.importorskip("triton", reason="Triton is not installed")  # whose kernels are beside these
-from pefll.ops.kernels import compiled, pictures
+from pefll.backend.kernels import compiled, pictures
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

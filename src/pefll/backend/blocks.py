@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pefll.ops import client_axis, wide
-from pefll.ops.alone import alone
-from pefll.ops.geometry import Geometry, Pair
-from pefll.ops.native import pooled
+from pefll.backend import client_axis, wide
+from pefll.backend.alone import alone
+from pefll.backend.geometry import Geometry, Pair
+from pefll.backend.native import pooled
 
 # weight, bias, stride, padding, dilation, groups, relu, pool
 ConvBlock = tuple[Tensor, Tensor | None, Pair, Pair, Pair, int, bool, int]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pefll.ops.alone import alone, gradient, is_constant, pull_back
-from pefll.ops.blocks import conv_block, linear_block
+from pefll.backend.alone import alone, gradient, is_constant, pull_back
+from pefll.backend.blocks import conv_block, linear_block
 
 
 @given(
@@ -117,7 +117,7 @@ def test_no_convolution_is_laid_out_so_that_onednn_writes_beyond_its_memory(monk
 def test_strided_convolutions_of_one_pixel_leave_memory_whole():
     code = (
         "import torch\n"
-        "from pefll.ops.blocks import conv_block\n"
+        "from pefll.backend.blocks import conv_block\n"
         "for channels in 300 * (1, 3):\n"
         "    x = torch.randn(2, channels, 8, 6, requires_grad=True)\n"
         "    weight = torch.randn(3, channels, 1, 1, requires_grad=True)\n"
