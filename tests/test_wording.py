@@ -71,7 +71,7 @@ def test_no_error_outside_the_command_line_names_an_option():
     package = Path(pefll.__file__).parent
     found = []
     for path in sorted(package.rglob("*.py")):
-        if "cli" in path.relative_to(package).parts or path.name == "verbs.py":  # they are the command line
+        if "cli" in path.relative_to(package).parts:  # they are the command line
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("PefllError", "Diverged"):

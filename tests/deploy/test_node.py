@@ -68,7 +68,7 @@ def test_a_client_imports_no_code_that_only_the_server_names(tmp_path):
 def test_an_owner_names_code_as_an_option_or_in_the_environment(monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
-    from pefll.deploy.verbs import app
+    from pefll.cli.flower import app
 
     named = []
     monkeypatch.setattr("pefll.deploy.service.take_part", lambda *arguments: named.append(arguments[-2]))

@@ -45,7 +45,7 @@ def test_the_verbs_explain_themselves(capsys):
     assert code == 0
     for verb in ("init", "server", "client", "run", "add", "renew", "personalize", "demo"):
         assert verb in said
-    assert verbs.app.info.help
+    assert flower.app.info.help
 
 
 class TestWithFlower:

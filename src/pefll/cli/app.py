@@ -12,13 +12,12 @@ import torch
 import typer
 from rich.markup import escape
 
-from pefll.cli import data, experiments, methods, personal, runs, training
+from pefll.cli import data, experiments, flower, methods, personal, runs, training
 from pefll.cli.console import INTERRUPTED, err
 from pefll.core.errors import PefllError
 from pefll.core.named import fault
 from pefll.core.progress import say
 from pefll.core.wording import for_the_command_line
-from pefll.deploy import verbs as flower
 from pefll.version import __version__
 
 TRACEBACK = "PEFLL_TRACEBACK"

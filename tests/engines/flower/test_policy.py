@@ -232,9 +232,9 @@ def test_a_client_refuses_networks_that_do_not_fit_into_its_memory(config, tmp_p
 def test_the_limits_reach_the_node_through_the_command_line_and_the_nodes_settings(monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
+    from pefll.cli.flower import app
     from pefll.deploy.node import NodeSettings
     from pefll.deploy.processes import client_command
-    from pefll.deploy.verbs import app
 
     given = {}
     monkeypatch.setattr("pefll.deploy.service.take_part", lambda *arguments: given.update(arguments[-1]))
