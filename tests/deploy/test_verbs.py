@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from pefll.cli import main
-from pefll.deploy import service, verbs
+from pefll.cli import flower, main
+from pefll.deploy import service
 from pefll.runs.record import RunFolder
 
 

@@ -180,7 +180,7 @@ def test_random_networks_alone_in_float32_compute_the_same_exactly(case, seed):
 
 def test_blocks_that_feed_only_each_other_are_one_chain():
     names = fused(build_model("lenet", (3, 32, 32), 10)).forward.__func__.__code__.co_names
-    assert [name for name in names if "conv_" in name] == ["pefll_ops_blocks_conv_chain"]
+    assert [name for name in names if "conv_" in name] == ["pefll_backend_blocks_conv_chain"]
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_blocks_are_told_whether_a_convolution_reads_what_they_give(end, wanted,
         return conv_block(*arguments)
 
     names = module.forward.__func__.__globals__
-    monkeypatch.setitem(names, "pefll_ops_blocks_conv_chain", chain)
-    monkeypatch.setitem(names, "pefll_ops_blocks_conv_block", block)
+    monkeypatch.setitem(names, "pefll_backend_blocks_conv_chain", chain)
+    monkeypatch.setitem(names, "pefll_backend_blocks_conv_block", block)
     module(torch.randn(2, 1, 8, 8))
     assert told[0] == wanted
     assert told[1:] in ([], [False])  # nothing comes after the last one
