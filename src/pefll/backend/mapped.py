@@ -30,7 +30,9 @@ def merge_mapped_axis(
                 return value
             if place in shared:
                 if dim is not None:
-                    raise PefllError("samples are shared by all clients of a federation, so they cannot be mapped")
+                    raise PefllError(
+                        "samples are shared by all clients of a federation, so they cannot be mapped", code="PEFLL-E001"
+                    )
                 return value
             return merged_there(value, dim) if place in written else merged(value, dim, info.batch_size)
 
@@ -54,7 +56,7 @@ def merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
 def merged_there(value: Tensor, dim: int | None) -> Tensor:
     """Return the same where it lies, so that what is written to it is written to the value."""
     if dim is None:
-        raise PefllError("what all clients share cannot hold each one's result")
+        raise PefllError("what all clients share cannot hold each one's result", code="PEFLL-E002")
     every = value.movedim(dim, 0)
     return every.view(-1, *every.shape[2:])  # fails where `flatten` would copy
 
@@ -106,4 +108,7 @@ class Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Refuse."""
-        raise PefllError("the CUDA kernels have no second derivatives; set PEFLL_KERNELS=0, or use the serial engine")
+        raise PefllError(
+            "the CUDA kernels have no second derivatives; set PEFLL_KERNELS=0, or use the serial engine",
+            code="PEFLL-E003",
+        )

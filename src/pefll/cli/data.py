@@ -79,13 +79,18 @@ def data_get(
 def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")] = Path("data")) -> None:
     """Check every data set in a folder: complete, readable, right md5."""
     if data_dir.is_file():
-        raise PefllError(f"{data_dir} is a file; say which folder has the data sets, or use `pefll data summary`")
+        raise PefllError(
+            f"{data_dir} is a file; say which folder has the data sets, or use `pefll data summary`", code="PEFLL-C001"
+        )
     if not data_dir.is_dir():
-        raise PefllError(f"there is no folder {data_dir}; `pefll data get cifar10 --data-dir {data_dir}` makes it")
+        raise PefllError(
+            f"there is no folder {data_dir}; `pefll data get cifar10 --data-dir {data_dir}` makes it", code="PEFLL-C002"
+        )
     if not sources.holds_any(data_dir):
         raise PefllError(
             f"{data_dir} holds none of the known data sets: `pefll data get cifar10 --data-dir {data_dir}` downloads "
-            "one, `pefll data list` tells the files of each, and `pefll data summary PATH` looks at data of your own"
+            "one, `pefll data list` tells the files of each, and `pefll data summary PATH` looks at data of your own",
+            code="PEFLL-C003",
         )
     findings = sources.check(data_dir, lambda sentence: say(err, sentence))
     table = Table("data set", "state", "")

@@ -199,9 +199,11 @@ def reproduce(
     if what != "table1":
         raise unknown("experiment", what, ["table1"])
     if dry_run and tables_only:
-        raise PefllError("--dry-run writes nothing, and --tables-only writes the tables; leave one of them away")
+        raise PefllError(
+            "--dry-run writes nothing, and --tables-only writes the tables; leave one of them away", code="PEFLL-C004"
+        )
     if budget is not None and not 0 < budget < math.inf:
-        raise PefllError(f"--budget is {budget}; it must be more than 0 minutes")
+        raise PefllError(f"--budget is {budget}; it must be more than 0 minutes", code="PEFLL-C005")
     # What a training would refuse, and is refused also where none turns out to be needed.
     Config(rounds=rounds, device=device, precision=precision)
     pick_device(device)
@@ -230,7 +232,7 @@ def reproduce(
         listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in plan.left_out.items())
         say(out, f"not in them, as other settings were chosen since ({results / 'tune'}): {listed}")
     if failures:
-        raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}")
+        raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}", code="PEFLL-C006")
 
 
 def cost(

@@ -37,7 +37,7 @@ def need_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-C007") from None
 
 
 @app.command()
@@ -102,10 +102,11 @@ def init(
     )
     if plan.clients_per_round > len(names):
         raise PefllError(
-            f"--clients-per-round is {clients_per_round:,}, but this is a federation of {counted(len(names), 'client')}"
+            f"--clients-per-round is {clients_per_round:,}, but the federation has {counted(len(names), 'client')}",
+            code="PEFLL-C008",
         )
     if rounds < 1:
-        raise PefllError(f"--rounds is {rounds:,}; a federation trains for at least one")
+        raise PefllError(f"--rounds is {rounds:,}; a federation trains for at least one", code="PEFLL-C009")
     check_new(folder, address)
     for sentence in refused_by_default(agreed):
         say(err, sentence)

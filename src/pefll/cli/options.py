@@ -39,7 +39,10 @@ def check_free(path: Path | None, option: str, force: bool) -> None:
         force: whether the user wants it overwritten.
     """
     if path is not None and path.is_file() and not force:
-        raise PefllError(f"{path} is there already: choose another name with {option}, or add --force to overwrite it")
+        raise PefllError(
+            f"{path} is there already: choose another name with {option}, or add --force to overwrite it",
+            code="PEFLL-C010",
+        )
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -48,7 +51,7 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise PefllError(f"--set takes NAME=VALUE, not {pair!r}")
+            raise PefllError(f"--set takes NAME=VALUE, not {pair!r}", code="PEFLL-C011")
         settings[name.strip()] = value.strip()
     return settings
 
@@ -57,5 +60,8 @@ def parse_seeds(text: str) -> list[int]:
     """Return the numbers of `--seeds 0,1,2`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
-        raise PefllError(f"--seeds takes different whole numbers with commas between them, such as 0,1,2, not {text!r}")
+        raise PefllError(
+            f"--seeds takes different whole numbers with commas between them, such as 0,1,2, not {text!r}",
+            code="PEFLL-C012",
+        )
     return [int(part) for part in parts]

@@ -206,7 +206,8 @@ def predict(
     x, y = _read_client(data, label, personal.facts)
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.facts["classes"]:
         raise PefllError(
-            f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.facts['classes'] - 1}"
+            f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.facts['classes'] - 1}",
+            code="PEFLL-C013",
         )
     chances = personal.probabilities(x)
     classes = chances.argmax(axis=1)

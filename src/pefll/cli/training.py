@@ -155,10 +155,13 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     allow(given.get("method"), given.get("model"))
     if seeds is not None and (seed is not None or resume is not None):
-        raise PefllError("--seeds is for new runs, and in place of --seed; --resume RUN goes on with all seeds in RUN")
+        raise PefllError(
+            "--seeds is for new runs, and in place of --seed; --resume RUN goes on with all seeds in RUN",
+            code="PEFLL-C015",
+        )
     if resume is not None:
         if folder is not None:
-            raise PefllError("--resume goes on in its own folder; leave --out away")
+            raise PefllError("--resume goes on in its own folder; leave --out away", code="PEFLL-C016")
         target, folders = resume, run_folders(resume)
         started = [_started(each) for each in folders]
         configs = [_resumed(config, given) for config in started]
@@ -173,7 +176,10 @@ def train(
             _check_is_found_here(each, config)
     else:
         if "data" not in given:
-            raise PefllError("say what to train on: --data digits needs no file, `pefll data list` shows the others")
+            raise PefllError(
+                "say what to train on: --data digits needs no file, `pefll data list` shows the others",
+                code="PEFLL-C017",
+            )
         if given["data"] not in sources.DATASETS and Path(given["data"]).exists():
             given["data"] = str(Path(given["data"]).resolve())  # so that the run finds it again from another folder
         config = Config(**given)
@@ -188,7 +194,8 @@ def train(
             folders = [RunFolder(seed_folder(target, each.seed)) for each in configs]
         if any(each.config_file.exists() for each in (RunFolder(target), *folders, *run_folders(target))):
             raise PefllError(
-                f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out"
+                f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out",
+                code="PEFLL-C018",
             )
     orders = [
         preparing.Order(
@@ -252,7 +259,8 @@ def _check_is_found_here(folder: RunFolder, config: Config) -> None:
     if given:
         raise PefllError(
             f"{folder.path} was trained on {' and '.join(given)} given in Python; go on there, with "
-            f"pefll.fit(federation, ..., out={str(folder.path)!r})"
+            f"pefll.fit(federation, ..., out={str(folder.path)!r})",
+            code="PEFLL-C019",
         )
 
 

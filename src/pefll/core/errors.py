@@ -40,7 +40,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.74)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return PefllError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")
+    return PefllError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}", code="PEFLL-A101")
 
 
 def first_line(error: BaseException) -> str:

@@ -51,7 +51,7 @@ def sentences_for_disk_errors(what: str, then: str = "") -> Iterator[None]:
         advice = f"{cause} or choose another place" if cause else "choose another place"
         if then:
             advice = f"{cause}, then {then}" if cause else f"when that is mended, {then}"
-        raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}") from error
+        raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}", code="PEFLL-A102") from error
 
 
 def check_folder(path: Path) -> None:
@@ -103,7 +103,9 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
         private: whether only its owner may read it, whatever the umask.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):  # which would be gone then, and not written to
-        raise PefllError(f"cannot write {path}: it is a device or a pipe, not a file; choose another place")
+        raise PefllError(
+            f"cannot write {path}: it is a device or a pipe, not a file; choose another place", code="PEFLL-A103"
+        )
     with sentences_for_disk_errors(str(path)):
         _sweep_once(path.parent)
         temporary, handle = _open_temporary(path, 0o600 if private else 0o666)
@@ -279,9 +281,9 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise PefllError(f"there is no {path}") from error
+        raise PefllError(f"there is no {path}", code="PEFLL-A104") from error
     except (OSError, ValueError) as error:
-        raise PefllError(f"{path} is damaged: {error}") from error
+        raise PefllError(f"{path} is damaged: {error}", code="PEFLL-A105") from error
 
 
 def parse_json(content: bytes) -> Any:

@@ -86,10 +86,12 @@ def import_name(reference: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, ValueError) as error:
-        raise PefllError(f"cannot import the {what} {reference!r}: {error}") from error
+        raise PefllError(f"cannot import the {what} {reference!r}: {error}", code="PEFLL-A106") from error
     except Exception as error:  # a user's module may raise anything while it is imported
-        raise PefllError(f"cannot import the {what} {reference!r}: {fault(error) or error}") from error
+        raise PefllError(
+            f"cannot import the {what} {reference!r}: {fault(error) or error}", code="PEFLL-A107"
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:
-        raise PefllError(f"cannot import the {what} {reference!r}: {error}") from error
+        raise PefllError(f"cannot import the {what} {reference!r}: {error}", code="PEFLL-A108") from error

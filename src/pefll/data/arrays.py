@@ -57,10 +57,13 @@ def samples_from_arrays(
         if classes > max(_MANY_CLASSES, len(labels)):
             raise PefllError(
                 f"{name}: there is a label {classes - 1:,} among {counted(len(labels), 'sample')}; "
-                "number the classes from 0 without gaps, or say how many there are, in Python, with classes=..."
+                "number the classes from 0 without gaps, or say how many there are, in Python, with classes=...",
+                code="PEFLL-D101",
             )
     elif classes < len(class_names):
-        raise PefllError(f"{name}: classes is {classes!r}, but there are {len(class_names) or 'some'} classes")
+        raise PefllError(
+            f"{name}: classes is {classes!r}, but there are {len(class_names) or 'some'} classes", code="PEFLL-D102"
+        )
     owner, client_names, client_keys = (None, (), None) if client is None else _clients(client, name)
     return Samples(
         x=images,
@@ -91,16 +94,23 @@ def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
     """
     array = as_array(x, "x", name)
     if array.dtype.kind not in "uif":
-        raise PefllError(f"{name}: x is {_kind(array)}; it must hold numbers (uint8 pixels, float features or tokens)")
+        raise PefllError(
+            f"{name}: x is {_kind(array)}; it must hold numbers (uint8 pixels, float features or tokens)",
+            code="PEFLL-D103",
+        )
     if array.ndim < 2:
-        raise PefllError(f"{name}: x must have one row per sample, but its shape is {list(array.shape)}")
+        raise PefllError(
+            f"{name}: x must have one row per sample, but its shape is {list(array.shape)}", code="PEFLL-D104"
+        )
     if 0 in array.shape[1:]:
-        raise PefllError(f"{name}: a sample of x has no values, its shape is {list(array.shape[1:])}")
+        raise PefllError(
+            f"{name}: a sample of x has no values, its shape is {list(array.shape[1:])}", code="PEFLL-D105"
+        )
     if tokens:
         if array.dtype.kind == "f":
-            raise PefllError(f"{name}: x is {array.dtype}; tokens must be whole numbers")
+            raise PefllError(f"{name}: x is {array.dtype}; tokens must be whole numbers", code="PEFLL-D106")
         if len(array) and int(array.min()) < 0:
-            raise PefllError(f"{name}: there is a negative token; tokens must be 0 or more")
+            raise PefllError(f"{name}: there is a negative token; tokens must be 0 or more", code="PEFLL-D107")
         return array if array.dtype == np.uint8 else array.astype(np.int64)
     if array.ndim == 3:
         array = array[:, None]
@@ -132,7 +142,7 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array
     strange = [word for word in own if word not in place]
     if strange:
         known = f"the model's classes are {', '.join(place)}" if place else "the model's classes are whole numbers"
-        raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}")
+        raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}", code="PEFLL-D108")
     return np.asarray([place[word] for word in own], dtype=np.int64)[labels]
 
 
@@ -181,7 +191,7 @@ def as_array(values: Any, what: str, name: str) -> Array:
     except (ValueError, TypeError, RuntimeError, OverflowError, NotImplementedError, MemoryError) as error:
         reason = first_line(error)
         raise PefllError(
-            f"{name}: {what} cannot be made into one array; are its parts equal in size? {reason}"
+            f"{name}: {what} cannot be made into one array; are its parts equal in size? {reason}", code="PEFLL-D109"
         ) from None
 
 
@@ -189,7 +199,9 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
     """Return a one-dimensional array of int64 or of texts (dtype object); `floats` lets whole numbers be floats."""
     array = as_array(values, what, name)
     if array.ndim != 1:
-        raise PefllError(f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}")
+        raise PefllError(
+            f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}", code="PEFLL-D110"
+        )
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8", "replace")
     if array.dtype.kind == "U" and isinstance(values, list | tuple):
@@ -206,7 +218,10 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in array):
             _check_int64(array, what, name)
             return array.astype(np.int64)
-        raise PefllError(f"{name}: {what} mixes kinds or has empty entries; it must be all whole numbers or all texts")
+        raise PefllError(
+            f"{name}: {what} mixes kinds or has empty entries; it must be all whole numbers or all texts",
+            code="PEFLL-D111",
+        )
     if array.dtype.kind == "f":
         bad = ~(np.floor(array) == array)
         bad |= ~np.isfinite(array)
@@ -214,14 +229,16 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             place = int(bad.argmax())
             raise PefllError(
                 f"{name}: {what} {array[place]} of sample {place} is not a whole number; mend it or leave the "
-                "sample out"
+                "sample out",
+                code="PEFLL-D112",
             )
         if not floats:
             raise PefllError(
-                f"{name}: {what}s are {array.dtype}; convert them to whole numbers, for example with y.astype(int)"
+                f"{name}: {what}s are {array.dtype}; convert them to whole numbers, for example with y.astype(int)",
+                code="PEFLL-D113",
             )
     elif array.dtype.kind not in "ui":
-        raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts")
+        raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts", code="PEFLL-D114")
     _check_int64(array, what, name)
     return array.astype(np.int64, copy=False)
 
@@ -288,8 +305,10 @@ def _splits(split: Any, name: str) -> Array:
         numbers, words = _number(column)
         strange = [word for word in words if word.lower() not in _SPLIT_WORDS]
         if strange:
-            raise PefllError(f"{name}: there is a split {strange[0]!r}; splits are {', '.join(SPLITS)}")
+            raise PefllError(
+                f"{name}: there is a split {strange[0]!r}; splits are {', '.join(SPLITS)}", code="PEFLL-D115"
+            )
         return np.asarray([_SPLIT_WORDS[word.lower()] for word in words], dtype=np.int8)[numbers]
     if len(column) and not 0 <= int(column.min()) <= int(column.max()) <= TEST:
-        raise PefllError(f"{name}: splits must be 0 (train), 1 (validation) or 2 (test)")
+        raise PefllError(f"{name}: splits must be 0 (train), 1 (validation) or 2 (test)", code="PEFLL-D116")
     return column.astype(np.int8)

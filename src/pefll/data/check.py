@@ -38,7 +38,7 @@ def check(data_dir: Path | str, report: cache.Report | None = None) -> list[Find
     """
     data_dir = Path(data_dir).expanduser()
     if not data_dir.is_dir():
-        raise PefllError(f"there is no folder {data_dir}")
+        raise PefllError(f"there is no folder {data_dir}", code="PEFLL-D117")
     findings = []
     for source in DATASETS.values():
         if report is not None:

@@ -162,18 +162,20 @@ def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | N
             return raw, folder
         if not archive.is_file():
             if missing:
-                raise PefllError(f"{layout.name}: {folder} lacks {', '.join(missing)}; {get}")
+                raise PefllError(f"{layout.name}: {folder} lacks {', '.join(missing)}; {get}", code="PEFLL-D118")
             raise PefllError(
-                f"{layout.name}: {folder / wrong[0]} is not the official file (wrong md5); delete it and {get}"
+                f"{layout.name}: {folder / wrong[0]} is not the official file (wrong md5); delete it and {get}",
+                code="PEFLL-D119",
             )
         del raw
     if not archive.is_file():
-        raise PefllError(f"{layout.name}: there is neither {folder} nor {archive}; {get}")
+        raise PefllError(f"{layout.name}: there is neither {folder} nor {archive}; {get}", code="PEFLL-D120")
     raw = _unpack(layout, archive)
     wrong = _wrong(raw, checksums)
     if wrong:
         raise PefllError(
-            f"{layout.name}: {wrong[0]} in {archive} is not the official file (wrong md5); delete the archive and {get}"
+            f"{layout.name}: {wrong[0]} in {archive} is not the official file (wrong md5); delete it and {get}",
+            code="PEFLL-D121",
         )
     return raw, archive
 
@@ -200,12 +202,14 @@ def _unpack(layout: Layout, archive: Path) -> dict[str, bytes]:
                     raw[wanted[member.name]] = stream.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise PefllError(
-            f"{layout.name}: {archive} is damaged ({error}); delete it and run `pefll data get {layout.name}`"
+            f"{layout.name}: {archive} is damaged ({error}); delete it and run `pefll data get {layout.name}`",
+            code="PEFLL-D122",
         ) from None
     missing = [name for name in layout.files if name not in raw]
     if missing:
         raise PefllError(
-            f"{layout.name}: {archive} lacks {', '.join(missing)}; delete it and run `pefll data get {layout.name}`"
+            f"{layout.name}: {archive} lacks {', '.join(missing)}; delete it and run `pefll data get {layout.name}`",
+            code="PEFLL-D123",
         )
     return raw
 
@@ -215,16 +219,16 @@ def _parse(layout: Layout, data: bytes, where: str) -> tuple[Array, Array]:
     content = read_pickle(data, where)
     pixels, labels = content.get(b"data"), content.get(layout.label)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
-        raise PefllError(f"{where} has no uint8 pixels of shape [n, 3072] under the key 'data'")
+        raise PefllError(f"{where} has no uint8 pixels of shape [n, 3072] under the key 'data'", code="PEFLL-D124")
     if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
-        raise PefllError(f"{where} has no list of labels under the key {layout.label.decode()!r}")
+        raise PefllError(f"{where} has no list of labels under the key {layout.label.decode()!r}", code="PEFLL-D125")
     if len(labels) != len(pixels):
-        raise PefllError(f"{where} has {len(pixels):,} images but {len(labels):,} labels")
+        raise PefllError(f"{where} has {len(pixels):,} images but {len(labels):,} labels", code="PEFLL-D126")
     return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, dtype=np.int64)
 
 
 def _class_names(layout: Layout, data: bytes, where: str) -> tuple[str, ...]:
     names: Any = read_pickle(data, where).get(layout.label_names)
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise PefllError(f"{where} has no class names under the key {layout.label_names.decode()!r}")
+        raise PefllError(f"{where} has no class names under the key {layout.label_names.decode()!r}", code="PEFLL-D127")
     return tuple(name.decode("utf-8", "replace") for name in names)

@@ -83,14 +83,14 @@ def get(name: str, data_dir: Path | str, report: Progress | None = None) -> Path
     if name == "digits":
         return None
     if name in RECIPES:
-        raise PefllError(f"{name} has no file to download: {RECIPES[name].format(folder=data_dir)}")
+        raise PefllError(f"{name} has no file to download: {RECIPES[name].format(folder=data_dir)}", code="PEFLL-D128")
     if name not in ARCHIVES:
         raise unknown("data set", name, ["digits", *ARCHIVES, *RECIPES])
     archive = ARCHIVES[name]
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PefllError(f"the folder {data_dir} cannot be made: {error.strerror}") from None
+        raise PefllError(f"the folder {data_dir} cannot be made: {error.strerror}", code="PEFLL-D129") from None
     return fetch(archive, data_dir, report)
 
 
@@ -114,12 +114,14 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
                 # All bytes are there already, or more than the server has: the md5 knows.
                 complete = True
             else:
-                raise PefllError(f"{archive.url} answered {error.code} {error.reason}; {by_hand}") from None
+                raise PefllError(
+                    f"{archive.url} answered {error.code} {error.reason}; {by_hand}", code="PEFLL-D130"
+                ) from None
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
             reason = getattr(error, "reason", None) or error
             complete, why = False, str(reason)
         except OSError as error:
-            raise PefllError(f"{part} cannot be written: {error.strerror}") from None
+            raise PefllError(f"{part} cannot be written: {error.strerror}", code="PEFLL-D131") from None
         else:
             why = "the connection broke off"
         if complete:
@@ -128,7 +130,7 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
         if got == before or attempt == _ATTEMPTS - 1:
             break
     kept = f"{got:,} bytes are kept and the same command continues there, or " if got else ""
-    raise PefllError(f"{archive.url} could not be downloaded ({why}); {kept}{by_hand}")
+    raise PefllError(f"{archive.url} could not be downloaded ({why}); {kept}{by_hand}", code="PEFLL-D132")
 
 
 def _transfer(url: str, part: Path, report: Progress | None) -> bool:
@@ -160,7 +162,10 @@ def _transfer(url: str, part: Path, report: Progress | None) -> bool:
 def _finish(archive: Archive, part: Path, target: Path, by_hand: str) -> Path:
     if _md5(part) != archive.md5:
         part.unlink()
-        raise PefllError(f"what {archive.url} sent is not the official file (wrong md5) and was removed; {by_hand}")
+        raise PefllError(
+            f"what {archive.url} sent is not the official file (wrong md5) and was removed; {by_hand}",
+            code="PEFLL-D133",
+        )
     os.replace(part, target)
     return target
 

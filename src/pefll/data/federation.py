@@ -93,32 +93,40 @@ def check_samples(samples: Samples) -> None:
     x, y, name = samples.x, samples.y, samples.name
     total = len(x)
     if total == 0:
-        raise PefllError(f"{name}: there are no samples")
+        raise PefllError(f"{name}: there are no samples", code="PEFLL-D134")
     for what, array in (("y", y), ("client", samples.client), ("split", samples.split)):
         if array is not None and len(array) != total:
             raise PefllError(
-                f"{name}: x has {counted(total, 'sample')} but {what} has {len(array):,}; they must be equal"
+                f"{name}: x has {counted(total, 'sample')} but {what} has {len(array):,}; they must be equal",
+                code="PEFLL-D135",
             )
     if not np.issubdtype(y.dtype, np.integer):
         raise PefllError(
             f"{name}: labels are {y.dtype}; they must be whole numbers 0..{samples.classes - 1}: convert them with "
-            "y.astype(int)"
+            "y.astype(int)",
+            code="PEFLL-D136",
         )
     if y.ndim != 1:
-        raise PefllError(f"{name}: y must have one label per sample, but its shape is {tuple(y.shape)}")
+        raise PefllError(
+            f"{name}: y must have one label per sample, but its shape is {tuple(y.shape)}", code="PEFLL-D137"
+        )
     low, high = int(y.min()), int(y.max())
     if low < 0:
-        raise PefllError(f"{name}: there is a label {low}; labels count from 0")
+        raise PefllError(f"{name}: there is a label {low}; labels count from 0", code="PEFLL-D138")
     if high >= samples.classes:
         raise PefllError(
             f"{name}: there is a label {high}, but with {counted(samples.classes, 'class')} labels must be "
-            f"0..{samples.classes - 1}"
+            f"0..{samples.classes - 1}",
+            code="PEFLL-D139",
         )
     if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):
-        raise PefllError(f"{name}: x is {x.dtype}; it must hold numbers (uint8 pixels, float features or tokens)")
+        raise PefllError(
+            f"{name}: x is {x.dtype}; it must hold numbers (uint8 pixels, float features or tokens)", code="PEFLL-D140"
+        )
     if samples.feature_names and x.shape[1:] != (len(samples.feature_names),):
         raise PefllError(
-            f"{name}: there are {len(samples.feature_names)} feature names for samples of shape {list(x.shape[1:])}"
+            f"{name}: there are {len(samples.feature_names)} feature names for samples of shape {list(x.shape[1:])}",
+            code="PEFLL-D141",
         )
     if np.issubdtype(x.dtype, np.floating):
         _check_range(samples)
@@ -213,14 +221,17 @@ class Federation:
     def __post_init__(self) -> None:
         train = self.count[TRAIN]
         if self.num_clients == 0:
-            raise PefllError(f"{self.name}: the federation has no clients")
+            raise PefllError(f"{self.name}: the federation has no clients", code="PEFLL-D142")
         if int(train.min()) < 1:
             raise PefllError(
                 f"{self.name}: client {int(train.argmin())} has no training samples; "
-                "drop such clients or make fewer of them"
+                "drop such clients or make fewer of them",
+                code="PEFLL-D143",
             )
         if not 0 <= self.num_seen <= self.num_clients:
-            raise PefllError(f"{self.name}: num_seen is {self.num_seen} of {self.num_clients} clients")
+            raise PefllError(
+                f"{self.name}: num_seen is {self.num_seen} of {self.num_clients} clients", code="PEFLL-D144"
+            )
 
     def name_of(self, client: int) -> str:
         """Return what the data calls a client; its number in the federation where clients were made."""
@@ -292,7 +303,8 @@ class Federation:
         held = max(1, round(share * self.num_seen))
         if not 0 < share < 1 or held >= self.num_seen:
             raise PefllError(
-                f"{self.name}: {share} of {counted(self.num_seen, 'seen client')} cannot be held out; some must be left"
+                f"{self.name}: {share} of {counted(self.num_seen, 'seen client')} cannot be held out: some must stay",
+                code="PEFLL-D145",
             )
         seen = slice(0, self.num_seen)
         return replace(
@@ -354,7 +366,8 @@ class Federation:
             if self.holds_images:
                 raise PefllError(
                     f"{self.name}: its pixels have no channel statistics; make the federation with make_federation, "
-                    "or pass it through pefll.data.measured"
+                    "or pass it through pefll.data.measured",
+                    code="PEFLL-D146",
                 )
             return x.to(dtype)
         scale, shift = self._affine(dtype)
@@ -412,7 +425,7 @@ def assemble(
     """
     taken = np.flatnonzero(owner >= 0)
     if len(taken) == 0:
-        raise PefllError(f"{samples.name}: the partition gives no samples to anybody")
+        raise PefllError(f"{samples.name}: the partition gives no samples to anybody", code="PEFLL-D147")
     slot = owner[taken] * 3 + split[taken]
     order = taken[np.argsort(slot, kind="stable")]
     clients = int(owner.max()) + 1

@@ -39,7 +39,9 @@ def load(data_dir: Path) -> Samples:
         owners.append(clients.setdefault(user.name, len(clients)))
         splits.append(user.split)
     if not images:
-        raise PefllError(f"femnist: there are no LEAF shards in {folder}/train; see `pefll data get femnist`")
+        raise PefllError(
+            f"femnist: there are no LEAF shards in {folder}/train; see `pefll data get femnist`", code="PEFLL-D148"
+        )
     return Samples(
         x=_pad(images, sum(sizes)),
         y=np.concatenate(labels),
@@ -61,17 +63,23 @@ def _pixels(user: leaf.User) -> Array:
     except (ValueError, TypeError, OverflowError):
         x = np.empty((0, _SIDE, _SIDE), dtype=np.float32)
     if len(x) != len(user.x):
-        raise PefllError(f"{user.where} is damaged: images of user {user.name!r} do not have 784 numbers each")
+        raise PefllError(
+            f"{user.where} is damaged: images of user {user.name!r} do not have 784 numbers each", code="PEFLL-D149"
+        )
     # Written so that a NaN fails too.
     if not ((x >= 0) & (x <= 1)).all():
-        raise PefllError(f"{user.where} is damaged: pixels of user {user.name!r} are not within 0..1")
+        raise PefllError(
+            f"{user.where} is damaged: pixels of user {user.name!r} are not within 0..1", code="PEFLL-D150"
+        )
     return np.round(x * 255).astype(np.uint8)
 
 
 def _labels(user: leaf.User) -> Array:
     """Return int64 [n]."""
     if not all(type(label) is int and 0 <= label < len(CLASS_NAMES) for label in user.y):
-        raise PefllError(f"{user.where} is damaged: labels of user {user.name!r} are not whole numbers 0..61")
+        raise PefllError(
+            f"{user.where} is damaged: labels of user {user.name!r} are not whole numbers 0..61", code="PEFLL-D151"
+        )
     return np.asarray(user.y, dtype=np.int64)
 
 

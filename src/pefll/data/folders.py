@@ -76,7 +76,8 @@ def _other_layout(folder: Path, layout: str, example: str) -> PefllError:
     there = first_few((path.relative_to(folder) for path in islice(_files(folder, _DEPTH), _MENTIONED)), _MENTIONED)
     return PefllError(
         f"{folder} has no images in folders {layout}; expected are {kinds} files such as {folder / example}; found "
-        f"{there or 'no file at all'}"
+        f"{there or 'no file at all'}",
+        code="PEFLL-D152",
     )
 
 
@@ -92,7 +93,7 @@ def read_images(files: Sequence[Path]) -> Array:
     try:
         from PIL import Image
     except ImportError:
-        raise PefllError("reading images needs Pillow: pip install 'pefll[files]'") from None
+        raise PefllError("reading images needs Pillow: pip install 'pefll[files]'", code="PEFLL-D153") from None
     first = _pixels(Image, files[0])
     # Known from one of them, since all must be alike; with a picture beside the array that it is copied to.
     stored = sum(path.stat().st_size for path in files if path.is_file())
@@ -103,7 +104,8 @@ def read_images(files: Sequence[Path]) -> Array:
         if each.shape[:2] != size:
             raise PefllError(
                 f"{path} has {each.shape[1]}x{each.shape[0]} pixels but {files[0]} has {size[1]}x{size[0]}; "
-                "make all images equal in size"
+                "make all images equal in size",
+                code="PEFLL-D154",
             )
     channels = max(each.shape[2] for each in pixels)
     x = np.empty((len(pixels), channels, *size), dtype=np.uint8)
@@ -120,7 +122,7 @@ def _pixels(image_module: Any, path: Path) -> Array:
             width, height = image.size
             check_picture(str(path), width, height, len(image.getbands()))
             if image.mode.startswith(("I", "F")):
-                raise PefllError(f"{path} has more than 8 bits per channel; save it with 8")
+                raise PefllError(f"{path} has more than 8 bits per channel; save it with 8", code="PEFLL-D155")
             grey = image.mode in ("1", "L", "LA")
             array = np.asarray(image.convert("L" if grey else "RGB"))
     except image_module.DecompressionBombError as error:
@@ -128,7 +130,9 @@ def _pixels(image_module: Any, path: Path) -> Array:
             f"{path} has far too many pixels for a sample: {error}; make it smaller", "PEFLL-L004"
         ) from None
     except (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, MemoryError) as error:
-        raise PefllError(f"{path} cannot be read as an image: {error}; replace or remove it") from None
+        raise PefllError(
+            f"{path} cannot be read as an image: {error}; replace or remove it", code="PEFLL-D156"
+        ) from None
     return array[:, :, None] if grey else array
 
 

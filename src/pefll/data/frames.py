@@ -71,18 +71,21 @@ def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame"
     left_out = set(without)
     chosen = tuple(each for each in columns(frame) if each not in left_out)
     if not chosen:
-        raise PefllError(f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}")
+        raise PefllError(
+            f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}",
+            code="PEFLL-D157",
+        )
     return chosen
 
 
 def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
     """Return the named columns in this order, float32 [N, features], or int64 where they hold tokens."""
     if not features:
-        raise PefllError(f"{name}: there are no feature columns")
+        raise PefllError(f"{name}: there are no feature columns", code="PEFLL-D158")
     keys = _by_name(frame)  # once: asking the table for all its names for each of them would take the square of time
     first = _column(frame, keys, features[0], name)
     if not len(first):
-        raise PefllError(f"{name}: there are no samples, only the names of columns")
+        raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
     # Column by column into the result, so that a wide table is never there twice in float64.
     x = np.empty((len(first), len(features)), dtype=np.int64 if tokens else np.float32)
     for place, each in enumerate(features):
@@ -92,9 +95,14 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
                 f"{name}: column {each!r} has {len(values):,} entries, but {features[0]!r} has {len(x):,}", "PEFLL-D005"
             )
         if values.dtype.kind not in "uif":
-            raise PefllError(f"{name}: column {each!r} does not hold numbers; turn it into numbers or leave it out")
+            raise PefllError(
+                f"{name}: column {each!r} does not hold numbers; turn it into numbers or leave it out",
+                code="PEFLL-D160",
+            )
         if tokens and values.dtype.kind == "f":
-            raise PefllError(f"{name}: column {each!r} is {values.dtype}; tokens must be whole numbers")
+            raise PefllError(
+                f"{name}: column {each!r} is {values.dtype}; tokens must be whole numbers", code="PEFLL-D161"
+            )
         with np.errstate(over="ignore"):
             x[:, place] = values
     return x
@@ -192,7 +200,7 @@ def read_frame(path: Path) -> Any:
             import pyarrow.parquet  # pandas would name several engines to choose from; one is enough
     except ImportError:
         needs = "pandas and pyarrow" if parquet else "pandas"
-        raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'") from None
+        raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'", code="PEFLL-D162") from None
     try:
         if parquet:
             about = pyarrow.parquet.read_metadata(path)
@@ -202,4 +210,4 @@ def read_frame(path: Path) -> Any:
         return pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", low_memory=False)
     except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError) as error:
         reason = first_line(error).strip()
-        raise PefllError(f"{path} cannot be read as {what}: {reason}") from None
+        raise PefllError(f"{path} cannot be read as {what}: {reason}", code="PEFLL-D163") from None

@@ -52,21 +52,27 @@ def users(folder: Path) -> Iterator[User]:
 
 def _users_of_shard(content: Any, path: Path) -> Iterator[User]:
     if not isinstance(content, dict):
-        raise PefllError(f"{path} is not a LEAF file: its top level must be an object with users and user_data")
+        raise PefllError(
+            f"{path} is not a LEAF file: its top level must be an object with users and user_data", code="PEFLL-D164"
+        )
     for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
         if not isinstance(content.get(key), kind):
-            raise PefllError(f"{path} is not a LEAF file: it has no {key!r} of the right kind")
+            raise PefllError(f"{path} is not a LEAF file: it has no {key!r} of the right kind", code="PEFLL-D165")
     names, sizes, data = content["users"], content["num_samples"], content["user_data"]
     if len(names) != len(sizes):
-        raise PefllError(f"{path} is damaged: it has {len(names):,} users but {len(sizes):,} entries of num_samples")
+        raise PefllError(
+            f"{path} is damaged: it has {len(names):,} users but {len(sizes):,} entries of num_samples",
+            code="PEFLL-D166",
+        )
     for name, size in zip(names, sizes, strict=True):
         # Taken out, so that a user's many small Python numbers are freed once they are packed into an array.
         own = data.pop(name, None) if isinstance(name, str) else None
         if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):
-            raise PefllError(f"{path} is damaged: user {name!r} has no lists x and y in user_data")
+            raise PefllError(f"{path} is damaged: user {name!r} has no lists x and y in user_data", code="PEFLL-D167")
         x, y = own.pop("x"), own.pop("y")
         if not len(x) == len(y) == size:
             raise PefllError(
-                f"{path} is damaged: user {name!r} has {len(x)} x and {len(y)} y, but num_samples says {size}"
+                f"{path} is damaged: user {name!r} has {len(x)} x and {len(y)} y, but num_samples says {size}",
+                code="PEFLL-D168",
             )
         yield User(str(name), FOLDERS[path.parent.name], x, y, str(path))

@@ -29,15 +29,17 @@ def load(data_dir: Path) -> Samples:
     """
     path = data_dir / FILE
     if not path.is_file():
-        raise PefllError(f"mnist_writers: there is no {path}; see `pefll data get mnist_writers`")
+        raise PefllError(f"mnist_writers: there is no {path}; see `pefll data get mnist_writers`", code="PEFLL-D169")
     arrays = read_npz(path, needed=("images", "labels", "writer_id"))
     images, labels, writer = arrays["images"], arrays["labels"], arrays["writer_id"]
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (28, 28):
-        raise PefllError(f"{path}: images must be uint8 [n, 28, 28], but are {images.dtype} {list(images.shape)}")
+        raise PefllError(
+            f"{path}: images must be uint8 [n, 28, 28], but are {images.dtype} {list(images.shape)}", code="PEFLL-D170"
+        )
     if not np.issubdtype(writer.dtype, np.integer) or writer.shape != images.shape[:1]:
-        raise PefllError(f"{path}: writer_id must have one whole number per image")
+        raise PefllError(f"{path}: writer_id must have one whole number per image", code="PEFLL-D171")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise PefllError(f"{path}: labels must be whole numbers 0..9")
+        raise PefllError(f"{path}: labels must be whole numbers 0..9", code="PEFLL-D172")
     names, client = np.unique(writer, return_inverse=True)
     return Samples(
         x=images[:, None],

@@ -43,15 +43,17 @@ def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) ->
                 # Other names were asked for by whoever called, and are not how the file should have been saved.
                 advice = "; save it again with np.savez(path, x=..., y=...)" if {"x", "y"} & set(missing) else ""
                 have = ", ".join(sorted(members)) or "none at all"
-                raise PefllError(f"{path} has no array {', '.join(missing)}; it has {have}{advice}")
+                raise PefllError(f"{path} has no array {', '.join(missing)}; it has {have}{advice}", code="PEFLL-D173")
             wanted = {name: members[name] for name in (*needed, *optional) if name in members}
             _check_members(path, archive, wanted)
             return {name: _read(archive, info) for name, info in wanted.items()}
     except _BROKEN as error:
         if "allow_pickle" in str(error):
-            raise PefllError(f"{path} holds Python objects; save arrays of numbers or of texts instead") from None
+            raise PefllError(
+                f"{path} holds Python objects; save arrays of numbers or of texts instead", code="PEFLL-D174"
+            ) from None
         raise PefllError(
-            f"{path} cannot be read as an .npz file: it is damaged or of another kind; save it again"
+            f"{path} cannot be read as an .npz file: it is damaged or of another kind; save it again", code="PEFLL-D175"
         ) from None
 
 

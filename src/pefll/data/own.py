@@ -60,12 +60,14 @@ def read_samples(
     if label not in names:
         raise PefllError(
             f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: say which one it is "
-            f"with {argument('label')}"
+            f"with {argument('label')}",
+            code="PEFLL-D176",
         )
     if client not in names and client != CLIENT:
         raise PefllError(
             f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
-            f"is with {argument('client', option='--client-column')}"
+            f"is with {argument('client', option='--client-column')}",
+            code="PEFLL-D177",
         )
     return frames.from_frame(
         frame,
@@ -123,9 +125,9 @@ def state_of(path: Path) -> str | list[int]:
         status = path.stat()
         return folders.state(path) if S_ISDIR(status.st_mode) else [status.st_size, status.st_mtime_ns]
     except FileNotFoundError:
-        raise PefllError(f"there is no file or folder {path}") from None
+        raise PefllError(f"there is no file or folder {path}", code="PEFLL-D178") from None
     except OSError as error:
-        raise PefllError(f"{path} cannot be read: {error.strerror}") from None
+        raise PefllError(f"{path} cannot be read: {error.strerror}", code="PEFLL-D179") from None
 
 
 def read_client(
@@ -241,7 +243,7 @@ def read_member(
         path, label=label, split=split, features=features, class_names=class_names, tokens=tokens, alone=True
     )
     if y is None:
-        raise PefllError(f"{path} has no labels, and training needs them")
+        raise PefllError(f"{path} has no labels, and training needs them", code="PEFLL-D180")
     parts = _split_of(path, split)
     plain = samples_from_arrays(x, y, np.zeros(len(x), dtype=np.int64), parts, classes, path.name, tokens=tokens)
     samples = replace(plain, normalise=normalise if plain.x.dtype == np.uint8 else None)
@@ -264,7 +266,9 @@ def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
         (argument("client", client, option="--client-column"), client, CLIENT),
     ):
         if asked != usual:
-            raise PefllError(f"{name} has no columns: leave {given} away, which is for tables and .npz files only")
+            raise PefllError(
+                f"{name} has no columns: leave {given} away, which is for tables and .npz files only", code="PEFLL-D181"
+            )
 
 
 def npz_label(path: Path, label: str) -> str:
@@ -330,7 +334,9 @@ def federation_from_arrays(
     """
     if client is None:
         name = arguments.text(name, "name")
-        raise PefllError(f"{name}: there is no client column; name the clients, or partition the samples by class")
+        raise PefllError(
+            f"{name}: there is no client column; name the clients, or partition the samples by class", code="PEFLL-D182"
+        )
     samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens)
     return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
@@ -359,13 +365,15 @@ def _kind(path: Path, layout: str = "client/class") -> str:
     if path.is_dir():
         return "folder"
     if not path.is_file():
-        raise PefllError(f"there is no file or folder {path}")
+        raise PefllError(f"there is no file or folder {path}", code="PEFLL-D183")
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return "npz"
     if suffix in frames.TABLES:
         return "table"
-    raise PefllError(f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder {layout}/*.png")
+    raise PefllError(
+        f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder {layout}/*.png", code="PEFLL-D184"
+    )
 
 
 def _checked(x: Array, y: Array | None, path: Path, tokens: bool) -> Array:

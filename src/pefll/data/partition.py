@@ -47,7 +47,8 @@ def by_class(
     num_seen = _num_seen(clients, unseen)
     if not 1 <= classes_per_client <= samples.classes:
         raise PefllError(
-            f"by-class {classes_per_client}: a client can have 1..{samples.classes} of the {samples.classes} classes"
+            f"by-class {classes_per_client}: a client can have 1..{samples.classes} of the {samples.classes} classes",
+            code="PEFLL-D185",
         )
     _check_enough(samples, clients)
     split = _cut_by_class(samples, seed, validation, test)
@@ -62,7 +63,8 @@ def by_class(
             if len(deck) < len(holders) and which != VALIDATION:
                 raise PefllError(
                     f"{samples.name}: class {label} has {counted(len(deck), f'{SPLITS[which]} sample')} for "
-                    f"{counted(len(holders), 'client')}; make fewer clients, or give each fewer classes"
+                    f"{counted(len(holders), 'client')}; make fewer clients, or give each fewer classes",
+                    code="PEFLL-D186",
                 )
             if len(holders):
                 owner[deck] = np.repeat(holders, _shares(len(deck), len(holders)))
@@ -102,7 +104,7 @@ def dirichlet(
     other = alpha if alpha_unseen is None else any_number(alpha_unseen, "alpha_unseen")
     for value in (alpha, other):
         if value <= 0:
-            raise PefllError(f"dirichlet: the concentration is {value}; it must be a number above 0")
+            raise PefllError(f"dirichlet: the concentration is {value}; it must be a number above 0", code="PEFLL-D187")
     _check_enough(samples, clients)
     split = _cut_by_class(samples, seed, validation, test)
     random = generator(seed, "partition/dirichlet")
@@ -121,13 +123,16 @@ def dirichlet(
         if each == 0 and which != VALIDATION:
             raise PefllError(
                 f"{samples.name}: {counted(there, f'{SPLITS[which]} sample')} {'is' if there == 1 else 'are'} too few "
-                f"for {counted(clients, 'client')}; make fewer clients"
+                f"for {counted(clients, 'client')}; make fewer clients",
+                code="PEFLL-D188",
             )
         counts = random.multinomial(each, proportions)
         for label, deck in enumerate(decks):
             needed = int(counts[:, label].sum())
             if needed and not len(deck):
-                raise PefllError(f"{samples.name}: class {label} has no {SPLITS[which]} samples to deal")
+                raise PefllError(
+                    f"{samples.name}: class {label} has no {SPLITS[which]} samples to deal", code="PEFLL-D189"
+                )
             if needed:
                 shuffles = np.tile(deck, (-(-needed // len(deck)), 1))
                 rows.append(random.permuted(shuffles, axis=1).reshape(-1)[:needed])
@@ -165,7 +170,9 @@ def natural(
     seed, min_samples = whole_number(seed, "seed", 0), whole_number(min_samples, "min_samples")
     clients = None if clients is None else whole_number(clients, "clients", 1)
     if samples.client is None:
-        raise PefllError(f"{samples.name} has no natural clients; partition it with 'by-class K' or 'dirichlet A'")
+        raise PefllError(
+            f"{samples.name} has no natural clients; partition it with 'by-class K' or 'dirichlet A'", code="PEFLL-D190"
+        )
     validation, test = share(validation, "validation"), share(test, "test")
     random = generator(seed, "partition/natural")
     number = _number_clients(samples, samples.client, max(1, min_samples), clients, random)
@@ -213,15 +220,17 @@ def _number_clients(
     """Return the new number of each client in random order, -1 for one that is left out, int32 [n]."""
     low = int(client.min())
     if low < 0:
-        raise PefllError(f"{samples.name}: there is a client {low}; clients must be numbered from 0")
+        raise PefllError(f"{samples.name}: there is a client {low}; clients must be numbered from 0", code="PEFLL-D191")
     # Numbers nobody has are gaps between a user's keys, not clients without samples.
     there = np.flatnonzero(np.bincount(client) >= least)
     if len(there) == 0:
-        raise PefllError(f"{samples.name}: no client has {counted(least, 'sample')}")
+        raise PefllError(f"{samples.name}: no client has {counted(least, 'sample')}", code="PEFLL-D192")
     if wanted is not None and wanted > len(there):
-        raise PefllError(f"{samples.name} has {counted(len(there), 'natural client')}; {wanted:,} were asked for")
+        raise PefllError(
+            f"{samples.name} has {counted(len(there), 'natural client')}; {wanted:,} were asked for", code="PEFLL-D193"
+        )
     if wanted is not None and wanted < 1:
-        raise PefllError(f"{samples.name}: {wanted} clients were asked for; at least 1 is needed")
+        raise PefllError(f"{samples.name}: {wanted} clients were asked for; at least 1 is needed", code="PEFLL-D194")
     chosen = random.permutation(there)[:wanted]
     number = np.full(int(client.max()) + 1, -1, dtype=np.int32)
     number[chosen] = np.arange(len(chosen), dtype=np.int32)
@@ -241,10 +250,14 @@ def _check_training(count: Array, samples: Samples, number: Array) -> None:
     bad = np.flatnonzero((number >= 0) & (count[number, TRAIN] < 1)).tolist()
     names = [samples.name_of(client) for client in bad]
     if len(names) == 1:
-        raise PefllError(f"{samples.name}: client {names[0]} has no training samples; give it some or leave it out")
+        raise PefllError(
+            f"{samples.name}: client {names[0]} has no training samples; give it some or leave it out",
+            code="PEFLL-D195",
+        )
     raise PefllError(
         f"{samples.name}: {len(names):,} clients have no training samples ({first_few(names)}); give them some or "
-        "leave them out"
+        "leave them out",
+        code="PEFLL-D196",
     )
 
 
@@ -268,7 +281,9 @@ def _num_seen(clients: int, unseen: float) -> int:
     unseen = share(unseen, "unseen")
     seen = clients - math.floor(unseen * clients + 0.5)
     if seen < 1:
-        raise PefllError(f"unseen is {unseen}, which leaves none of {counted(clients, 'client')} for training")
+        raise PefllError(
+            f"unseen is {unseen}, which leaves none of {counted(clients, 'client')} for training", code="PEFLL-D197"
+        )
     return seen
 
 

@@ -39,12 +39,14 @@ def load(data_dir: Path, stride: int = 1) -> Samples:
         x uint8 tokens [N, 80], y the next token, 80 classes, split, client = role.
     """
     if stride < 1:
-        raise PefllError(f"shakespeare: stride is {stride}; it must be at least 1")
+        raise PefllError(f"shakespeare: stride is {stride}; it must be at least 1", code="PEFLL-D198")
     folder = data_dir / "shakespeare"
     if leaf.shards(folder):
         return _from_leaf(folder)
     if not (data_dir / _ROLES).is_file():
-        raise PefllError(f"shakespeare: there is no {data_dir / _ROLES}; see `pefll data get shakespeare`")
+        raise PefllError(
+            f"shakespeare: there is no {data_dir / _ROLES}; see `pefll data get shakespeare`", code="PEFLL-D199"
+        )
     return _from_roles(data_dir / _ROLES, stride)
 
 
@@ -98,7 +100,10 @@ def _from_roles(path: Path, stride: int) -> Samples:
             stretches += [(len(names), split, tokens[start:stop]) for split, start, stop in cuts]
             names.append(name)
     if not names:
-        raise PefllError(f"{path} has no role with enough text: {LENGTH + 1} characters are needed in its last tenth")
+        raise PefllError(
+            f"{path} has no role with enough text: {LENGTH + 1} characters are needed in its last tenth",
+            code="PEFLL-D200",
+        )
     sizes = [(len(tokens) - LENGTH - 1) // stride + 1 for _, _, tokens in stretches]
     x = np.empty((sum(sizes), LENGTH), dtype=np.uint8)
     y = np.empty(sum(sizes), dtype=np.int64)
@@ -127,7 +132,7 @@ def _roles(path: Path) -> list[tuple[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise PefllError(f"{path} cannot be read as text: {error}") from None
+        raise PefllError(f"{path} cannot be read as text: {error}", code="PEFLL-D201") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -136,7 +141,7 @@ def _roles(path: Path) -> list[tuple[str, str]]:
         except ValueError:
             raise PefllError(f"{path} is damaged: line {number} is not JSON", code="PEFLL-D004") from None
         if not isinstance(role, dict) or not isinstance(role.get("user"), str) or not isinstance(role.get("text"), str):
-            raise PefllError(f"{path} is damaged: line {number} has no texts 'user' and 'text'")
+            raise PefllError(f"{path} is damaged: line {number} has no texts 'user' and 'text'", code="PEFLL-D202")
         texts[role["user"]] = texts.get(role["user"], "") + role["text"]
     return list(texts.items())
 
@@ -147,9 +152,14 @@ def _from_leaf(folder: Path) -> Samples:
     x, y, split, owner = [], [], [], []
     for user in leaf.users(folder):
         if not all(isinstance(text, str) and len(text) == LENGTH for text in user.x):
-            raise PefllError(f"{user.where} is damaged: x of user {user.name!r} are not texts of {LENGTH} characters")
+            raise PefllError(
+                f"{user.where} is damaged: x of user {user.name!r} are not texts of {LENGTH} characters",
+                code="PEFLL-D203",
+            )
         if not all(isinstance(text, str) and len(text) == 1 for text in user.y):
-            raise PefllError(f"{user.where} is damaged: y of user {user.name!r} are not single characters")
+            raise PefllError(
+                f"{user.where} is damaged: y of user {user.name!r} are not single characters", code="PEFLL-D204"
+            )
         count = len(user.y)
         x.append(encode("".join(user.x)).reshape(count, LENGTH))
         y.append(encode("".join(user.y)).astype(np.int64))
@@ -159,7 +169,7 @@ def _from_leaf(folder: Path) -> Samples:
         split.append(kind)
         owner.append(np.full(count, clients.setdefault(user.name, len(clients)), dtype=np.int64))
     if not x:
-        raise PefllError(f"{folder} has LEAF files without any user")
+        raise PefllError(f"{folder} has LEAF files without any user", code="PEFLL-D205")
     return Samples(
         x=np.concatenate(x),
         y=np.concatenate(y),

@@ -168,7 +168,9 @@ def make_federation(
     if kind == "natural":
         return measured(natural(samples, seed, unseen=unseen, clients=clients))
     if clients is None:
-        raise PefllError(f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}")
+        raise PefllError(
+            f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}", code="PEFLL-D206"
+        )
     if kind == "by-class":
         return measured(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
     other = numbers[1] if len(numbers) == 2 else None
@@ -192,4 +194,4 @@ def _parse(partition: str) -> tuple[str, list[float]]:
                 return kind, numbers
     except ValueError:
         pass
-    raise PefllError(f"unknown partition {partition!r}: write {PARTITIONS}")
+    raise PefllError(f"unknown partition {partition!r}: write {PARTITIONS}", code="PEFLL-D207")

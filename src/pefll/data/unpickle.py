@@ -90,7 +90,11 @@ def read_pickle(data: bytes, where: str) -> dict[bytes, Any]:
     try:
         content = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except _BROKEN as error:
-        raise PefllError(f"{where} is damaged or not the official file ({error}); download it again") from None
+        raise PefllError(
+            f"{where} is damaged or not the official file ({error}); download it again", code="PEFLL-D208"
+        ) from None
     if not isinstance(content, dict):
-        raise PefllError(f"{where} holds a {type(content).__name__} where the official file has a dictionary")
+        raise PefllError(
+            f"{where} holds a {type(content).__name__} where the official file has a dictionary", code="PEFLL-D209"
+        )
     return {key: value.value if isinstance(value, _Array) else value for key, value in content.items()}

@@ -22,7 +22,7 @@ try:
     from flwr.supercore.state.schema.linkstate_models import Node
     from sqlalchemy import update
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 
 _SCAN_SECONDS = 1.0  # of thousands of keys every one cannot be looked at for each request

@@ -17,7 +17,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F403") from None
 
 AUTHORITY_YEARS, SERVER_YEARS = 10, 2
 
@@ -86,7 +86,7 @@ def expiry(path: Path) -> datetime:
     try:
         until: datetime = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except (OSError, ValueError) as error:
-        raise PefllError(f"{path} is not a certificate: {error}") from None
+        raise PefllError(f"{path} is not a certificate: {error}", code="PEFLL-F404") from None
     return until
 
 

@@ -66,7 +66,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.task not in ("train", "personalize"):
-            raise PefllError(f"the task is {self.task!r}; it must be train or personalize")
+            raise PefllError(f"the task is {self.task!r}; it must be train or personalize", code="PEFLL-F410")
         check_names(self.names)
 
     @property
@@ -99,9 +99,11 @@ class Plan:
             terms = {item.name: float(given[item.name.replace("_", "-")]) for item in fields(Terms)}
             names = tuple(map(str, json.loads(config["names"])))
         except KeyError as error:
-            raise PefllError(f"the run config has no {error.args[0]}; `pefll flower init` writes all of them") from None
+            raise PefllError(
+                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
+            ) from None
         except (TypeError, ValueError) as error:
-            raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F412") from None
         return cls(agreement=agreement, names=names, terms=Terms(**terms), **own)
 
 
@@ -109,10 +111,13 @@ def check_names(names: Sequence[str]) -> None:
     """Raise PefllError for names that could not be a file's or that are given twice."""
     for name in names:
         if not _NAME.fullmatch(name):
-            raise PefllError(f"{name!r} cannot be a name: use letters, digits and hyphens, beginning with a letter")
+            raise PefllError(
+                f"{name!r} cannot be a name: use letters, digits and hyphens, beginning with a letter",
+                code="PEFLL-F413",
+            )
         check_file_name(name, "a name")
     if len(set(names)) < len(names):
-        raise PefllError("two clients have the same name")
+        raise PefllError("two clients have the same name", code="PEFLL-F414")
 
 
 def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, client: str = CLIENT_APP) -> None:
@@ -166,7 +171,9 @@ def read_app(folder: Path) -> Plan:
         content = tomllib.loads(path.read_text())
         config = content["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
-        raise PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`") from None
+        raise PefllError(
+            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F415"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # the last for tables within tables
         raise PefllError(f"{path} is damaged: {first_line(error)}", code="PEFLL-F203") from None
     return Plan.from_config(config)

@@ -58,7 +58,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise PefllError("real clients need Flower: pip install 'pefll[flower]'")
+        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F416")
     return found
 
 
@@ -124,7 +124,9 @@ def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambd
             return
         except OSError as error:
             if time.monotonic() > ends:
-                raise PefllError(f"there is no server at {address}: {error}; start `pefll flower server`") from None
+                raise PefllError(
+                    f"there is no server at {address}: {error}; start `pefll flower server`", code="PEFLL-F417"
+                ) from None
             time.sleep(0.1)
 
 
@@ -146,11 +148,15 @@ def check_server(address: str, authority: Path) -> None:
         ):
             return
     except ssl.SSLCertVerificationError as error:
-        raise PefllError(f"the server at {address} is not this federation's: {error.verify_message}") from None
+        raise PefllError(
+            f"the server at {address} is not this federation's: {error.verify_message}", code="PEFLL-F418"
+        ) from None
     except ssl.SSLError as error:
-        raise PefllError(f"the server at {address} does not speak TLS as it should: {error.reason}") from None
+        raise PefllError(
+            f"the server at {address} does not speak TLS as it should: {error.reason}", code="PEFLL-F419"
+        ) from None
     except OSError as error:
-        raise PefllError(f"there is no server at {address}: {error.strerror or error}") from None
+        raise PefllError(f"there is no server at {address}: {error.strerror or error}", code="PEFLL-F420") from None
 
 
 @dataclass

@@ -103,7 +103,9 @@ def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[s
     try:
         there = np.array(engine.present(), dtype=np.int64)
         if not len(there):
-            raise PefllError("no client is connected; start `pefll flower client` on the clients' machines")
+            raise PefllError(
+                "no client is connected; start `pefll flower client` on the clients' machines", code="PEFLL-F421"
+            )
         server = map_tree(engine.cast, trained.server)
         for ids, cohort in engine.cohorts(there):
             with torch.no_grad():

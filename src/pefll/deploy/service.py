@@ -54,7 +54,8 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
     until = expiry(folder / "server" / "server.crt")
     if until < datetime.now(UTC):
         raise PefllError(
-            f"the server's certificate ended on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}"
+            f"the server's certificate ended on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}",
+            code="PEFLL-F423",
         )
     home = server_home(folder)
     make_private_folder(home)
@@ -100,7 +101,7 @@ def take_part(
     bundle = find_bundle(folder, name)
     policy = replace(bundle.policy, **(limits or {}))
     if not data.expanduser().exists():
-        raise PefllError(f"there is no file or folder {data}")
+        raise PefllError(f"there is no file or folder {data}", code="PEFLL-F424")
     check_server(bundle.address, bundle.folder / "ca.crt")
     check_key = partial(
         check_key_known, bundle.address, bundle.folder / "ca.crt", bundle.folder / "node.key", bundle.name

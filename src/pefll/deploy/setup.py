@@ -28,7 +28,8 @@ def client_names(text: str) -> tuple[str, ...]:
     if text.strip().isdecimal():
         if not 1 <= int(text) <= MOST_MADE_UP:
             raise PefllError(
-                f"{argument('clients', text)}: give a number from 1 to {MOST_MADE_UP:,}, or names with commas"
+                f"{argument('clients', text)}: give a number from 1 to {MOST_MADE_UP:,}, or names with commas",
+                code="PEFLL-F425",
             )
         return tuple(client_name(number) for number in range(int(text)))
     names = tuple(name.strip() for name in text.split(","))
@@ -66,7 +67,7 @@ def agreement_like(
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise PefllError(f"{argument('pairs', option='--set')} takes NAME=VALUE, not {pair!r}")
+            raise PefllError(f"{argument('pairs', option='--set')} takes NAME=VALUE, not {pair!r}", code="PEFLL-F426")
         settings[name.strip()] = value.strip()
     samples = load_samples(like, data_dir, label=label, client=client)
     agreed = Agreement(

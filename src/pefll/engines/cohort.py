@@ -112,7 +112,9 @@ class DoorCohort:
         if not isinstance(argument, Own):
             return argument
         if self.is_new:
-            raise PefllError("a method asked new clients for what they keep, but they have nothing yet")
+            raise PefllError(
+                "a method asked new clients for what they keep, but they have nothing yet", code="PEFLL-E006"
+            )
         return Each(map_tree(lambda leaf: leaf.index_select(0, self.ids), argument.value))
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
@@ -210,11 +212,12 @@ def seen_and_new(federation: Federation, clients: Ids, as_new: bool = False) -> 
 def check_cohort_size(federation: Federation, size: int) -> None:
     """Raise PefllError where a round cannot have that many clients; 0 is for engines that only evaluate."""
     if size < 0:
-        raise PefllError("there must be at least one client per round")
+        raise PefllError("there must be at least one client per round", code="PEFLL-E007")
     if size > federation.num_seen:
         raise PefllError(
             f"{size:,} clients per round were asked for, but only {counted(federation.num_seen, 'client')} "
-            f"{'takes' if federation.num_seen == 1 else 'take'} part in training"
+            f"{'takes' if federation.num_seen == 1 else 'take'} part in training",
+            code="PEFLL-E008",
         )
 
 

@@ -29,7 +29,8 @@ def saying_what_cannot_be_mapped(problem: Problem) -> Iterator[None]:
         place = fault(reason).partition(": ")[0] or type(reason).__name__
         raise PefllError(
             f"the vector engine cannot map the model {type(problem.model.module).__name__} over clients, because "
-            f"{_in_short(reason)} ({place}); use {argument('engine', 'serial')}"
+            f"{_in_short(reason)} ({place}); use {argument('engine', 'serial')}",
+            code="PEFLL-E009",
         ) from error
 
 
@@ -49,7 +50,8 @@ def check_mapped(problem: Problem) -> None:
     if not alike(mapped, alone):
         raise PefllError(
             f"the vector engine cannot map the model {type(model.module).__name__} over clients: it gives other scores "
-            f"there, as code does that reads memory as it lies (torch.as_strided); use {argument('engine', 'serial')}"
+            f"there, as code does that reads memory as it lies (torch.as_strided); use {argument('engine', 'serial')}",
+            code="PEFLL-E010",
         )
 
 

@@ -147,7 +147,7 @@ class SerialEngine(PromptEngine):
             if beat is not None:
                 beat(isinstance(replies[-1], Own))
         if not replies:
-            raise PefllError("a cohort without clients was asked to work")
+            raise PefllError("a cohort without clients was asked to work", code="PEFLL-E011")
         return map_tree(lambda *parts: torch.stack(parts), *replies)
 
     def _client(self, id_: int, round_: int) -> Client:

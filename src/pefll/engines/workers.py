@@ -167,7 +167,7 @@ class Workers:
         except (EOFError, ConnectionError) as error:
             raise _died() from error
         if "sentence" in header:
-            raise PefllError(header["sentence"])
+            raise PefllError(header["sentence"], code="PEFLL-E012")
         if "traceback" in header:
             text = f"a client's process failed:\n{header['traceback']}"
             raise RuntimeError(text) from (OwnCodeFailed(header["fault"]) if header["fault"] else None)
@@ -176,7 +176,8 @@ class Workers:
 
 def _died() -> PefllError:
     return PefllError(
-        f"a worker process ended unexpectedly (out of memory?); resume the run, or use {argument('processes', 1)}"
+        f"a worker process ended unexpectedly (out of memory?); resume the run, or use {argument('processes', 1)}",
+        code="PEFLL-E013",
     )
 
 

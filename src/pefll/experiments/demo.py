@@ -43,7 +43,7 @@ def demo(folder: Path, seeds: int, console: Console) -> None:
         console: where to print.
     """
     if seeds < 1:
-        raise PefllError("the demo needs at least one seed")
+        raise PefllError("the demo needs at least one seed", code="PEFLL-X004")
     started = time.monotonic()
     _clear(folder / "runs")
     say(
@@ -167,6 +167,7 @@ def _clear(runs: Path) -> None:
     for path in sorted(runs.glob("*")) if runs.is_dir() else []:
         if not RunFolder(path).config_file.is_file():
             raise PefllError(
-                f"{path} is not from a demo; choose another folder with {argument('folder', option='--out')}"
+                f"{path} is not from a demo; choose another folder with {argument('folder', option='--out')}",
+                code="PEFLL-X005",
             )
         shutil.rmtree(path)

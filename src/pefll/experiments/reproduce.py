@@ -111,7 +111,8 @@ def parse_only(words: str | None) -> tuple[set[str], set[str]]:
     if words is not None and not listed:
         raise PefllError(
             f"{argument('only')} names nothing: give methods, cells or data sets, such as pefll,cifar10-100, or leave "
-            "it away for all"
+            "it away for all",
+            code="PEFLL-X006",
         )
     for word in listed:
         if word in METHODS:

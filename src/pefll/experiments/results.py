@@ -38,9 +38,11 @@ def collect(folder: RunFolder, target: Path) -> Path:
     run = read_run(folder)
     summary = run.summary
     if summary is None:
-        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}")
+        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}", code="PEFLL-X007")
     if summary.get("split", "test") != "test":
-        raise PefllError(f"{folder.path} was made to choose hyper-parameters; it has no test accuracy")
+        raise PefllError(
+            f"{folder.path} was made to choose hyper-parameters; it has no test accuracy", code="PEFLL-X008"
+        )
     history = [
         {"round": row["round"]} | {group: round(row[group]["per_sample"], 4) for group in GROUPS if row.get(group)}
         for row in run.history
@@ -99,7 +101,7 @@ def read_results(source: Path) -> list[dict[str, Any]]:
 
 def no_results(source: Path) -> PefllError:
     """Return the error for a folder that should have results."""
-    return PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there")
+    return PefllError(f"there are no results in {source}; `pefll results add RUN` puts some there", code="PEFLL-X009")
 
 
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:

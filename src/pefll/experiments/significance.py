@@ -60,7 +60,9 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
         resamples: how many; the same ones are drawn every time.
     """
     if not pairs or any(len({len(part) for part in pair}) > 1 or not pair.samples.sum() for pair in pairs):
-        raise PefllError("a paired comparison needs the same clients, with samples, for both methods")
+        raise PefllError(
+            "a paired comparison needs the same clients, with samples, for both methods", code="PEFLL-X010"
+        )
     rng = np.random.default_rng(0)
     drawn = np.zeros(resamples)
     for pair in pairs:

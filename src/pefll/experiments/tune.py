@@ -65,9 +65,11 @@ class Search:
         both = self.grid.keys() & self.config.settings.keys()
         if both:
             one, other = argument("settings", option="--set"), argument("grid")
-            raise PefllError(f"{min(both)} is both fixed and searched; say either {one} or {other}")
+            raise PefllError(f"{min(both)} is both fixed and searched; say either {one} or {other}", code="PEFLL-X011")
         if not 0 <= self.hold_out < 1:
-            raise PefllError(f"{argument('hold_out')} is {self.hold_out}; it is a share, from 0 to less than 1")
+            raise PefllError(
+                f"{argument('hold_out')} is {self.hold_out}; it is a share, from 0 to less than 1", code="PEFLL-X012"
+            )
 
     @property
     def points(self) -> list[Settings]:
@@ -83,13 +85,18 @@ def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         name, _, values = (part.strip() for part in word.partition("="))
         listed = [value.strip() for value in values.split(",")]
         if not name or not all(listed):
-            raise PefllError(f"{argument('grid')} takes NAME=VALUE,VALUE, such as client_lr=1e-3,1e-2, not {word!r}")
+            raise PefllError(
+                f"{argument('grid')} takes NAME=VALUE,VALUE, such as client_lr=1e-3,1e-2, not {word!r}",
+                code="PEFLL-X013",
+            )
         typed = tuple(typed_settings(method, {name: value})[name] for value in listed)
         if name in grid or len(set(typed)) < len(typed):
-            raise PefllError(f"{argument('grid')} has {name} or one of its values twice")
+            raise PefllError(f"{argument('grid')} has {name} or one of its values twice", code="PEFLL-X014")
         grid[name] = typed
     if not grid:
-        raise PefllError(f"say what to try, for example {argument('grid', 'client_lr=1e-3,3e-3,1e-2')}")
+        raise PefllError(
+            f"say what to try, for example {argument('grid', 'client_lr=1e-3,3e-3,1e-2')}", code="PEFLL-X015"
+        )
     return grid
 
 
@@ -119,7 +126,8 @@ class Trials:
             if earlier.get(name) != value:
                 raise PefllError(
                     f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}; accuracies would not be "
-                    f"comparable: choose another {argument('target', option='--to')}, or remove it"
+                    f"comparable: choose another {argument('target', option='--to')}, or remove it",
+                    code="PEFLL-X016",
                 )
         return cls(path, protocol, list(earlier["trials"]), earlier["best"])
 
@@ -326,7 +334,7 @@ def raise_first(outcomes: Sequence[object]) -> None:
 def check_at_once(number: int) -> None:
     """Raise PefllError where no run could be trained at once."""
     if number < 1:
-        raise PefllError(f"{argument('at_once')} is {number}; it must be at least 1")
+        raise PefllError(f"{argument('at_once')} is {number}; it must be at least 1", code="PEFLL-X017")
 
 
 def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:

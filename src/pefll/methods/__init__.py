@@ -89,7 +89,9 @@ def hyperparameters(name: str) -> dict[str, Any]:
     """Return the names and defaults of a method's hyper-parameters."""
     kind = method_class(name)
     if not dataclasses.is_dataclass(kind):
-        raise PefllError(f"{name} is not a dataclass; see pefll.methods.contract.Method for what a method is")
+        raise PefllError(
+            f"{name} is not a dataclass; see pefll.methods.contract.Method for what a method is", code="PEFLL-S001"
+        )
     fields = dataclasses.fields(kind)
     return {field.name: field.default for field in fields if field.name != "problem"}
 
@@ -122,7 +124,7 @@ def _as_type_of(default: Any, value: Any, what: str) -> Any:
     value = plain(value)
     if kind is bool:
         if str(value).lower() not in _TRUTHS:
-            raise PefllError(f"{what} must be true or false, not {value!r}")
+            raise PefllError(f"{what} must be true or false, not {value!r}", code="PEFLL-S002")
         return _TRUTHS[str(value).lower()]
     wrong = PefllError(f"{what} must be {_KINDS.get(kind, kind.__name__)}, not {shown(value)}", code="PEFLL-A014")
     # A truth is a number to Python, and any object has a text: neither was meant.

@@ -86,7 +86,9 @@ def adam(
     along = parts(gradient)
     size = sum(part.numel() for part in along)
     if size != parameters.numel():
-        raise PefllError(f"a gradient of {size} numbers cannot be that of {parameters.numel()} parameters")
+        raise PefllError(
+            f"a gradient of {size} numbers cannot be that of {parameters.numel()} parameters", code="PEFLL-S003"
+        )
     if client_axis.available(parameters):
         in_place = last_use and may_overwrite()
         if not vectors.splits(parameters, len(along)):

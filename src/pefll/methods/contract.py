@@ -154,7 +154,8 @@ def check_kept(clients: int, numbers: int, advice: str) -> None:
     if needed > MOST_KEPT_BYTES:
         raise PefllError(
             f"{numbers} numbers for each of {clients} clients are {needed / 1e9:.0f} GB in a state, and more than "
-            f"{MOST_KEPT_BYTES / 1e9:.0f} GB would not fit into memory; {advice}"
+            f"{MOST_KEPT_BYTES / 1e9:.0f} GB would not fit into memory; {advice}",
+            code="PEFLL-S004",
         )
 
 

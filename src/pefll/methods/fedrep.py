@@ -75,7 +75,7 @@ class FedRep:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.body_epochs < 1:
-            raise PefllError("batch_size and body_epochs must be at least 1")
+            raise PefllError("batch_size and body_epochs must be at least 1", code="PEFLL-S005")
         # Found now, so that a name that is wrong is told before a run starts.
         check_kept(self.problem.num_clients, self.parts.size, "take fewer clients, or a smaller layer as the head")
 

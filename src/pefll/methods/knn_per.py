@@ -87,9 +87,9 @@ class KNNPer:
 
     def __post_init__(self) -> None:
         if not 1 <= self.few_neighbours <= self.many_neighbours:
-            raise PefllError("few_neighbours must be at least 1, and many_neighbours no less")
+            raise PefllError("few_neighbours must be at least 1, and many_neighbours no less", code="PEFLL-S006")
         if not (self.scale > 0 and self.max_weight <= 1):
-            raise PefllError("scale must be more than 0, and max_weight at most 1")
+            raise PefllError("scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
         _ = self.head  # found now, so that a model without one is told before a run starts
 
     @cached_property

@@ -50,7 +50,7 @@ class Local:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise PefllError("batch_size must be at least 1")
+            raise PefllError("batch_size must be at least 1", code="PEFLL-S008")
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the model that everybody starts from."""

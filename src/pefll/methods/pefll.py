@@ -115,9 +115,9 @@ class PeFLL:
         if self.server_optimizer not in ("adam", "sgd"):
             raise unknown("server optimizer", self.server_optimizer, ("adam", "sgd"))
         if self.local_steps < 1:
-            raise PefllError("local_steps must be at least 1")
+            raise PefllError("local_steps must be at least 1", code="PEFLL-S009")
         if self.server_average >= 1:
-            raise PefllError("server_average must be less than 1, or the mean would never change")
+            raise PefllError("server_average must be less than 1, or the mean would never change", code="PEFLL-S010")
         _ = self.phi, self.h  # built now, so that names that are wrong are told before a run starts
 
     # The networks.

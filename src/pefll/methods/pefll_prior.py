@@ -38,10 +38,12 @@ class PeFLLPrior(PeFLL):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon == 0:
-            raise PefllError("epsilon must be more than 0")
+            raise PefllError("epsilon must be more than 0", code="PEFLL-S011")
         start, stop = self.bias
         if stop - start != self.problem.classes:
-            raise PefllError(f"the model's last linear layer has {stop - start} outputs, not one for each class")
+            raise PefllError(
+                f"the model's last linear layer has {stop - start} outputs, not one for each class", code="PEFLL-S012"
+            )
 
     @cached_property
     def bias(self) -> tuple[int, int]:

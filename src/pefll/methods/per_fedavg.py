@@ -73,9 +73,9 @@ class PerFedAvg:
         if self.variant not in VARIANTS:
             raise unknown("variant of per-fedavg", self.variant, VARIANTS)
         if self.batch_size < 1 or self.epochs < 1:
-            raise PefllError("batch_size and epochs must be at least 1")
+            raise PefllError("batch_size and epochs must be at least 1", code="PEFLL-S013")
         if self.variant == "hf" and not self.difference:
-            raise PefllError("difference must be more than 0")
+            raise PefllError("difference must be more than 0", code="PEFLL-S014")
 
     @property
     def local_epochs(self) -> int:

@@ -75,7 +75,7 @@ class PFedMe:
 
     def __post_init__(self) -> None:
         if self.local_rounds < 1 or self.inner_steps < 1:
-            raise PefllError("local_rounds and inner_steps must be at least 1")
+            raise PefllError("local_rounds and inner_steps must be at least 1", code="PEFLL-S016")
         advice = "take fewer clients, a smaller model, or a method whose clients keep no model"
         check_kept(self.problem.num_clients, self.problem.model.size, advice)
 

@@ -97,12 +97,15 @@ def weights_of(name: str, input_shape: tuple[int, ...], classes: int) -> dict[st
 def _import_model(reference: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     function = import_name(reference, "model")
     if not callable(function) or isinstance(function, nn.Module):
-        raise PefllError(f"{reference} is not a function of (input_shape, classes), but a {type(function).__name__}")
+        raise PefllError(
+            f"{reference} is not a function of (input_shape, classes), but a {type(function).__name__}",
+            code="PEFLL-N001",
+        )
     try:
         model = function(input_shape, classes)
     except Exception as error:
         reason = fault(error).split("\n")[0] or first_line(error)
-        raise PefllError(f"{reference}(input_shape, classes) failed: {reason}") from error
+        raise PefllError(f"{reference}(input_shape, classes) failed: {reason}", code="PEFLL-N002") from error
     if not isinstance(model, nn.Module):
-        raise PefllError(f"{reference} returned a {type(model).__name__}, not a torch.nn.Module")
+        raise PefllError(f"{reference} returned a {type(model).__name__}, not a torch.nn.Module", code="PEFLL-N003")
     return model

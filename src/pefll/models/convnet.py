@@ -47,7 +47,10 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if len(input_shape) != 3:
-            raise PefllError(f"a convolutional model needs images (channels, height, width), not shape {input_shape}")
+            raise PefllError(
+                f"a convolutional model needs images (channels, height, width), not shape {input_shape}",
+                code="PEFLL-N018",
+            )
         channels, height, width = input_shape
         sides = [((side - kernel + 1) // 2 - kernel + 1) // 2 for side in (height, width)]
         if min(sides) < 1:
@@ -58,7 +61,8 @@ class ConvNet(nn.Module):
             self.pool_twice = True
         if min(sides) < 1:
             raise PefllError(
-                f"images of {height}x{width} are too small for {kernel}x{kernel} convolutions; use the model 'mlp'"
+                f"images of {height}x{width} are too small for {kernel}x{kernel} convolutions; use the model 'mlp'",
+                code="PEFLL-N019",
             )
         self.conv1: nn.Conv2d = (
             LabelConv2d(channels, label_classes, 16, kernel) if label_classes else nn.Conv2d(channels, 16, kernel)

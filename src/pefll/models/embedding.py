@@ -95,5 +95,5 @@ def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size:
     if name not in EMBEDDINGS:
         raise unknown("embedding network", name, ["auto", *EMBEDDINGS])
     if tokens and name != "linear":
-        raise PefllError(f"the embedding network {name!r} does not take text; use 'linear'")
+        raise PefllError(f"the embedding network {name!r} does not take text; use 'linear'", code="PEFLL-N020")
     return EMBEDDINGS[name](input_shape, classes, size)

@@ -39,7 +39,10 @@ class Head:
         if self._names != [
             f"{prefix}{name}" for name, parameter in owned if parameter.requires_grad
         ]:  # of a weight that is used twice, only one name is in the vector
-            raise PefllError(f"layer {self.layer!r} shares weights with another layer, so it cannot be taken apart")
+            raise PefllError(
+                f"layer {self.layer!r} shares weights with another layer, so it cannot be taken apart",
+                code="PEFLL-N021",
+            )
         self._sizes = [shape.numel() for shape in network.shapes]
         self._inside = [name in set(self._names) for name in network.names]
         self.size = sum(self._of(True, self._sizes))
@@ -82,7 +85,7 @@ class Head:
         """Return where the layer's bias begins and ends in the model's flat vector."""
         name = f"{self.layer}.bias" if self.layer else "bias"
         if name not in self._network.names:
-            raise PefllError(f"layer {self.layer!r} of the model has no bias to add to")
+            raise PefllError(f"layer {self.layer!r} of the model has no bias to add to", code="PEFLL-N022")
         start = sum(self._sizes[: self._network.names.index(name)])
         return start, start + self._sizes[self._network.names.index(name)]
 
@@ -128,7 +131,8 @@ def last_linear(module: nn.Module) -> str:
     if not called:
         raise PefllError(
             f"the model {type(module).__name__} has no nn.Linear layer, so it is not known where its features end; "
-            "make its last layer an nn.Linear"
+            "make its last layer an nn.Linear",
+            code="PEFLL-N023",
         )
     return called[-1]
 
@@ -159,7 +163,9 @@ class _Until(nn.Module):
             self.module(x)
         except _Reached as reached:
             return reached.features
-        raise PefllError(f"the model {type(self.module).__name__} does not come to its last nn.Linear layer")
+        raise PefllError(
+            f"the model {type(self.module).__name__} does not come to its last nn.Linear layer", code="PEFLL-N024"
+        )
 
 
 class _Stop(nn.Module):

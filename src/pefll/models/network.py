@@ -61,7 +61,8 @@ class Network:
         if self.size == 0 and not may_be_empty:
             frozen = " that are not frozen" if any(True for _ in module.parameters()) else ""
             raise PefllError(
-                f"the model {type(module).__name__} has no parameters{frozen}, so there is nothing to learn"
+                f"the model {type(module).__name__} has no parameters{frozen}, so there is nothing to learn",
+                code="PEFLL-N025",
             )
 
     @property

@@ -81,12 +81,14 @@ def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str)
     if trained["weights"] != found["weights"]:
         raise PefllError(
             f"{where} was trained with another model: it has {trained['weights']:,} weights, and this one "
-            f"{found['weights']:,}"
+            f"{found['weights']:,}",
+            code="PEFLL-N026",
         )
     if not all(alike(_read(row), _read(wanted)) for row, wanted in zip(found["probe"], trained["probe"], strict=True)):
         raise PefllError(
             f"{where} was trained with another model: with the same weights this one gives other scores. Its layers, "
-            "buffers and frozen parameters must be those of the training; what is random in them needs a fixed seed"
+            "buffers and frozen parameters must be those of the training; what is random in them needs a fixed seed",
+            code="PEFLL-N027",
         )
 
 

@@ -16,14 +16,18 @@ def refuse_changing_state(module: nn.Module) -> None:
         where = _where(name, layer)
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise PefllError(
-                f"{where} keeps statistics of batches, which no hypernetwork can generate; use GroupNorm or LayerNorm"
+                f"{where} keeps statistics of batches, which no hypernetwork can generate; use GroupNorm or LayerNorm",
+                code="PEFLL-N028",
             )
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise PefllError(f"{where} draws its own random numbers, so runs would not repeat; set its p to 0")
+            raise PefllError(
+                f"{where} draws its own random numbers, so runs would not repeat; set its p to 0", code="PEFLL-N029"
+            )
         for option in ("sparse", "scale_grad_by_freq"):
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and getattr(layer, option):
                 raise PefllError(
-                    f"{where} has gradients that clients cannot compute side by side; set its {option} to False"
+                    f"{where} has gradients that clients cannot compute side by side; set its {option} to False",
+                    code="PEFLL-N030",
                 )
 
 
@@ -36,19 +40,22 @@ def refuse_parameters(module: nn.Module) -> None:
             if is_lazy(value):
                 raise PefllError(
                     f"{where} does not know its shape yet: call the model once on an example, such as "
-                    "torch.zeros(1, *input_shape), before you give it"
+                    "torch.zeros(1, *input_shape), before you give it",
+                    code="PEFLL-N031",
                 )
             if value.is_complex() and value.requires_grad:
                 raise PefllError(
                     f"{where} has a complex parameter {key!r}; make it a real one with one more axis of length 2, and "
-                    "torch.view_as_complex of it where it is used"
+                    "torch.view_as_complex of it where it is used",
+                    code="PEFLL-N032",
                 )
         for key, value in vars(layer).items():
             held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
             if not key.startswith("_") and any(isinstance(one, nn.Module) and one not in known for one in held):
                 raise PefllError(
                     f"{_where(name, layer)} has layers in a plain {type(value).__name__}, {key!r}, where nobody trains "
-                    "them; use nn.ModuleList or nn.ModuleDict"
+                    "them; use nn.ModuleList or nn.ModuleDict",
+                    code="PEFLL-N033",
                 )
 
 
@@ -64,7 +71,8 @@ def copied(module: nn.Module) -> nn.Module:
                 raise PefllError(
                     f"{_where(name, layer)} holds {key!r}, which was computed, so that it cannot be copied: give a "
                     "model that was not used yet; in place of torch.nn.utils.weight_norm take the one in "
-                    "torch.nn.utils.parametrizations"
+                    "torch.nn.utils.parametrizations",
+                    code="PEFLL-N034",
                 )
     return copy.deepcopy(module, tensors_of(module))
 

@@ -48,7 +48,10 @@ class ResNet20(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()
         if len(input_shape) != 3:
-            raise PefllError(f"a convolutional model needs images (channels, height, width), not shape {input_shape}")
+            raise PefllError(
+                f"a convolutional model needs images (channels, height, width), not shape {input_shape}",
+                code="PEFLL-N035",
+            )
         self.first = nn.Conv2d(input_shape[0], WIDTHS[0], 3, padding=1, bias=False)
         blocks, channels = [], WIDTHS[0]
         for width in WIDTHS:

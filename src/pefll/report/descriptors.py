@@ -39,23 +39,26 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
     """Read a run's descriptors, or raise PefllError with one sentence where there are none or they are damaged."""
     path = folder.descriptors_file
     if not path.is_file():
-        raise PefllError(f"{folder.path} has no descriptors.npz: its method has no descriptors, or it is not finished")
+        raise PefllError(
+            f"{folder.path} has no descriptors.npz: its method has no descriptors, or it is not finished",
+            code="PEFLL-O001",
+        )
     try:
         with np.load(path, allow_pickle=False) as arrays:
             v = np.asarray(arrays["descriptors"], dtype=np.float64)
             histograms, seen = np.asarray(arrays["histograms"]), np.asarray(arrays["seen"]).astype(bool)
             run = str(arrays["run"]) if "run" in arrays else folder.run_id()
     except KeyError as error:
-        raise PefllError(f"{path} is damaged: {error.args[0]}") from error
+        raise PefllError(f"{path} is damaged: {error.args[0]}", code="PEFLL-O002") from error
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise PefllError(f"{path} is damaged: {error}") from error
+        raise PefllError(f"{path} is damaged: {error}", code="PEFLL-O003") from error
     if run != folder.run_id():
         raise PefllError(f"{path} is of another run than config.toml; put back its own", code="PEFLL-R011")
     if v.ndim != 2 or histograms.ndim != 2 or seen.ndim != 1 or not len(v) == len(histograms) == len(seen) > 0:
         shapes = f"{v.shape}, {histograms.shape} and {seen.shape}"
-        raise PefllError(f"{path} is damaged: descriptors, histograms and seen have shapes {shapes}")
+        raise PefllError(f"{path} is damaged: descriptors, histograms and seen have shapes {shapes}", code="PEFLL-O004")
     if not np.isfinite(v).all():
-        raise PefllError(f"{path}: descriptors have NaN or infinite values, so the run has diverged")
+        raise PefllError(f"{path}: descriptors have NaN or infinite values, so the run has diverged", code="PEFLL-O005")
     return Descriptors(v, histograms, seen)
 
 

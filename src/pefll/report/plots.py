@@ -84,7 +84,9 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     groups = [_curve(group) for group in group_runs(runs)]
     groups = [group for group in groups if len(group.rounds)]
     if not groups:
-        raise PefllError("there is nothing to draw yet: none of the runs has been evaluated on validation samples")
+        raise PefllError(
+            "there is nothing to draw yet: none of the runs has been evaluated on validation samples", code="PEFLL-O006"
+        )
     with drawing(out, (10.5, 4.1)) as figure:
         talks = any(group.megabytes[-1] > 0 for group in groups)
         panels = figure.subplots(1, 2, sharey=True) if talks else [figure.subplots()]
@@ -143,7 +145,7 @@ def federation_picture(
     """
     histograms = np.asarray(histograms)
     if histograms.ndim != 2 or histograms.size == 0:
-        raise PefllError(f"there is nobody to draw: histograms have shape {histograms.shape}")
+        raise PefllError(f"there is nobody to draw: histograms have shape {histograms.shape}", code="PEFLL-O007")
     n, classes = histograms.shape
     shown = _sample_clients(n, num_seen)
     with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
@@ -165,7 +167,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PefllError("drawing needs matplotlib: pip install 'pefll[plot]'") from error
+        raise PefllError("drawing needs matplotlib: pip install 'pefll[plot]'", code="PEFLL-O008") from error
     # Only fonts that are there: matplotlib warns about every one that it looks for in vain.
     wanted = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans")
     there = set(font_manager.get_font_names())
@@ -180,7 +182,9 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         try:
             figure.savefig(content, format=kind)
         except ValueError as error:
-            raise PefllError(f"cannot draw {out.name}: choose a name that ends in .png, .pdf or .svg") from error
+            raise PefllError(
+                f"cannot draw {out.name}: choose a name that ends in .png, .pdf or .svg", code="PEFLL-O009"
+            ) from error
     make_folder(out.parent)
     write_whole(out, content.getvalue())
 

@@ -209,7 +209,10 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[memoryview]:
     for name in order:
         tensor = tensors[name]
         if tensor.dtype not in TYPES:
-            raise PefllError(f"a checkpoint cannot hold {name}, a tensor of {tensor.dtype}; keep it as another type")
+            raise PefllError(
+                f"a checkpoint cannot hold {name}, a tensor of {tensor.dtype}; keep it as another type",
+                code="PEFLL-R101",
+            )
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

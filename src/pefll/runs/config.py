@@ -120,7 +120,7 @@ class Config:
             with for_the_command_line(False):  # the file has names of fields
                 return cls(**values)
         except PefllError as error:
-            raise PefllError(f"{path}: {error}") from error
+            raise PefllError(f"{path}: {error.args[0]}", error.code) from error
 
     def _check_type(self, name: str, kind: str) -> None:
         value: Any = plain(getattr(self, name))
@@ -155,13 +155,18 @@ class Config:
         for each in dataclasses.fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.name == "data_sha256" and mine and theirs and mine != theirs:
-                raise PefllError(f"the data is not what the run was started on; {advice}")
+                raise PefllError(f"the data is not what the run was started on; {advice}", code="PEFLL-R103")
             if each.name not in MAY_CHANGE and mine != theirs:
                 was = f"settings {mine!r}" if each.name == "settings" else argument(each.name, mine)
-                raise PefllError(f"the run was started with {was}, and cannot be resumed with {theirs!r}; {advice}")
+                raise PefllError(
+                    f"the run was started with {was}, and cannot be resumed with {theirs!r}; {advice}",
+                    code="PEFLL-R104",
+                )
         if other.rounds < self.rounds:
             rounds = counted(self.rounds, "round")
-            raise PefllError(f"the run was started for {rounds}; it can be extended but not shortened: {advice}")
+            raise PefllError(
+                f"the run was started for {rounds}; it can be extended but not shortened: {advice}", code="PEFLL-R105"
+            )
 
 
 def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:

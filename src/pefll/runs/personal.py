@@ -114,7 +114,9 @@ class PersonalModel(nn.Module):
         path = arguments.path(path)
         if path.is_file() and not overwrite:
             may = argument("overwrite", True, option="--force")
-            raise PefllError(f"{path} is there already: choose another name, or replace it with {may}")
+            raise PefllError(
+                f"{path} is there already: choose another name, or replace it with {may}", code="PEFLL-R106"
+            )
         # Cloned, because a weight that is used twice is written under both of its names.
         tensors = {name: value.contiguous().clone() for name, value in self.network.state_dict().items()}
         if bad := _not_finite(tensors):
@@ -138,9 +140,11 @@ class PersonalModel(nn.Module):
         """
         path = arguments.path(path)
         if path.is_dir():
-            raise PefllError(f"{path} is a folder; make a model file from a run with `pefll personalize {path}`")
+            raise PefllError(
+                f"{path} is a folder; make a model file from a run with `pefll personalize {path}`", code="PEFLL-R107"
+            )
         if not path.is_file():
-            raise PefllError(f"there is no file {path}")
+            raise PefllError(f"there is no file {path}", code="PEFLL-R108")
         header = modelfile.read_header(path)
         facts = parse_facts(header.facts)
         if fault := fault_of(facts):
@@ -169,7 +173,9 @@ class PersonalModel(nn.Module):
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
-            raise PefllError(f"{path} does not fit the architecture {type(network).__name__}") from error
+            raise PefllError(
+                f"{path} does not fit the architecture {type(network).__name__}", code="PEFLL-R109"
+            ) from error
         if not header.checked:
             warnings.warn(
                 f"{path} was written by an earlier version and has no SHA-256, so that damage to it goes unnoticed; "
@@ -268,15 +274,20 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
         # Other layouts of images, as in the training data; and what is wrong.
         x = inputs(x, "the samples", tokens=facts["tokens"])
     if len(x) == 0:
-        raise PefllError("there are no samples")
+        raise PefllError("there are no samples", code="PEFLL-R110")
     if tuple(x.shape[1:]) != expected:
         raise _other_shape(tuple(x.shape[1:]), expected)
     if facts["normalise"] and x.dtype != np.uint8:
-        raise PefllError(f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them")
+        raise PefllError(
+            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them",
+            code="PEFLL-R111",
+        )
     if facts["tokens"] and facts["model"] == "lstm" and int(x.max()) >= facts["classes"]:
-        raise PefllError(f"there is a token {int(x.max())}, but the run knows only {facts['classes']} characters")
+        raise PefllError(
+            f"there is a token {int(x.max())}, but the run knows only {facts['classes']} characters", code="PEFLL-R112"
+        )
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-        raise PefllError("there is a NaN or infinite value among the samples; remove or fill it")
+        raise PefllError("there is a NaN or infinite value among the samples; remove or fill it", code="PEFLL-R113")
     return np.ascontiguousarray(x if facts["normalise"] or facts["tokens"] else x.astype(np.float32))
 
 
@@ -311,19 +322,26 @@ def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
     if facts["normalise"] and x.dtype != torch.uint8:
         raise PefllError(
             f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them, or give what "
-            "is normalised already to model.network"
+            "is normalised already to model.network",
+            code="PEFLL-R114",
         )
     if x.is_complex() or x.dtype == torch.bool or (facts["tokens"] and x.is_floating_point()):
         wanted = "whole numbers, which are tokens" if facts["tokens"] else "numbers"
-        raise PefllError(f"the run was trained on {wanted}, but these samples are {x.dtype}; convert them")
+        raise PefllError(
+            f"the run was trained on {wanted}, but these samples are {x.dtype}; convert them", code="PEFLL-R115"
+        )
 
 
 def _one_sample(expected: tuple[int, ...]) -> PefllError:
-    return PefllError(f"x has the shape of one sample, {expected}, but there must be a row per sample: write x[None]")
+    return PefllError(
+        f"x has the shape of one sample, {expected}, but there must be a row per sample: write x[None]",
+        code="PEFLL-R116",
+    )
 
 
 def _other_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> PefllError:
     rows = ", ".join(map(str, ("N", *expected)))
     return PefllError(
-        f"the samples have shape {found}, but the run was trained on {expected}; N samples are an array [{rows}]"
+        f"the samples have shape {found}, but the run was trained on {expected}; N samples are an array [{rows}]",
+        code="PEFLL-R117",
     )

@@ -97,13 +97,18 @@ class RunFolder:
             return
         seeds = _of_seeds(self.path)
         if seeds:
-            raise PefllError(f"{self.path} holds runs of several seeds; name one of them, such as {seeds[0].path}")
+            raise PefllError(
+                f"{self.path} holds runs of several seeds; name one of them, such as {seeds[0].path}", code="PEFLL-R118"
+            )
         inside = sorted(self.path.glob("*/config.toml"))
         if inside:
-            raise PefllError(f"{self.path} is not a run folder but holds some; name one, such as {inside[0].parent}")
+            raise PefllError(
+                f"{self.path} is not a run folder but holds some; name one, such as {inside[0].parent}",
+                code="PEFLL-R119",
+            )
         reason = "it has no config.toml" if self.path.is_dir() else "there is no such folder"
         make = either("`pefll train --out FOLDER`", "pefll.fit(federation, out=...)")
-        raise PefllError(f"{self.path} is not a run folder: {reason}; {make} makes one")
+        raise PefllError(f"{self.path} is not a run folder: {reason}; {make} makes one", code="PEFLL-R120")
 
     def _check_ordinary(self) -> None:
         """Raise PefllError where a pipe or a device is in the folder, or a link to one: reading it might never end."""
@@ -123,7 +128,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PefllError(f"cannot make the folder {self.path}: {error.strerror}; choose another place") from error
+            raise PefllError(
+                f"cannot make the folder {self.path}: {error.strerror}; choose another place", code="PEFLL-R121"
+            ) from error
         lock = self.path / LOCK
         with sentences_for_disk_errors(str(lock)):
             handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -364,7 +371,9 @@ def _lock(handle: int, path: Path) -> None:
                 stacklevel=2,
             )
             return
-        raise PefllError(f"{path} is being trained already; wait for it, or stop it with Ctrl-C first") from error
+        raise PefllError(
+            f"{path} is being trained already; wait for it, or stop it with Ctrl-C first", code="PEFLL-R122"
+        ) from error
 
 
 def seed_folder(path: Path, seed: int) -> Path:

@@ -44,7 +44,9 @@ def cost_of_new_client(method: Method[Any], federation: Federation, seed: int = 
         seed: of everything random.
     """
     if not federation.num_unseen:
-        raise PefllError("there are no unseen clients, so there is nobody whose cost could be counted")
+        raise PefllError(
+            "there are no unseen clients, so there is nobody whose cost could be counted", code="PEFLL-T101"
+        )
     samples = federation.count[TRAIN].numpy(force=True)
     by_size = federation.num_seen + np.argsort(samples[federation.num_seen :], kind="stable")
     client = int(by_size[len(by_size) // 2])

@@ -255,7 +255,7 @@ def split_number(name: str) -> int:
     """Return the number of a split named train, validation (or val), or test."""
     names = {**{split: number for number, split in enumerate(SPLITS)}, "val": 1}
     if not isinstance(name, str):
-        raise PefllError(f"a split has a name, such as 'test', and is not a {type(name).__name__}")
+        raise PefllError(f"a split has a name, such as 'test', and is not a {type(name).__name__}", code="PEFLL-T102")
     if name not in names:
         raise unknown("split", name, names)
     return names[name]
@@ -313,7 +313,9 @@ def cost_of_new_client(federation: Federation, method: Method[Any], server: Any,
         )
     client, seed = whole_number(client, "client", 0), whole_number(seed, "seed", 0)
     if not federation.num_seen <= client < federation.num_clients:
-        raise PefllError(f"client {client} is not one of the new ones, {federation.num_seen} and higher")
+        raise PefllError(
+            f"client {client} is not one of the new ones, {federation.num_seen} and higher", code="PEFLL-T103"
+        )
     engine = SerialEngine(federation.to(torch.device("cpu")), method, seed, 0)
     state = map_tree(engine.cast, server)
     try:

@@ -118,7 +118,7 @@ def fit_seeds(
     """
     seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
-        raise PefllError("seeds must be different from each other, and there must be at least one")
+        raise PefllError("seeds must be different from each other, and there must be at least one", code="PEFLL-T104")
     allow(method, model)
     out = _checked_places(out, console)
     orders = []
@@ -358,10 +358,13 @@ def _check_asked(federation: Any, model: Any) -> None:
         )
     if isinstance(model, type):
         raise PefllError(
-            f"the model is a class, {model.__name__}; give one that is made, such as {model.__name__}(...)"
+            f"the model is a class, {model.__name__}; give one that is made, such as {model.__name__}(...)",
+            code="PEFLL-T105",
         )
     if not isinstance(model, str | nn.Module):
-        raise PefllError(f"the model must be a name or a torch.nn.Module, not a {type(model).__name__}")
+        raise PefllError(
+            f"the model must be a name or a torch.nn.Module, not a {type(model).__name__}", code="PEFLL-T106"
+        )
 
 
 def _checked_places(out: Any, console: Any) -> Path | None:
@@ -381,7 +384,9 @@ def _config(
     names = {each.name for each in dataclasses.fields(Config)}
     for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
         if name in settings:
-            raise PefllError(f"{name} belongs to the federation, which is made before it is given to fit")
+            raise PefllError(
+                f"{name} belongs to the federation, which is made before it is given to fit", code="PEFLL-T107"
+            )
     for name in ("settings", "seed"):  # the second where several seeds are trained
         if name in settings:
             raise PefllError(
@@ -413,7 +418,7 @@ def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) 
         try:
             started.check_same(config)
         except PefllError as error:  # where several runs have folders of their own, the user named none of them
-            raise PefllError(f"{folder.path}: {error}") from error
+            raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
         newest = manifest.newest(folder.checkpoints, folder.run_id())
         if newest:
             check_problem(newest.facts.get("problem"), folder.path)
@@ -422,7 +427,9 @@ def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) 
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
     ):
-        raise PefllError(f"{folder.path} exists and is not a run folder; choose another {argument('out')}")
+        raise PefllError(
+            f"{folder.path} exists and is not a run folder; choose another {argument('out')}", code="PEFLL-T109"
+        )
 
 
 @contextmanager

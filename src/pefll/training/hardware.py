@@ -33,14 +33,19 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise PefllError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:1") from error
+        raise PefllError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:1", code="PEFLL-T110") from error
     if device.type not in ("cpu", "cuda"):
-        raise PefllError(f"the device {name!r} is not supported: use auto, cpu, cuda or cuda:1")
+        raise PefllError(f"the device {name!r} is not supported: use auto, cpu, cuda or cuda:1", code="PEFLL-T111")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise PefllError(f"CUDA was asked for, but torch sees no CUDA device here; use {argument('device', 'cpu')}")
+            raise PefllError(
+                f"CUDA was asked for, but torch sees no CUDA device here; use {argument('device', 'cpu')}",
+                code="PEFLL-T112",
+            )
         if (device.index or 0) >= torch.cuda.device_count():
-            raise PefllError(f"{name} was asked for, but there are only {torch.cuda.device_count()} CUDA devices")
+            raise PefllError(
+                f"{name} was asked for, but there are only {torch.cuda.device_count()} CUDA devices", code="PEFLL-T113"
+            )
     return device
 
 
@@ -83,7 +88,9 @@ def make_engine(config: Config, federation: Federation, method: Method[Any], cli
     device = pick_device(config.device)
     kind = _kind(config, device, method.problem)
     if kind == "flower":
-        raise PefllError("only a Flower app reaches clients on other machines; see `pefll flower --help`")
+        raise PefllError(
+            "only a Flower app reaches clients on other machines; see `pefll flower --help`", code="PEFLL-T114"
+        )
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     if kind == "vector":
         if device.type == "cuda":
@@ -91,7 +98,9 @@ def make_engine(config: Config, federation: Federation, method: Method[Any], cli
         precision = pick_precision(config.precision, device)
         return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype, precision)
     if config.device != "auto" and device.type == "cuda":
-        raise PefllError(f"the serial engine runs on the CPU; use {argument('engine', 'vector')} for CUDA")
+        raise PefllError(
+            f"the serial engine runs on the CPU; use {argument('engine', 'vector')} for CUDA", code="PEFLL-T115"
+        )
     processes = config.processes or cores()
     if processes > 1 and not can_fork():
         processes = 1

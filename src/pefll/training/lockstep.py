@@ -117,7 +117,8 @@ def take_turns(jobs: Sequence[Job]) -> list[Any]:
                     except torch.OutOfMemoryError:
                         outcomes[place] = PefllError(
                             "the GPU's memory is full: train fewer seeds at once, or fewer clients a round; "
-                            f"{either('`--resume`', 'the same folder as out')} goes on from the last checkpoint"
+                            f"{either('`--resume`', 'the same folder as out')} goes on from the last checkpoint",
+                            code="PEFLL-T116",
                         )
     finally:
         for job in jobs:  # where one broke down or Ctrl-C came twice, the others put down what they hold

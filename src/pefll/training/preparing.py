@@ -194,10 +194,13 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
     if data_of_python(config):
         raise PefllError(
             f"the run was trained on data given in Python ({config.data}); evaluate it there, with "
-            "pefll.load(path).evaluate(federation=...)"
+            "pefll.load(path).evaluate(federation=...)",
+            code="PEFLL-T117",
         )
     if _is_gone(config):
-        raise PefllError(f"the run was trained on {config.data}, which is not there any more; put it back")
+        raise PefllError(
+            f"the run was trained on {config.data}, which is not there any more; put it back", code="PEFLL-T118"
+        )
     samples = load_samples(
         config.data,
         config.data_dir,
@@ -224,7 +227,8 @@ def _deal(samples: Samples, config: Config) -> Federation:
         if samples.client is None:
             raise PefllError(
                 f"{config.data} does not say whose each sample is; add {argument('partition', 'by-class 2')} and "
-                f"{argument('clients', 50)}"
+                f"{argument('clients', 50)}",
+                code="PEFLL-T119",
             )
         partition = "natural"
     natural_number = partition == "natural" and not config.clients
@@ -232,7 +236,7 @@ def _deal(samples: Samples, config: Config) -> Federation:
     federation = make_federation(samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen)
     if config.data_sha256 and federation.fingerprint() != config.data_sha256:
         where = f"the data in {config.data_dir}" if source else f"what is in {config.data}"
-        raise PefllError(f"{where} is not what the run was trained on")
+        raise PefllError(f"{where} is not what the run was trained on", code="PEFLL-T120")
     return federation
 
 

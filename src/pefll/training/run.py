@@ -157,7 +157,8 @@ class Run:
         if data.input_shape != tuple(self.facts["input_shape"]) or data.classes != self.facts["classes"]:
             raise PefllError(
                 f"the run was trained on {self.facts['classes']} classes of shape {tuple(self.facts['input_shape'])}, "
-                f"but {data.name} has {data.classes} of shape {data.input_shape}"
+                f"but {data.name} has {data.classes} of shape {data.input_shape}",
+                code="PEFLL-T121",
             )
         if (
             self.method.trains_new_clients
@@ -209,7 +210,9 @@ class Run:
                 f"--method pefll --set embedding={kind}-unlabeled",
                 f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
             )
-            raise PefllError(f"this run needs labels to personalise; train one that does not with {words}")
+            raise PefllError(
+                f"this run needs labels to personalise; train one that does not with {words}", code="PEFLL-T122"
+            )
         labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, self.facts["class_names"], "y")
         one = self._alone(x, labels)
         if y is None:
@@ -346,7 +349,10 @@ def load(
         note(f"{path} has no summary.json: it was never tested, or the file is gone; {folder.going_on} makes it")
     facts = saved.facts["problem"]
     if model is None and not facts["model"]:
-        raise PefllError(f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)")
+        raise PefllError(
+            f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)",
+            code="PEFLL-T123",
+        )
     if model is None or isinstance(model, str):
         module = build_checked_model(model or facts["model"], tuple(facts["input_shape"]), facts["classes"])
     else:

@@ -249,6 +249,9 @@ def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
             )
         if chosen[name].shape != old.shape:
             shapes = f"shape {list(chosen[name].shape)}, not {list(old.shape)}"
-            raise PefllError(f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients")
+            raise PefllError(
+                f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients",
+                code="PEFLL-T124",
+            )
     # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
     return map_tree(lambda old, new: torch.empty_like(old).copy_(new), template, from_named(template, chosen))

@@ -67,7 +67,8 @@ def compiler() -> str | None:
     found = shutil.which(wanted)
     if found is None:
         raise PefllError(
-            f"PEFLL_CC names no program that is there: {wanted}; a path or a name without options, or none"
+            f"PEFLL_CC names no program that is there: {wanted}; a path or a name without options, or none",
+            code="PEFLL-E004",
         )
     return found
 

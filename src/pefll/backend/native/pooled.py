@@ -138,7 +138,9 @@ def _constants(s: Geometry) -> tuple[tuple[str, int], ...]:
 def _kernels(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     made = library("pooled.c", constants)
     if made is None:  # though others were compiled: a result must not depend on which process has which
-        raise PefllError("the C compiler failed (a full disk?); try again, or set PEFLL_CC=none to do without it")
+        raise PefllError(
+            "the C compiler failed (a full disk?); try again, or set PEFLL_CC=none to do without it", code="PEFLL-E005"
+        )
     address, number = ctypes.c_void_p, ctypes.c_long
     made.lay.argtypes = [address] * 2 + [number] * 8
     made.convolve.argtypes = [address] * 6 + [number] * 5

@@ -73,7 +73,7 @@ class Agreement:
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.num_clients < 1:
-            raise PefllError("a federation needs at least one client")
+            raise PefllError("a federation needs at least one client", code="PEFLL-F430")
 
     @cached_property
     def sha256(self) -> str:
@@ -111,11 +111,13 @@ class Agreement:
         try:
             given = {name: config[name.replace("_", "-")] for name in cls.__dataclass_fields__}
         except KeyError as error:
-            raise PefllError(f"the run config has no {error.args[0]}; `pefll flower init` writes all of them") from None
+            raise PefllError(
+                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F431"
+            ) from None
         try:
             return _read(**given)
         except TypeError as error:  # a value that is no single one
-            raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F432") from None
 
     @classmethod
     def _from_values(cls, given: dict[str, Any]) -> Agreement:
@@ -131,7 +133,7 @@ class Agreement:
                 given["normalise"] = Normalise(tuple(map(float, mean)), tuple(map(float, std)))
             return cls(**given)
         except (TypeError, ValueError) as error:
-            raise PefllError(f"the run config of the Flower app is damaged: {error}") from None
+            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F433") from None
 
 
 # A client gets the same run config with every message.

@@ -35,7 +35,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.common.logger import log
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F434") from None
 
 # What a reply repeats of its request, so that it is never taken for the answer to another one.
 ECHO = ("task", "round", "exchange", "visit", "client", "agreement")

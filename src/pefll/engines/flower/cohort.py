@@ -89,7 +89,9 @@ class FlowerCohort(DoorCohort):
         cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
         name = getattr(task, "__name__", "")
         if getattr(self.engine.method, name, None) != task:
-            raise PefllError("clients on other machines do what their method says and no other function")
+            raise PefllError(
+                "clients on other machines do what their method says and no other function", code="PEFLL-F435"
+            )
         if not self.trains and not self._exchange:
             self.missing |= self.engine.absent(self.ids.tolist())
         form = self.engine.form_of_reply(task, cast, static)

@@ -181,7 +181,8 @@ class FlowerEngine(PromptEngine):
         """Say that a round is repeated and pause; PefllError where that was done for too long."""
         if time.monotonic() - began > self.terms.patience_seconds:
             raise PefllError(
-                f"{sentence}; that went on for {self.terms.patience_seconds:.3g} s: start the run again later"
+                f"{sentence}; that went on for {self.terms.patience_seconds:.3g} s: start the run again later",
+                code="PEFLL-F436",
             )
         self.report(f"{sentence}; it is repeated")
         time.sleep(self.terms.pause_seconds)

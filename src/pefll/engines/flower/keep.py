@@ -44,12 +44,14 @@ class Ticket(NamedTuple):
         """What stands for it in the server's state."""
         number = self.exchange * LEAVES + self.leaf
         if self.leaf >= LEAVES or (self.round >= 0 and self.exchange >= EXCHANGES):
-            raise PefllError("clients can keep 4 tensors in an exchange, in the first 4 exchanges of a round")
+            raise PefllError(
+                "clients can keep 4 tensors in an exchange, in the first 4 exchanges of a round", code="PEFLL-F438"
+            )
         if self.round < 0:
             return -(_PASSING + number)
         number += _TRAINING + EXCHANGES * LEAVES * self.round
         if number >= _PASSING:
-            raise PefllError("clients that keep something can take part in 450,000 rounds at most")
+            raise PefllError("clients that keep something can take part in 450,000 rounds at most", code="PEFLL-F439")
         return -number
 
     def name(self, visit: str) -> str:
@@ -99,11 +101,11 @@ class Store:
         try:
             tensors = safetensors.torch.load(path.read_bytes())
         except (OSError, safetensors.SafetensorError):
-            raise PefllError(f"{path}, which this client kept, is gone or damaged") from None
+            raise PefllError(f"{path}, which this client kept, is gone or damaged", code="PEFLL-F440") from None
         # Cloned, because numbers at odd addresses would be rounded differently.
         return [tensors[str(place)].clone() for place in range(len(tensors))]
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):  # it comes from the network and becomes a file's name
-            raise PefllError("the server asked for something that no client keeps")
+            raise PefllError("the server asked for something that no client keeps", code="PEFLL-F441")
         return self._folder / f"{name}.safetensors"

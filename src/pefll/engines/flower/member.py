@@ -72,12 +72,17 @@ class Member:
         )
         if own.input_shape != agreed.input_shape:
             raise PefllError(
-                f"{self.data}: samples have shape {own.input_shape}, but the federation agreed on {agreed.input_shape}"
+                f"{self.data}: samples have shape {own.input_shape}, but the federation agreed on {agreed.input_shape}",
+                code="PEFLL-F442",
             )
         if own.holds_images and own.normalise is None:
-            raise PefllError(f"{self.data} holds uint8 pixels, but the federation agreed on no channel statistics")
+            raise PefllError(
+                f"{self.data} holds uint8 pixels, but the federation agreed on no channel statistics", code="PEFLL-F443"
+            )
         if agreed.normalise is not None and own.normalise is None:
-            raise PefllError(f"{self.data}: the federation agreed on uint8 pixels 0..255; convert the samples")
+            raise PefllError(
+                f"{self.data}: the federation agreed on uint8 pixels 0..255; convert the samples", code="PEFLL-F444"
+            )
         return own
 
     def method(self) -> Method[Any]:
@@ -107,7 +112,10 @@ class Member:
     def store(self) -> Store:
         """Return what this client keeps, for the present agreement."""
         if self.state is None:
-            raise PefllError("this method's clients keep something: give the node a folder, --node-config state=...")
+            raise PefllError(
+                "this method's clients keep something: give the node a folder, --node-config state=...",
+                code="PEFLL-F445",
+            )
         return Store(self.state / self.agreement.sha256[:12])
 
 

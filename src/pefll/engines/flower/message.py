@@ -40,7 +40,7 @@ PIECE_BYTES = piece_bytes()  # before Flower is imported, which stumbles over no
 try:
     from flwr.app import ConfigRecord, RecordDict
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F446") from None
 
 FORMAT = 3
 # The record of every message; where it has more numbers than one piece, the others are RECORD.1, RECORD.2, ...
@@ -89,7 +89,9 @@ def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
         PefllError: where they are more, or of other kinds, than would be read.
     """
     if len(tensors) > MOST_TENSORS:
-        raise PefllError(f"a message holds {MOST_TENSORS:,} tensors at most, and {len(tensors):,} were to be sent")
+        raise PefllError(
+            f"a message holds {MOST_TENSORS:,} tensors at most, and {len(tensors):,} were to be sent", code="PEFLL-F447"
+        )
     listed: list[tuple[str, str, list[int]]] = []
     parts = []
     for name, leaf in tensors.items():
@@ -97,7 +99,8 @@ def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
         if kind is None or leaf.dim() > _AXES:
             raise PefllError(
                 f"a message holds tensors of float32, float64, int64 or bool with up to {_AXES} axes, and one of "
-                f"{str(leaf.dtype).removeprefix('torch.')} with {leaf.dim()} was to be sent"
+                f"{str(leaf.dtype).removeprefix('torch.')} with {leaf.dim()} was to be sent",
+                code="PEFLL-F448",
             )
         listed.append((name, kind, list(leaf.shape)))
         plain = leaf.detach().cpu().contiguous().numpy()
@@ -109,10 +112,14 @@ def _text(value: Any, what: str) -> str:
     """Return a value as JSON that can be read again."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     if len(text) > HEADER_BYTES:
-        raise PefllError(f"a message's {what} is {HEADER_BYTES:,} bytes at most, and {len(text):,} were to be sent")
+        raise PefllError(
+            f"a message's {what} is {HEADER_BYTES:,} bytes at most, and {len(text):,} were to be sent",
+            code="PEFLL-F449",
+        )
     if _nested_deeper(text, _NESTING):
         raise PefllError(
-            f"a message's {what} has at most {_NESTING} lists inside one another, and more were to be sent"
+            f"a message's {what} has at most {_NESTING} lists inside one another, and more were to be sent",
+            code="PEFLL-F450",
         )
     return text
 
@@ -205,7 +212,8 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict
     if len(numbers) > MOST_PIECES * PIECE_BYTES:
         raise PefllError(
             f"a message holds {MOST_PIECES * PIECE_BYTES:,} bytes of numbers at most, and {len(numbers):,} were to be "
-            f"sent; FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, now {PIECE_BYTES:,}, makes its {MOST_PIECES:,} pieces larger"
+            f"sent; FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, now {PIECE_BYTES:,}, makes its {MOST_PIECES:,} pieces larger",
+            code="PEFLL-F451",
         )
     first = numbers if len(numbers) <= PIECE_BYTES else numbers[:PIECE_BYTES]
     head = {"format": FORMAT, "version": __version__, "header": _text(header, "header"), "tensors": listed}

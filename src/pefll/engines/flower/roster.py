@@ -49,7 +49,8 @@ class Roster:
         if len(names) != agreement.num_clients or len({*names, *newcomers}) != len(names) + len(newcomers):
             raise PefllError(
                 f"the federation agreed on {counted(agreement.num_clients, 'client')}, each with a name of its own, "
-                f"but {counted(len(set(names)), 'name')} came"
+                f"but {counted(len(set(names)), 'name')} came",
+                code="PEFLL-F453",
             )
         self._grid, self._agreement, self._terms, self._report = grid, agreement, terms, report
         self.names = [*names, *newcomers]
@@ -122,7 +123,8 @@ class Roster:
         while len(there) < clients:
             if time.monotonic() > ends:
                 raise PefllError(
-                    f"{len(there)} of {counted(clients, 'client')} came within {seconds:.0f} s; start the others"
+                    f"{len(there)} of {counted(clients, 'client')} came within {seconds:.0f} s; start the others",
+                    code="PEFLL-F454",
                 )
             time.sleep(min(1.0, self._terms.pause_seconds))
             there = self.present()

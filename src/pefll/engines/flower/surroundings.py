@@ -30,7 +30,8 @@ def check_surroundings(environment: Mapping[str, str] | None = None) -> None:
         if not fits:
             raise PefllError(
                 f"the environment sets {name} to {given[name][:40]!r}: it must be a whole number from {least:,} on; "
-                f"unset it for Flower's default"
+                f"unset it for Flower's default",
+                code="PEFLL-F455",
             )
 
 

@@ -39,10 +39,11 @@ class Terms:
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
             raise PefllError(
-                f"quorum is {self.quorum}; it must be a share of a round's clients, more than 0 and up to 1"
+                f"quorum is {self.quorum}; it must be a share of a round's clients, more than 0 and up to 1",
+                code="PEFLL-F456",
             )
         if min(self.exchange_seconds, self.round_seconds) <= 0:
-            raise PefllError("exchange_seconds and round_seconds must be more than 0")
+            raise PefllError("exchange_seconds and round_seconds must be more than 0", code="PEFLL-F457")
         for name in ("weight_limit", "choice_limit"):
             if not (getattr(self, name) == 0 or getattr(self, name) >= 1):
                 raise PefllError(
