@@ -24,12 +24,13 @@ from rich.table import Table
 from torch import Tensor
 
 from pefll.backend import client_axis
-from pefll.backend.blocks import conv_block, cross_entropy, linear_block
+from pefll.backend.blocks import conv_block, linear_block
+from pefll.backend.optim import sgd_step
 from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.core.files import write_json
 from pefll.engines.settings import set_for_engines
-from pefll.methods.local_sgd import SGD, sgd_step
+from pefll.methods.optim import SGD
 from pefll.training.hardware import device_name, pick_device
 from pefll.training.summary import commit
 
@@ -119,8 +120,8 @@ def operations(clients: int) -> dict[str, Operation]:
         ),
         "linear 800 to 120": with_gradients(hidden, random(BATCH, 800), random(120, 800), random(120), inputs=True),
         "linear 120 to 84": with_gradients(hidden, random(BATCH, 120), random(84, 120), random(84), inputs=True),
-        "cross-entropy": lambda: torch.vmap(torch.func.grad(cross_entropy))(scores, labels, weight),
-        "step of SGD": lambda: torch.vmap(lambda theta, v, *g: sgd_step(theta, v, g, sgd, last_use=True))(*vectors),
+        "cross-entropy": lambda: torch.vmap(torch.func.grad(client_axis.cross_entropy))(scores, labels, weight),
+        "step of SGD": lambda: torch.vmap(lambda theta, v, *g: sgd_step(theta, v, g, sgd, in_place=True))(*vectors),
         "random choice of 50 batches": lambda: torch.vmap(
             lambda key: randomness.choose(randomness.spread(key, 50), 400, BATCH)
         )(keys),

@@ -74,7 +74,14 @@ def bits_of(run: Path) -> dict[str, Any]:
             sha.update(f"{name} {value.dtype} {value.shape}".encode())
             sha.update(value.tobytes())
     summary = json.loads((run / "summary.json").read_text())
-    return {"sha256": sha.hexdigest(), "accuracy": summary["accuracy"]}
+    return {"sha256": sha.hexdigest(), "accuracy": rounded(summary["accuracy"])}
+
+
+def rounded(value: Any) -> Any:
+    """Return figures with six digits: the summed loss may be added up in another order."""
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pefll.backend import blocks, client_axis, precision
 from pefll.backend.geometry import Geometry
 from pefll.data.client import Batch
 from pefll.methods import Problem
-from pefll.methods.local_sgd import SGD, follow
+from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models import Network
 from pefll.models.convnet import ConvNet
 
@@ -233,7 +233,7 @@ def test_a_local_step_launches_nothing_but_our_kernels(kernels, first_layers, ty
     y, weight = torch.tensor([[0, 2], [1, 1]], device=DEVICE), torch.ones(2, 2, device=DEVICE)
 
     def train(theta, x, y, weight):
-        return follow(problem.gradients, theta, [Batch(x, y, weight)], SGD(0.1, 0.9, 0.01, 2.0))
+        return sgd_on_loss(problem.loss, theta, [Batch(x, y, weight)], SGD(0.1, 0.9, 0.01, 2.0))
 
     with Made() as made:
         torch.vmap(train)(theta, x, y, weight)

@@ -15,14 +15,18 @@ from torch.utils._pytree import tree_leaves
 
 from pefll.backend import blocks, client_axis, precision
 from pefll.backend.geometry import Geometry
+from pefll.backend.optim import sgd_step
 from pefll.core import randomness
 from pefll.core.errors import PefllError
+from pefll.data.client import Batch
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
-from pefll.methods.local_sgd import SGD, sgd_step
+from pefll.methods.contract import mean_loss
+from pefll.methods.optim import SGD
 from pefll.models import Network
 from pefll.models.resnet import Block
+from pefll.tasks import Classification
 from pefll.training.evaluation import evaluate
 from tests.federations import flat, problem_of, ragged
 
@@ -266,7 +270,10 @@ def test_cross_entropy(clients, samples, classes):
     weight = (torch.arange(samples, device=DEVICE) <= samples // 2).float().expand(clients, samples)
 
     def run(scores, y, weight):
-        return torch.vmap(torch.func.grad_and_value(blocks.cross_entropy))(scores, y, weight)
+        def loss(scores, y, weight):
+            return mean_loss(Classification(classes), scores, Batch(None, y, weight))
+
+        return torch.vmap(torch.func.grad_and_value(loss))(scores, y, weight)
 
     (gradient, loss), (wanted_gradient, wanted) = both(run, scores, y, weight)
     close(loss, wanted)
@@ -413,7 +420,7 @@ def test_second_derivatives_are_refused():
     with pytest.raises(PefllError, match="second derivatives"):
         second_derivative(lambda theta: small_net(theta, x).square().sum())(random(185))
     with pytest.raises(PefllError, match="second derivatives"):
-        second_derivative(lambda scores: blocks.cross_entropy(scores, y, ones))(random(2, 3))
+        second_derivative(lambda scores: client_axis.cross_entropy(scores, y, ones))(random(2, 3))
     with pytest.raises(PefllError, match="second derivatives"):
         torch.func.grad(lambda scores: client_axis.cross_entropy_gradient(scores, y, ones).sum())(random(2, 3))
     with pytest.raises(PefllError, match="second derivatives"):

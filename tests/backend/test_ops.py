@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pefll.backend.alone import alone, gradient, is_constant, pull_back
+from pefll.backend.alone import alone, is_constant
 from pefll.backend.blocks import conv_block, linear_block
+from pefll.core.derivatives import gradient, pull_back
 
 
 @given(

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pefll.backend import recorded
-from pefll.methods.local_sgd import SGD, descend
+from pefll.backend.optim import sgd_on_gpu
+from pefll.methods.optim import SGD, sgd_on_loss
 
 
 def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch):
@@ -77,10 +78,10 @@ def test_a_client_takes_few_steps_in_a_rehearsal():
         return ((theta - batch) ** 2).sum()
 
     theta, batches = torch.zeros(3), [torch.full((3,), float(i)) for i in range(9)]
-    whole = descend(loss, theta, batches, SGD(0.1))
-    few = descend(loss, theta, batches[: recorded.REHEARSED], SGD(0.1))
+    whole = sgd_on_loss(loss, theta, batches, SGD(0.1))
+    few = sgd_on_loss(loss, theta, batches[: recorded.REHEARSED], SGD(0.1))
     assert not torch.equal(whole, few)
-    mapped = torch.vmap(lambda theta: descend(loss, theta, batches, SGD(0.1)))
+    mapped = torch.vmap(lambda theta: sgd_on_gpu(torch.func.grad(loss), theta, batches, SGD(0.1)))
     with recorded.rehearsal():
         torch.testing.assert_close(mapped(theta.expand(2, 3))[0], few)
     torch.testing.assert_close(mapped(theta.expand(2, 3))[0], whole)

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pefll.backend import recorded, vectors
-from pefll.backend.alone import gradient
+from pefll.backend.optim import gradient_in_parts, sgd_step
 from pefll.backend.recorded import overwriting
 from pefll.core.errors import PefllError
 from pefll.data.client import Batch
 from pefll.engines.vector import VectorEngine
 from pefll.methods import Problem, build_method
-from pefll.methods.adam import Adam, Moments, adam, joined, norm
-from pefll.methods.local_sgd import SGD, follow, sgd_step
+from pefll.methods.optim import SGD, Adam, Moments, adam, as_vector, norm, sgd_on_loss
 from pefll.models import Network
 from pefll.models.convnet import ConvNet
 from tests.backend.test_kernels import DEVICE, EXAMPLES, Made, both, close, interpreter, products, random  # noqa: F401 (fixtures)
@@ -145,17 +144,17 @@ def test_sgd_in_place(masked, in_place):
     given = [random(2, 3, SIZE, seed=seed) for seed in range(3)]
     active = torch.tensor([[True, False, True], [False, True, True]], device=DEVICE) if masked else None
 
-    def one(theta, velocity, gradient, active, last_use):
-        return sgd_step(theta, velocity, in_parts(gradient), SGD(0.1, 0.9, 0.01, 2.0), active, last_use)
+    def one(theta, velocity, gradient, active, in_place):
+        return sgd_step(theta, velocity, in_parts(gradient), SGD(0.1, 0.9, 0.01, 2.0), active, in_place)
 
-    def run(theta, velocity, gradient, last_use):
+    def run(theta, velocity, gradient, overwrites):
         dims = (0, 0, 0, 0 if masked else None, None)
-        return torch.vmap(torch.vmap(one, in_dims=dims), in_dims=dims)(theta, velocity, gradient, active, last_use)
+        return torch.vmap(torch.vmap(one, in_dims=dims), in_dims=dims)(theta, velocity, gradient, active, overwrites)
 
-    wanted = run(*given, last_use=False)
+    wanted = run(*given, overwrites=False)
     assert not in_place
     own = [part.clone() for part in given]
-    after = run(*own, last_use=True)
+    after = run(*own, overwrites=True)
     assert len(in_place) == 1
     for expected, *found in zip(wanted, after, own, strict=False):
         assert all(torch.equal(one, expected) for one in found)
@@ -167,7 +166,7 @@ def test_sgd_in_place_of_vectors_that_lie_otherwise():
     given = [random(2, 3, SIZE, seed=seed) for seed in range(3)]
 
     def one(theta, velocity, gradient):
-        return sgd_step(theta, velocity, (gradient,), SGD(0.1, 0.9, 0.01, 2.0), last_use=True)
+        return sgd_step(theta, velocity, (gradient,), SGD(0.1, 0.9, 0.01, 2.0), in_place=True)
 
     def turned(part):
         return part.movedim(-1, 0).contiguous().movedim(0, -1)  # clients innermost in memory
@@ -189,7 +188,7 @@ def test_what_clients_share_is_not_written_to(shared, in_place):
     given = theta.clone(), velocity.clone()
 
     def one(theta, velocity, gradient):
-        return sgd_step(theta, velocity, (gradient,), SGD(0.1), last_use=True)
+        return sgd_step(theta, velocity, (gradient,), SGD(0.1), in_place=True)
 
     dims = tuple(0 if part.dim() == 2 else None for part in (theta, velocity, gradient))
     after = torch.vmap(one, in_dims=dims)(theta, velocity, gradient)
@@ -204,9 +203,9 @@ def test_what_clients_share_is_not_written_to(shared, in_place):
 def test_who_differentiates_finds_nothing_written(in_place):
     theta, velocity = random(7), random(7, seed=1)
     given = theta.clone(), velocity.clone()
-    torch.func.vjp(lambda at: sgd_step(at, velocity, (at,), SGD(0.1), last_use=True), theta)
+    torch.func.vjp(lambda at: sgd_step(at, velocity, (at,), SGD(0.1), in_place=True), theta)
     leaf = theta.clone().requires_grad_()
-    sgd_step(leaf, velocity, (leaf,), SGD(0.1), last_use=True)
+    sgd_step(leaf, velocity, (leaf,), SGD(0.1), in_place=True)
     assert not in_place
     assert torch.equal(theta, given[0])
     assert torch.equal(leaf, given[0])
@@ -219,18 +218,18 @@ def test_a_local_step_launches_nothing_but_our_kernels(products, in_place):  # n
     y, weight = torch.tensor([[[0, 2], [1, 1]], [[1, 0], [2, 2]]], device=DEVICE), torch.ones(2, 2, 2, device=DEVICE)
     given = theta.clone()
 
-    def train(direction):
+    def train(loss):
         def one(theta, x, y, weight):
-            return follow(direction, theta, [Batch(x[i], y[i], weight[i]) for i in range(2)], sgd)
+            return sgd_on_loss(loss, theta, [Batch(x[i], y[i], weight[i]) for i in range(2)], sgd)
 
         return torch.vmap(one)(theta, x, y, weight)
 
     with Made() as made:
-        after = train(problem.gradients)
+        after = train(problem.loss)
     assert made.names == []
     assert len(in_place) == 1  # not the first step
     assert torch.equal(theta, given)
-    wanted = train(lambda at, batch: gradient(problem.loss, at, batch))
+    wanted = train(lambda at, batch: problem.loss(at, batch))
     torch.testing.assert_close(after, wanted, rtol=0, atol=1e-6)
 
 
@@ -242,12 +241,12 @@ def test_gradients_in_parts_are_the_gradient(monkeypatch):
     in_parts = []
 
     def one(theta, *batch):
-        found = problem.gradients(theta, Batch(*batch))
+        found = gradient_in_parts(problem, theta, Batch(*batch))
         in_parts.append(isinstance(found, tuple))
         if isinstance(found, tuple):
             assert [part.shape for part in found] == problem.model.shapes
             found = problem.model.flatten(found)
-        return found, problem.gradient(theta, Batch(*batch)), gradient(problem.loss, theta, Batch(*batch))
+        return found, problem.gradient(theta, Batch(*batch)), torch.func.grad(problem.loss)(theta, Batch(*batch))
 
     for most in (len(problem.model.names), len(problem.model.names) - 1):
         monkeypatch.setattr(vectors, "MOST_PARTS", most)
@@ -273,7 +272,7 @@ def test_a_step_that_is_recorded_writes_where_it_reads(monkeypatch, in_place):
     def run(repeat):
         def one(theta, along, steps):
             def step(i, at, speed):
-                return sgd_step(at, speed, in_parts(along * at), SGD(0.1), i < steps, last_use=speed is not None)
+                return sgd_step(at, speed, in_parts(along * at), SGD(0.1), i < steps, in_place=speed is not None)
 
             return repeat(step, (theta, None), 3)
 
@@ -334,7 +333,7 @@ def test_adam_and_the_norm_along_a_gradient_in_parts():
     found = adam(parameters, named, moments, step, Adam(1e-2, 0.3))
     assert torch.equal(found[0], wanted[0])
     assert all(torch.equal(*pair) for pair in zip(found[1], wanted[1], strict=True))
-    assert torch.equal(joined(named), gradient)
+    assert torch.equal(as_vector(named), gradient)
     other = random(10, seed=4)
     exact = torch.linalg.vector_norm(torch.cat([gradient, other]).double())
     close(norm(named, other), exact)
@@ -362,25 +361,23 @@ def test_adam_joins_more_parts_than_its_kernel_has_lines_for():
     assert torch.equal(found, wanted)
 
 
-def test_adam_in_place_where_both_who_calls_it_and_the_engine_allow_it():
+def test_adam_in_place_where_the_engine_allows_it():
     given = [random(3000, seed=seed).square() for seed in range(3)]
     gradient, step = random(6000)[::2], torch.full((), 7, device=DEVICE)
 
-    def run(parts, **promise):
-        changed, moments = adam(parts[0], gradient, Moments(*parts[1:]), step, Adam(1e-2, 0.3), **promise)
+    def run(parts):
+        changed, moments = adam(parts[0], gradient, Moments(*parts[1:]), step, Adam(1e-2, 0.3))
         return [changed, *moments]
 
     wanted = run(given)
     with overwriting():
-        kept = run(given)
         own = [part.clone() for part in given]
-        written = run(own, last_use=True)
+        written = run(own)
         apart = [torch.stack([part, part], dim=1)[:, 0] for part in given]
-        elsewhere = run(apart, last_use=True)
-    outside = run(given, last_use=True)
+        elsewhere = run(apart)
     assert all(mine is there for mine, there in zip(written, own, strict=True))
-    for results in (kept, elsewhere, outside):
+    for results in (wanted, elsewhere):
         assert not any(mine is there for mine in results for there in (*given, *apart))
-    for results in (kept, written, elsewhere, outside):
+    for results in (written, elsewhere):
         assert all(torch.equal(*pair) for pair in zip(results, wanted, strict=True))
     assert all(torch.equal(part, random(3000, seed=seed).square()) for seed, part in enumerate(given))

@@ -47,7 +47,7 @@ def grad(engine, client: int, theta: torch.Tensor) -> torch.Tensor:
 
 
 def batches_asked_for(patch: pytest.MonkeyPatch) -> list[Batch]:
-    """The batches for which a serial engine's clients ask for the gradient of the problem's loss, from now on."""
+    """The batches for which a serial engine's clients ask for the problem's loss, from now on."""
     asked: list[Batch] = []
 
     def recording(ask):
@@ -57,8 +57,7 @@ def batches_asked_for(patch: pytest.MonkeyPatch) -> list[Batch]:
 
         return recorded
 
-    patch.setattr(Problem, "gradient", recording(Problem.gradient))  # for a client alone neither asks the other
-    patch.setattr(Problem, "gradients", recording(Problem.gradients))
+    patch.setattr(Problem, "loss", recording(Problem.loss))
     return asked
 
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from pefll.models.fused import fused
+from pefll.backend.fused import fused
 
 
 class Do(nn.Module):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pefll.backend.fused import fused
 from pefll.models import Network
-from pefll.models.fused import fused
 from tests.models.same import Do, assert_same
 
 

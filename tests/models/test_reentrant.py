@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from pefll.backend.fused import fused
 from pefll.methods import Problem
 from pefll.models import Network
-from pefll.models.fused import fused
 from pefll.models.head import last_linear
 from pefll.training.hardware import forward_flops
 from tests.at_once import both, in_a_thread

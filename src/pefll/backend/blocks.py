@@ -14,6 +14,10 @@ from pefll.backend import client_axis, wide
 from pefll.backend.alone import alone
 from pefll.backend.geometry import Geometry, Pair
 from pefll.backend.native import pooled
+from pefll.core.reference import fast
+from pefll.data.client import Batch
+from pefll.methods import contract
+from pefll.tasks import Classification, Task
 
 # weight, bias, stride, padding, dilation, groups, relu, pool
 ConvBlock = tuple[Tensor, Tensor | None, Pair, Pair, Pair, int, bool, int]
@@ -100,20 +104,14 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
     return F.relu(y) if relu else y
 
 
-def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean cross-entropy of samples, [].
+def _is_cross_entropy(task: Task, output: Tensor, batch: Batch) -> bool:
+    return type(task) is Classification and client_axis.available(output)
 
-    Args:
-        scores: [b, classes].
-        y: int64 [b].
-        weight: [b], how much each sample counts.
-    """
-    if client_axis.available(scores):
-        return client_axis.cross_entropy(scores, y, weight)
-    if alone():  # half the work of what follows, which transforms of `torch.func` take
-        return torch.matmul(weight, F.cross_entropy(scores, y, reduction="none")) / weight.sum()
-    of_label = scores.gather(1, y[:, None]).squeeze(1)
-    return torch.matmul(weight, scores.logsumexp(dim=1) - of_label) / weight.sum()
+
+@fast(contract.mean_loss, when=_is_cross_entropy)
+def cross_entropy(task: Task, output: Tensor, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy of samples, []."""
+    return client_axis.cross_entropy(output, batch.y, batch.weight)
 
 
 def _passes_halves(x: Tensor, weight: Tensor, stride: int, padding: int, pool: int, following: ConvBlock) -> bool:

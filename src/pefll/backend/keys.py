@@ -8,6 +8,8 @@ from torch.library import custom_op
 
 from pefll.backend import client_axis
 from pefll.backend.mapped import merge_mapped_axis
+from pefll.core import randomness
+from pefll.core.reference import fast
 
 
 @custom_op("pefll::key", mutates_args=())
@@ -46,29 +48,37 @@ for _operation in (_key, _spread, _choose):
     merge_mapped_axis(_operation)
 
 
-def hashes(values: tuple[Tensor | int, ...]) -> bool:
-    """Return whether `key` takes these: numbers that lie on a GPU, one for each client."""
-    return bool(values) and all(
-        isinstance(value, Tensor) and value.dim() == 0 and client_axis.available(value, torch.int64) for value in values
+def _hashes(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> bool:
+    """Return whether the kernel takes these coordinates: numbers that lie on a GPU, one for each client."""
+    return bool(coordinates) and all(
+        isinstance(one, Tensor) and one.dim() == 0 and client_axis.available(one, torch.int64) for one in coordinates
     )
 
 
-def key(coordinates: tuple[Tensor, ...], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return the key [] of coordinates []; see `pefll.core.randomness.key`."""
-    made: Tensor = _key([one.unsqueeze(0) for one in coordinates], root, golden, multiply_1, multiply_2)
+def _lies_on_gpu(state: Tensor, *rest: Tensor | int) -> bool:
+    return client_axis.available(state, torch.int64)
+
+
+@fast(randomness.key, when=_hashes)
+def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
+    """Return the key [] of coordinates []."""
+    tensors = [one.unsqueeze(0) for one in coordinates if isinstance(one, Tensor)]
+    made: Tensor = _key(tensors, randomness.root_of(seed, purpose), *randomness.CONSTANTS)
     return made.squeeze(0)
 
 
-def spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return `count` keys for each of some, [..., count]; see `pefll.core.randomness.spread`."""
-    made: Tensor = _spread(state.reshape(1, -1), count, golden, multiply_1, multiply_2)
+@fast(randomness.spread, when=_lies_on_gpu)
+def spread(state: Tensor, count: int) -> Tensor:
+    """Return `count` keys for each of some, [..., count]."""
+    made: Tensor = _spread(state.reshape(1, -1), count, *randomness.CONSTANTS)
     return made.reshape(*state.shape, count)
 
 
-def choose(
-    state: Tensor, total: Tensor, count: int, shuffles: int, golden: int, multiply_1: int, multiply_2: int
-) -> Tensor:
-    """Return random choices [..., count] from keys and totals [...]; see `pefll.core.randomness.choose`."""
+@fast(randomness.choose, when=_lies_on_gpu)
+def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
+    """Return random choices [..., count] from keys and totals [...]."""
+    if isinstance(total, int):
+        total = torch.full((), total, dtype=torch.int64, device=state.device)
     keys, totals = state.reshape(1, -1), total.expand(state.shape).reshape(1, -1)
-    chosen: Tensor = _choose(keys, totals, count, shuffles, golden, multiply_1, multiply_2)
+    chosen: Tensor = _choose(keys, totals, count, randomness.SHUFFLES, *randomness.CONSTANTS)
     return chosen.reshape(*state.shape, count)

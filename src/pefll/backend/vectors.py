@@ -5,6 +5,7 @@ As in `client_axis`: written for one client, and under `torch.func.vmap` one ker
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.library import custom_op
 from pefll.backend import client_axis
 from pefll.backend.mapped import Once, apply, mapped_over, merge_mapped_axis, packed
 from pefll.backend.recorded import is_differentiated
+from pefll.core import derivatives
+from pefll.core.reference import fast
+from pefll.models import network
 
 MOST_PARTS = 128  # of a vector, for each of which a kernel has a line
 # Of a vector in parts, whose elements kernels count with 32 bits, also some blocks beyond its end.
@@ -182,6 +186,7 @@ class _SGD(Once):
         return tuple(part.squeeze(0) for part in after)
 
 
+@fast(network.split, when=lambda vector, sizes: splits(vector, len(sizes)))
 def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """Return consecutive parts of a vector [D]; their gradients are joined by one kernel."""
     parts: tuple[Tensor, ...] = apply(_Split, vector, sizes)
@@ -203,7 +208,7 @@ def sgd(
         velocity: [D]; None where it is zero.
         gradient: consecutive parts, of any shapes, of a vector [D].
         active: bool [], whether the parameters move at all; None if they do.
-        numbers: those of `pefll.methods.local_sgd.SGD`.
+        numbers: those of `pefll.methods.optim.SGD`.
         in_place: whether to write to `theta` and `velocity`. They are left as they are where that cannot be: before the
             first step, where somebody differentiates, and where clients would have to share one of them.
     """
@@ -251,3 +256,11 @@ def adam(
         return old
     result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, list(gradient), first, second, *numbers)
     return result
+
+
+@fast(
+    derivatives.network_vjp, when=lambda network, function, parameters, *inputs: splits(parameters, len(network.names))
+)
+def network_vjp(network: Any, function: Callable[..., Tensor], parameters: Tensor, *inputs: Tensor) -> tuple[Any, Any]:
+    """Do as the reference, with respect to the parameters in parts, so that their gradient is not copied together."""
+    return torch.func.vjp(function, network.in_parts(parameters), *inputs)  # type: ignore[return-value]

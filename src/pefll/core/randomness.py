@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pefll.backend import client_axis, keys
 from pefll.core import process
+from pefll.core.reference import reference
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
 # Rounds of the card shuffle in `choose`. tests/test_randomness.py shows that pairs of cards are chosen equally often.
-_SHUFFLES = 20
+SHUFFLES = 20
 
 
 def _signed(value: int) -> int:
@@ -32,7 +32,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-_CONSTANTS = tuple(_signed(value) for value in (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2))
+CONSTANTS = tuple(_signed(value) for value in (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2))
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -47,12 +47,13 @@ def _scramble(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def _root(seed: int, purpose: str) -> int:
+def root_of(seed: int, purpose: str) -> int:
     """Return 64 bits for a seed and a purpose; computed on the host, since neither changes during a run."""
     digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return _signed(int.from_bytes(digest, "little"))
 
 
+@reference
 def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
     """Return the int64 key of one stream of random numbers.
 
@@ -65,19 +66,17 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
     Returns:
         int64 [...] of the coordinates' shape.
     """
-    root = _root(seed, purpose)
-    if keys.hashes(coordinates):
-        return keys.key(coordinates, root, *_CONSTANTS)  # type: ignore[arg-type]
     for coordinate in coordinates:
         if isinstance(coordinate, Tensor):
             device = coordinate.device
     # `full` is a kernel, and so is allowed while a CUDA graph is captured; a copy from the host is not.
-    state = torch.full((), root, dtype=torch.int64, device=device)
+    state = torch.full((), root_of(seed, purpose), dtype=torch.int64, device=device)
     for coordinate in coordinates:
         state = _scramble((state ^ coordinate) + _signed(_GOLDEN))
     return state
 
 
+@reference
 def spread(state: Tensor, count: int) -> Tensor:
     """Return `count` independent keys for each key.
 
@@ -88,12 +87,11 @@ def spread(state: Tensor, count: int) -> Tensor:
     Returns:
         int64 [..., count].
     """
-    if client_axis.available(state, torch.int64):
-        return keys.spread(state, count, *_CONSTANTS)
     steps = torch.arange(1, count + 1, device=state.device) * _signed(_GOLDEN)
     return _scramble(state.unsqueeze(-1) + steps)
 
 
+@reference
 def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     """Choose `count` different integers below `total`, in random order.
 
@@ -111,15 +109,13 @@ def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     """
     if isinstance(total, int):
         total = torch.full((), total, dtype=torch.int64, device=state.device)
-    if client_axis.available(state, torch.int64):
-        return keys.choose(state, total, count, _SHUFFLES, *_CONSTANTS)
     total = total.unsqueeze(-1)
-    drawn = spread(state, 3 * _SHUFFLES)
-    mirrors = torch.remainder(drawn[..., :_SHUFFLES], total)
-    factors = drawn[..., _SHUFFLES : 2 * _SHUFFLES]
-    terms = drawn[..., 2 * _SHUFFLES :]
+    drawn = spread(state, 3 * SHUFFLES)
+    mirrors = torch.remainder(drawn[..., :SHUFFLES], total)
+    factors = drawn[..., SHUFFLES : 2 * SHUFFLES]
+    terms = drawn[..., 2 * SHUFFLES :]
     card = torch.remainder(torch.arange(count, device=state.device), total) + torch.zeros_like(state).unsqueeze(-1)
-    for shuffle in range(_SHUFFLES):
+    for shuffle in range(SHUFFLES):
         partner = torch.remainder(mirrors[..., shuffle, None] - card, total)
         # One coin per pair {card, partner}: the top bit of a universal hash of the larger of the two.
         coin = torch.maximum(card, partner) * factors[..., shuffle, None] + terms[..., shuffle, None]
@@ -129,7 +125,7 @@ def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
     """Return NumPy's generator for work done once on the host: partitions, splits."""
-    return np.random.default_rng(_root(seed, purpose) & ((1 << 64) - 1))
+    return np.random.default_rng(root_of(seed, purpose) & ((1 << 64) - 1))
 
 
 @contextmanager
@@ -140,5 +136,5 @@ def initial_weights(seed: int, purpose: str) -> Iterator[None]:
     """
     with process.lock, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also change a user's CUDA generators.
-        torch.default_generator.manual_seed(_root(seed, purpose) & ((1 << 63) - 1))
+        torch.default_generator.manual_seed(root_of(seed, purpose) & ((1 << 63) - 1))
         yield

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pefll.backend import client_axis
 from pefll.core.errors import PefllError
+from pefll.core.reference import reference
 from pefll.core.wording import counted
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -346,12 +346,7 @@ class Federation:
 
     def take(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Return samples `rows` [b] as networks take them, [b, ...]."""
-        if self.normalise is not None and self.holds_images and self.x.is_contiguous():
-            scale, shift = self._affine(dtype)
-            if client_axis.available(scale):
-                return client_axis.pixels(rows, self.x, scale, shift)
-        # `index_select` copies whole samples where indexing would copy number by number.
-        return self.prepare(self.x.index_select(0, rows), dtype)
+        return gather(self, rows, dtype)
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return stored samples as networks take them: normalised pixels, plain features, or long tokens.
@@ -370,10 +365,11 @@ class Federation:
                     code="PEFLL-D146",
                 )
             return x.to(dtype)
-        scale, shift = self._affine(dtype)
+        scale, shift = self.affine(dtype)
         return x.to(dtype, copy=True).mul_(scale).add_(shift)
 
-    def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return what pixels are multiplied by and what is added then, each [channels, 1, 1]."""
         # Kept on the device: a copy from the host inside a CUDA graph is not allowed.
         if dtype not in self._cache:
             assert self.normalise is not None
@@ -382,6 +378,13 @@ class Federation:
             self._cache[dtype] = ((1 / (255 * std)).to(self.device, dtype), (-mean / std).to(self.device, dtype))
         scale, shift = self._cache[dtype]
         return scale, shift
+
+
+@reference
+def gather(federation: Federation, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return samples `rows` [b] of a federation as networks take them, [b, ...]."""
+    # `index_select` copies whole samples where indexing would copy number by number.
+    return federation.prepare(federation.x.index_select(0, rows), dtype)
 
 
 def places(offset: Array, count: Array) -> Array:

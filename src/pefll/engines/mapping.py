@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from pefll.backend.alone import gradient
+from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError, first_line
 from pefll.core.named import fault
 from pefll.core.wording import argument

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pefll.backend import client_axis, vectors
-from pefll.backend.alone import gradient, gradients, is_constant
-from pefll.backend.blocks import cross_entropy
+from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError
-from pefll.data.client import Client
+from pefll.core.reference import reference
+from pefll.data.client import Batch, Client
 from pefll.data.federation import VALIDATION
 from pefll.models.network import Network, Parameters
+from pefll.tasks import Classification, Task
+from pefll.tasks import Score as Score  # what a method's `predict` returns
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Tree = Any  # a tensor, or a NamedTuple of such
@@ -99,6 +100,7 @@ class Problem:
         classes: the number of classes.
         num_clients: all clients of the federation; PeFLL's descriptor size follows it.
         tokens: whether samples are tokens.
+        task: what the model's output means; classification where nothing is given.
     """
 
     model: Network
@@ -106,40 +108,25 @@ class Problem:
     classes: int
     num_clients: int
     tokens: bool = False
+    task: Task = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.task is None:
+            object.__setattr__(self, "task", Classification(self.classes))
 
     def loss(self, theta: Parameters, batch: Any) -> Tensor:
-        """Return the mean cross-entropy of a model, a vector [D] or tensors by name, on a batch."""
-        return cross_entropy(self.model(theta, batch.x), batch.y, batch.weight)
+        """Return the mean loss of a model, a vector [D] or tensors by name, on a batch, []."""
+        return mean_loss(self.task, self.model(theta, batch.x), batch)
 
     def gradient(self, theta: Tensor, batch: Any) -> Tensor:
         """Return the gradient of the loss at theta [D] on a batch, [D]."""
-        if is_constant(theta) or not client_axis.available(theta):
-            return gradient(self.loss, theta, batch)
-        (of_theta,) = self._pulled_back(theta, batch)
-        return of_theta  # type: ignore[no-any-return]
+        return gradient(self.loss, theta, batch)
 
-    def gradients(self, theta: Tensor, batch: Any) -> Tensor | tuple[Tensor, ...]:
-        """Return the same for a step of SGD, which need not have it joined.
 
-        Args:
-            theta: [D].
-            batch: of one client.
-
-        Returns:
-            Parts, shaped as the model's parameters and in their order, where the step takes them; else [D].
-        """
-        model = self.model
-        if is_constant(theta):
-            return gradients(self.loss, model.in_parts(theta), batch)
-        if not vectors.splits(theta, len(model.names)):
-            return self.gradient(theta, batch)
-        (of_parts,) = self._pulled_back(model.in_parts(theta), batch)
-        return tuple(of_parts[name] for name in model.names)
-
-    def _pulled_back(self, parameters: Parameters, batch: Any) -> Any:
-        # From the scores back. From the loss back would begin with a one for each client, and with a product by it.
-        scores, pull_back = torch.func.vjp(lambda at: self.model(at, batch.x), parameters)  # type: ignore[misc]
-        return pull_back(client_axis.cross_entropy_gradient(scores, batch.y, batch.weight))
+@reference
+def mean_loss(task: Task, output: Tensor, batch: Batch) -> Tensor:
+    """Return a task's loss for outputs [b, ...], averaged over the samples of a batch, []."""
+    return batch.mean(task.loss(output, batch.y))
 
 
 def check_kept(clients: int, numbers: int, advice: str) -> None:
@@ -157,22 +144,6 @@ def check_kept(clients: int, numbers: int, advice: str) -> None:
             f"{MOST_KEPT_BYTES / 1e9:.0f} GB would not fit into memory; {advice}",
             code="PEFLL-S004",
         )
-
-
-class Score(NamedTuple):
-    """What a client tells about a model on one of its splits: sums, so that groups of clients can be added up.
-
-    Attributes:
-        samples: [] how many.
-        correct: [] how many were right.
-        masked: [] how many were right when scores of classes absent from its training labels are minus infinity.
-        loss: [] the summed cross-entropy.
-    """
-
-    samples: Tensor
-    correct: Tensor
-    masked: Tensor
-    loss: Tensor
 
 
 class Method(Protocol[State]):
@@ -247,33 +218,25 @@ class Method(Protocol[State]):
 
 
 def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATION) -> Score:
-    """Score a model on one split of one client.
+    """Return what a task measures of a model [D] on one split of one client."""
+    return measured(problem, client, lambda x: problem.model(theta, x), split)
+
+
+def measured(
+    problem: Problem, client: Client, outputs_of: Callable[[Tensor], Tensor], split: int = VALIDATION
+) -> Score:
+    """Return what a task measures of any function from samples to outputs on one split of one client.
 
     Args:
-        problem: gives the model.
+        problem: gives the task.
         client: whose samples.
-        theta: [D].
+        outputs_of: maps samples [b, ...] to outputs; for classification, logarithms of probabilities up to a constant.
         split: which samples.
     """
-    return tally(client, lambda x: problem.model(theta, x), split)
-
-
-def tally(client: Client, scores_of: Callable[[Tensor], Tensor], split: int = VALIDATION) -> Score:
-    """Score any function from samples to one score per class on one split of one client.
-
-    Args:
-        client: whose samples.
-        scores_of: maps samples [b, ...] to scores [b, classes], the logarithms of probabilities up to a constant.
-        split: which samples.
-    """
-    absent = ~client.has_class()
+    known = client.has_class()
     zero = torch.zeros((), dtype=client.dtype, device=client.count.device)
-    total = Score(zero, zero, zero, zero)
+    total = [zero] * len(Score._fields)
     for batch in client.everything(split):
-        scores = scores_of(batch.x)
-        right = (scores.argmax(dim=1) == batch.y).to(zero.dtype)
-        masked = (scores.masked_fill(absent, -torch.inf).argmax(dim=1) == batch.y).to(zero.dtype)
-        loss = scores.logsumexp(dim=1) - scores.gather(1, batch.y[:, None]).squeeze(1)
-        block = Score(batch.weight.sum(), batch.sum(right), batch.sum(masked), batch.sum(loss))
-        total = Score(*(a + b for a, b in zip(total, block, strict=True)))
-    return total
+        sums = problem.task.measure(outputs_of(batch.x), batch, known)
+        total = [a + b for a, b in zip(total, sums, strict=True)]
+    return Score(*total)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
 from pefll.methods.contract import Cohort, Problem, Score, everyone, score
-from pefll.methods.local_sgd import SGD, follow
+from pefll.methods.optim import SGD, sgd_on_loss
 
 
 class Server(NamedTuple):
@@ -77,7 +77,7 @@ class FedAvg:
         """Train the global model on one client's samples."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
-        return Update(follow(self.problem.gradients, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
+        return Update(sgd_on_loss(self.problem.loss, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the global model."""

@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
 from pefll.methods.contract import Cohort, Own, Problem, Score, check_kept, everyone, own, score
-from pefll.methods.local_sgd import SGD, descend
+from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head, NoHead
 
 
@@ -124,7 +124,7 @@ class FedRep:
         """Do a client's part of a round: many steps for the head, then few for the body."""
         head = self.fit_head(client, body, head, self.head_epochs)
         batches, steps = client.epochs("train", self.batch_size, self.body_epochs)
-        body = descend(
+        body = sgd_on_loss(
             lambda b, batch: self.problem.loss(self.parts.values(b, head), batch), body, batches, self.sgd, steps
         )
         return Update(body, client.count[TRAIN].to(body.dtype), Own(head))
@@ -134,7 +134,7 @@ class FedRep:
         if not self.parts.size:
             return head
         batches, steps = client.epochs("head", self.batch_size, epochs)
-        return descend(
+        return sgd_on_loss(
             lambda h, batch: self.problem.loss(self.parts.values(body, h), batch), head, batches, self.sgd, steps
         )
 

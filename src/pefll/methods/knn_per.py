@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
-from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, tally
-from pefll.methods.local_sgd import SGD, follow
+from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, measured
+from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
 
@@ -119,7 +119,7 @@ class KNNPer:
         """Train the global model on one client's samples."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
-        return Update(follow(self.problem.gradients, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
+        return Update(sgd_on_loss(self.problem.loss, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the mixture of the global model and the client's memory."""
@@ -130,7 +130,7 @@ class KNNPer:
             shares = torch.where(memory.many, many, few)
             return mixed(self.problem.model(theta, x).softmax(dim=1), shares, memory.weight)
 
-        return tally(client, scores_of, split)
+        return measured(self.problem, client, scores_of, split)
 
     def remember(self, client: Client, theta: Tensor) -> Memory:
         """Take the features of all training samples, and choose k and λ by leaving out each of them in turn.

@@ -10,7 +10,7 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
-from pefll.methods.local_sgd import SGD, follow
+from pefll.methods.optim import SGD, sgd_on_loss
 
 
 class Server(NamedTuple):
@@ -74,7 +74,7 @@ class Local:
         """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches, steps = client.epochs("train", self.batch_size, self.epochs)
-        return Own(follow(self.problem.gradients, theta, batches, sgd, steps))
+        return Own(sgd_on_loss(self.problem.loss, theta, batches, sgd, steps))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the client's own model."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vjp
 
-from pefll.backend.alone import pull_back
 from pefll.core import randomness
+from pefll.core.derivatives import network_vjp, pull_back
 from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Client
-from pefll.methods.adam import Adam, Moments, adam, joined, no_moments, norm
 from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
-from pefll.methods.local_sgd import SGD, follow, shrinkage
+from pefll.methods.optim import SGD, Adam, Moments, adam, as_vector, no_moments, norm, sgd_on_loss, shrinkage
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network, Parameters
@@ -168,8 +166,7 @@ class PeFLL:
     def round(self, server: Server, cohort: Cohort) -> Server:
         """Algorithm 2, lines 3 to 17: three exchanges, then the server's step."""
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
-        eta_h = self.h.separate(server.hypernetwork)  # on a GPU in parts, so that its gradient is not copied together
-        theta, pullback = vjp(lambda eta_h, v: self.generate(server, eta_h, v), eta_h, v)  # type: ignore[misc]
+        theta, pullback = network_vjp(self.h, partial(self.generate, server), server.hypernetwork, v)
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
         # Of the mean over clients, so c models are divided by c, and not the much longer η_h; Δv_i is one client's own.
         d_hypernetwork, d_v = pullback(delta / cohort.size)
@@ -178,19 +175,15 @@ class PeFLL:
         return self.averaged(self.step(server, d_hypernetwork, d_embedder.mean(dim=0)))
 
     def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
-        """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]; η_h is a vector, or on a GPU parts by name."""
+        """θ = h(v; η_h): personal models [c, D] from descriptors [c, l]; η_h is a vector [H]."""
         return self.h(eta_h, (v - server.shift) / server.scale)
 
     def step(self, server: Server, d_hypernetwork: Parameters, d_embedder: Tensor) -> Server:
-        """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added.
-
-        The last thing that is done with the state that is given: Adam may write in its place. The gradient of η_h is a
-        vector [H], or on a GPU parts by name.
-        """
+        """Lines 16 and 17: move η along the mean gradient, with the server's objective λ_h‖η_h‖² + λ_v‖η_v‖² added."""
         step = server.step + 1
         if self.server_optimizer == "sgd":
             return server._replace(
-                hypernetwork=(1 - 2 * self.client_lr * self.lambda_h) * server.hypernetwork - joined(d_hypernetwork),
+                hypernetwork=(1 - 2 * self.client_lr * self.lambda_h) * server.hypernetwork - as_vector(d_hypernetwork),
                 embedder=(1 - 2 * self.client_lr * self.lambda_v) * server.embedder - d_embedder,
                 step=step,
             )
@@ -198,11 +191,9 @@ class PeFLL:
         factor = shrinkage(norm(d_hypernetwork, d_embedder), self.server_clip) if self.server_clip else None
         of_h, of_v = (Adam(self.server_lr, 2 * decay) for decay in (self.lambda_h, self.lambda_v))
         hypernetwork, moments_h = adam(
-            server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, of_h, factor, last_use=True
+            server.hypernetwork, d_hypernetwork, server.hypernetwork_moments, step, of_h, factor
         )
-        embedder, moments_v = adam(
-            server.embedder, d_embedder, server.embedder_moments, step, of_v, factor, last_use=True
-        )
+        embedder, moments_v = adam(server.embedder, d_embedder, server.embedder_moments, step, of_v, factor)
         return server._replace(
             hypernetwork=hypernetwork,
             embedder=embedder,
@@ -254,7 +245,7 @@ class PeFLL:
         """Run k steps of local SGD on f_i; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
         batches = client.batches("adapt", self.batch_size or None, self.local_steps)
-        return theta - follow(self.problem.gradients, theta, batches, sgd)
+        return theta - sgd_on_loss(self.problem.loss, theta, batches, sgd)
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v, the mean of φ over all training samples, [l]."""

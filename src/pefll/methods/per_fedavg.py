@@ -15,7 +15,7 @@ from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Batch, Client
 from pefll.data.federation import TRAIN
 from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
-from pefll.methods.local_sgd import SGD, follow
+from pefll.methods.optim import SGD, sgd_along, sgd_on_loss
 
 VARIANTS = ("fo", "hf")
 
@@ -107,10 +107,10 @@ class PerFedAvg:
         outer, steps = client.epochs("train", self.batch_size, self.epochs)
         inner, _ = client.epochs("inner", self.batch_size, self.epochs)
         if self.variant == "fo":
-            theta = follow(self.meta_gradient, theta, zip(inner, outer, strict=True), sgd, steps)
+            theta = sgd_along(self.meta_gradient, theta, zip(inner, outer, strict=True), sgd, steps)
         else:
             curved, _ = client.epochs("curvature", self.batch_size, self.epochs)
-            theta = follow(self.meta_gradient, theta, zip(inner, outer, curved, strict=True), sgd, steps)
+            theta = sgd_along(self.meta_gradient, theta, zip(inner, outer, curved, strict=True), sgd, steps)
         return Update(theta, client.count[TRAIN].to(theta.dtype))
 
     def meta_gradient(self, theta: Tensor, batches: tuple[Batch, ...]) -> Tensor:
@@ -126,7 +126,7 @@ class PerFedAvg:
         """Take a few plain steps of rate α on a client's own samples; the model [D] stays there."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
         return Own(
-            follow(self.problem.gradients, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
+            sgd_on_loss(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
         )
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:

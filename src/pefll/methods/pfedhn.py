@@ -14,7 +14,7 @@ from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.methods.contract import Cohort, Problem, Score, check_kept, each, score
-from pefll.methods.local_sgd import SGD, follow, sgd_step
+from pefll.methods.optim import SGD, sgd_on_loss, sgd_step
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
 
@@ -156,7 +156,7 @@ class PFedHN:
         """Run local SGD; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
-        return theta - follow(self.problem.gradients, theta, batches, sgd)
+        return theta - sgd_on_loss(self.problem.loss, theta, batches, sgd)
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the model as it came."""

@@ -11,7 +11,7 @@ from pefll.core.errors import PefllError
 from pefll.data.client import Batch, Client
 from pefll.data.federation import TRAIN
 from pefll.methods.contract import Cohort, Own, Problem, Score, check_kept, everyone, own, score
-from pefll.methods.local_sgd import SGD, descend
+from pefll.methods.optim import SGD, sgd_on_loss
 
 
 class Server(NamedTuple):
@@ -122,7 +122,9 @@ class PFedMe:
 
     def approach(self, personal: Tensor, w: Tensor, batch: Batch) -> Tensor:
         """Return the personal model [D], K steps nearer to the least f(θ) + λ/2 ‖θ - w‖²."""
-        return descend(lambda at, batch: self.envelope(at, w, batch), personal, [batch] * self.inner_steps, self.sgd)
+        return sgd_on_loss(
+            lambda at, batch: self.envelope(at, w, batch), personal, [batch] * self.inner_steps, self.sgd
+        )
 
     def envelope(self, personal: Tensor, w: Tensor, batch: Batch) -> Tensor:
         """Return f(θ) + λ/2 ‖θ - w‖² on a batch, []."""
@@ -134,7 +136,7 @@ class PFedMe:
         # In a round w comes after θ every K steps, which damps steps that go too far (personal_lr·λ above 1); here it
         # stays where it is, and the same rate can lead away from a good model.
         sgd = self.sgd._replace(lr=self.new_lr or self.personal_lr)
-        return Own(descend(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
+        return Own(sgd_on_loss(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
 
     def recall(self, client: Client, personal: Tensor) -> Own:
         """Return the model [D] that a client kept."""

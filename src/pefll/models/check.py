@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pefll.backend.alone import gradient
 from pefll.core import randomness
+from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError, first_line
 from pefll.models.network import Network
 

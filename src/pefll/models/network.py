@@ -14,13 +14,25 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pefll.backend import vectors
 from pefll.core import randomness
 from pefll.core.errors import PefllError
-from pefll.models.fused import fused
+from pefll.core.reference import reference
 from pefll.models.refusals import copied, refuse_changing_state, refuse_parameters, tensors_of
 
 Parameters: TypeAlias = Tensor | dict[str, Tensor]
+
+
+@reference
+def fused(module: nn.Module) -> nn.Module:
+    """Return a module that computes what `module` does, with the same parameters under the same names."""
+    return module
+
+
+@reference
+def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """Return consecutive parts of a vector [D]."""
+    # One concatenation is its backward pass; slices would each fill a vector of full length.
+    return torch.split(vector, sizes)
 
 
 class Network:
@@ -98,17 +110,11 @@ class Network:
 
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return views of the flat vector [size], named and shaped as the module's parameters."""
-        # `split` has one concatenation as its backward pass; slices would each fill a vector of full length.
-        split = vectors.split if vectors.splits(parameters, len(self._sizes)) else torch.split
         return self._named(split(parameters, self._sizes))
 
     def in_parts(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return the same views, for who differentiates with respect to them and not to the vector [size]."""
         return self._named(torch.split(parameters, self._sizes))
-
-    def separate(self, parameters: Tensor) -> Parameters:
-        """Return what a server differentiates with respect to: parts, where kernels take gradients in parts."""
-        return self.in_parts(parameters) if vectors.splits(parameters, len(self._sizes)) else parameters
 
     def flatten(self, values: Sequence[Tensor]) -> Tensor:
         """Return parameters, in the order of `names`, as one flat vector [size]."""

@@ -206,7 +206,7 @@ def adam(
     epsilon: float,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and both moments [D] after one step of Adam, from contiguous ones; see `pefll.methods.adam`.
+    """Return parameters and both moments [D] after one step of Adam, from contiguous ones.
 
     The gradient is in contiguous parts, of any shapes.
     """

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pefll.backend.blocks import conv_block, conv_chain, linear_block
+from pefll.core.reference import fast
+from pefll.models.network import fused as plain
 from pefll.models.recording import RESHAPES, layer_of, record
 
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -45,6 +47,7 @@ _NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d, nn.LocalRespon
 _NORMALISES = {F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F.instance_norm, F.local_response_norm}
 
 
+@fast(plain, when=lambda module: True)
 def fused(module: nn.Module) -> nn.Module:
     """Return a module that computes what `module` does, in fewer operations.
 

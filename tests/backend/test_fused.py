@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pefll.backend.blocks import conv_block, conv_chain, linear_block
+from pefll.backend.fused import fused
 from pefll.models import EMBEDDINGS, MODELS, Hypernetwork, Network, build_embedding, build_model
-from pefll.models.fused import fused
 from tests.models import zoo
 from tests.models.same import Do, assert_same
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pefll.backend.alone import gradients
 from pefll.data.client import Batch
 from pefll.methods.contract import Problem
-from pefll.methods.local_sgd import SGD, clipped, descend, follow
+from pefll.methods.optim import SGD, clipped, sgd_along, sgd_on_loss
 from pefll.models import Network
 
 BATCHES = [torch.randn(5, generator=torch.Generator().manual_seed(seed)).double() for seed in range(6)]
@@ -36,10 +37,10 @@ def test_alone_mapped_and_torchs_optimiser_agree(clip, grad):
     theta = torch.linspace(-1, 1, 5).double()
     given = theta.clone()
     with torch.set_grad_enabled(grad):
-        alone = descend(loss, theta, BATCHES, sgd)
+        alone = sgd_on_loss(loss, theta, BATCHES, sgd)
     assert torch.equal(theta, given)  # the caller's vector is not touched
     assert not alone.requires_grad
-    mapped = torch.vmap(lambda t: descend(loss, t, BATCHES, sgd))(torch.stack([theta, theta + 1]))
+    mapped = torch.vmap(lambda t: sgd_on_loss(loss, t, BATCHES, sgd))(torch.stack([theta, theta + 1]))
     torch.testing.assert_close(alone, mapped[0], rtol=1e-12, atol=1e-12)
     leaf = theta.clone().requires_grad_()
     optimiser = torch.optim.SGD([leaf], lr=0.05, momentum=0.9, weight_decay=0.1)
@@ -55,23 +56,23 @@ def test_alone_mapped_and_torchs_optimiser_agree(clip, grad):
 def test_clients_stop_after_their_own_number_of_steps():
     sgd, theta = SGD(lr=0.05), torch.linspace(-1, 1, 5).double()
     steps = torch.tensor([0, 2, 6, 9])
-    mapped = torch.vmap(lambda s: descend(loss, theta, BATCHES, sgd, steps=s))(steps)
+    mapped = torch.vmap(lambda s: sgd_on_loss(loss, theta, BATCHES, sgd, steps=s))(steps)
     for own, result in zip(steps, mapped, strict=True):
-        torch.testing.assert_close(descend(loss, theta, BATCHES, sgd, steps=own), result, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(descend(loss, theta, BATCHES[: int(own)], sgd), result, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(sgd_on_loss(loss, theta, BATCHES, sgd, steps=own), result, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(sgd_on_loss(loss, theta, BATCHES[: int(own)], sgd), result, rtol=1e-12, atol=1e-12)
 
 
 def test_training_can_be_differentiated():
     """Somebody who differentiates through the steps gets the derivative, not the fast path."""
     sgd, theta = SGD(lr=0.05), torch.linspace(-1, 1, 5).double()
-    wanted = torch.func.jacrev(lambda t: descend(loss, t, BATCHES[:3], sgd))(theta)
+    wanted = torch.func.jacrev(lambda t: sgd_on_loss(loss, t, BATCHES[:3], sgd))(theta)
     leaf = theta.clone().requires_grad_()
-    rows = [torch.autograd.grad(part, leaf, retain_graph=True)[0] for part in descend(loss, leaf, BATCHES[:3], sgd)]
+    rows = [torch.autograd.grad(part, leaf, retain_graph=True)[0] for part in sgd_on_loss(loss, leaf, BATCHES[:3], sgd)]
     torch.testing.assert_close(torch.stack(rows), wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_a_gradient_that_is_one_number_everywhere():
-    result = descend(lambda theta, batch: theta.sum(), torch.zeros(3), [0, 1], SGD(lr=1.0, momentum=0.0, clip=None))
+    result = sgd_on_loss(lambda theta, batch: theta.sum(), torch.zeros(3), [0, 1], SGD(lr=1.0, momentum=0.0, clip=None))
     assert result.tolist() == [-2, -2, -2]
 
 
@@ -90,10 +91,8 @@ def test_gradients_in_parts_are_followed_as_whole_ones(clip):
         whole = torch.func.grad(loss)(at, batch)
         return whole[:1], whole[1:].view(2, 2)
 
-    wanted = descend(loss, theta, BATCHES, sgd)
-    torch.testing.assert_close(follow(in_parts, theta, BATCHES, sgd), wanted, rtol=1e-12, atol=1e-12)
-    mapped = torch.vmap(lambda t: follow(in_parts, t, BATCHES, sgd))(theta[None])
-    torch.testing.assert_close(mapped[0], wanted, rtol=1e-12, atol=1e-12)
+    wanted = sgd_on_loss(loss, theta, BATCHES, sgd)
+    torch.testing.assert_close(sgd_along(in_parts, theta, BATCHES, sgd), wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -111,12 +110,12 @@ def test_parts_of_a_gradient_may_lie_in_memory_as_they_like(dtype):
     for batch in BATCHES:
         velocity = 0.9 * velocity + clipped(as_whole(wanted, batch), 2.0) + 0.1 * wanted
         wanted = wanted - 0.05 * velocity
-    torch.testing.assert_close(follow(in_parts, theta, BATCHES, sgd), wanted)
+    torch.testing.assert_close(sgd_along(in_parts, theta, BATCHES, sgd), wanted)
 
 
 def test_what_is_not_a_number_stays_none():
     for bad in (float("nan"), float("inf")):
-        end = follow(lambda at, batch, bad=bad: at * bad, torch.ones(3), BATCHES[:2], SGD(lr=0.1))
+        end = sgd_along(lambda at, batch, bad=bad: at * bad, torch.ones(3), BATCHES[:2], SGD(lr=0.1))
         assert not torch.isfinite(end).any()
 
 
@@ -125,7 +124,7 @@ def test_a_problems_gradient_in_parts_is_its_gradient():
     problem = Problem(Network(nn.Sequential(*layers)), (2, 8, 8), 3, 1)
     theta = problem.model.init(0, "model")
     batch = Batch(torch.randn(5, 2, 8, 8), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([1.0, 1, 1, 1, 0]))
-    parts = problem.gradients(theta, batch)
+    parts = gradients(problem.loss, problem.model.in_parts(theta), batch)
     assert [part.shape for part in parts] == [tuple(shape) for shape in problem.model.shapes]
     whole = torch.func.grad(problem.loss)(theta, batch)
     torch.testing.assert_close(torch.cat([part.reshape(-1) for part in parts]), whole, rtol=1e-4, atol=1e-6)

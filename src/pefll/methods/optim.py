@@ -1,0 +1,186 @@
+"""Optimisers on flat vectors, in plain torch: a client's SGD, and the server's Adam.
+
+What is marked as a reference has a faster version in `pefll.backend`, which stands in where it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pefll.core.derivatives import gradient
+from pefll.core.errors import PefllError
+from pefll.core.reference import reference
+from pefll.models.network import Parameters
+
+
+class SGD(NamedTuple):
+    """Hyper-parameters of SGD, with torch's meaning of each.
+
+    Attributes:
+        lr: learning rate.
+        momentum: of the velocity, without dampening.
+        decay: weight decay, added to the gradient after clipping.
+        clip: the gradient's norm is cut to this; None for no cut.
+    """
+
+    lr: float
+    momentum: float = 0.9
+    decay: float = 0.0
+    clip: float | None = 50.0
+
+
+def clipped(gradient: Tensor, limit: float | None) -> Tensor:
+    """Return the gradient, scaled so that its norm is at most `limit`."""
+    if limit is None:
+        return gradient
+    return gradient * shrinkage(torch.linalg.vector_norm(gradient), limit)
+
+
+def shrinkage(norm: Tensor, limit: float) -> Tensor:
+    """Return the factor, at most 1, that brings a norm [] down to `limit`."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
+
+
+@reference
+def sgd_on_loss(
+    loss: Callable[[Tensor, Any], Tensor],
+    theta: Tensor,
+    batches: Iterable[Any],
+    sgd: SGD,
+    steps: Tensor | None = None,
+) -> Tensor:
+    """Return the parameters [D] after one step of SGD on each batch; the arguments are those of `sgd_along`.
+
+    Args:
+        loss: of parameters [D] and a batch.
+        theta: [D].
+        batches: one per step.
+        sgd: hyper-parameters.
+        steps: int64 [], after how many batches to stop.
+    """
+    return sgd_along(lambda at, batch: gradient(loss, at, batch), theta, batches, sgd, steps)
+
+
+@reference
+def sgd_along(
+    direction: Callable[[Tensor, Any], Tensor],
+    theta: Tensor,
+    batches: Iterable[Any],
+    sgd: SGD,
+    steps: Tensor | None = None,
+) -> Tensor:
+    """Return the parameters [D] after one step of SGD for each batch, along whatever stands for the gradient.
+
+    Args:
+        direction: of parameters [D] and a batch, [D]; the gradient of a loss, or an estimate of one. It must keep
+            nothing of the parameters, which later steps may overwrite.
+        theta: [D].
+        batches: one per step.
+        sgd: hyper-parameters.
+        steps: int64 [], after how many batches to stop; for clients mapped together that need different numbers.
+    """
+    velocity = torch.zeros_like(theta)
+    for i, batch in enumerate(batches):
+        moved, velocity = sgd_step(theta, velocity, direction(theta, batch), sgd)
+        theta = moved if steps is None else torch.where(i < steps, moved, theta)
+    return theta
+
+
+@reference
+def sgd_step(theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: SGD) -> tuple[Tensor, Tensor]:
+    """Return parameters and velocity, each [D], after one step along a gradient [D]."""
+    velocity = sgd.momentum * velocity + clipped(gradient, sgd.clip) + sgd.decay * theta
+    return theta - sgd.lr * velocity, velocity
+
+
+class Adam(NamedTuple):
+    """Hyper-parameters of the server's optimiser, with torch's meaning of each.
+
+    Attributes:
+        lr: learning rate.
+        decay: weight decay, added to the gradient.
+        first_decay: β₁.
+        second_decay: β₂.
+        epsilon: added to the root of the second moment.
+    """
+
+    lr: float
+    decay: float = 0.0
+    first_decay: float = 0.9
+    second_decay: float = 0.999
+    epsilon: float = 1e-8
+
+
+class Moments(NamedTuple):
+    """Adam's running means of the gradient and of its square, each shaped as the parameters."""
+
+    first: Tensor
+    second: Tensor
+
+
+def no_moments(parameters: Tensor) -> Moments:
+    """Return the moments before the first step."""
+    return Moments(torch.zeros_like(parameters), torch.zeros_like(parameters))
+
+
+def parts_of(gradient: Parameters) -> tuple[Tensor, ...]:
+    """Return the consecutive parts of a gradient; a vector is one."""
+    return (gradient,) if isinstance(gradient, Tensor) else tuple(gradient.values())
+
+
+def as_vector(gradient: Parameters) -> Tensor:
+    """Return a gradient as one vector [D]."""
+    return gradient if isinstance(gradient, Tensor) else torch.cat([part.flatten() for part in parts_of(gradient)])
+
+
+@reference
+def norm(*gradients: Parameters) -> Tensor:
+    """Return the norm [] of gradients, each a vector or in parts, seen as one vector."""
+    norms = [torch.linalg.vector_norm(part) for gradient in gradients for part in parts_of(gradient)]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return whole
+
+
+@reference
+def adam(
+    parameters: Tensor,
+    gradient: Parameters,
+    moments: Moments,
+    step: Tensor,
+    settings: Adam,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Moments]:
+    """Return parameters and moments after one step of Adam. The inputs may be overwritten: do not read them again.
+
+    Args:
+        parameters: [D].
+        gradient: [D], or its parts by name.
+        moments: from the step before.
+        step: int64 [], 1 for the first step.
+        settings: hyper-parameters.
+        scale: [], by which the gradient is multiplied first; None for 1.
+    """
+    gradient = as_vector(gradient)
+    if gradient.numel() != parameters.numel():
+        raise PefllError(
+            f"a gradient of {gradient.numel()} numbers cannot be that of {parameters.numel()} parameters",
+            code="PEFLL-S003",
+        )
+    lr, decay, first_decay, second_decay, epsilon = settings
+    if scale is not None:
+        gradient = scale * gradient
+    if decay:
+        gradient = gradient + decay * parameters
+    count = step.to(parameters.dtype)
+    # As tensors, so that `pow` has the parameters' precision on every device.
+    unbias_first = 1 - torch.full_like(count, first_decay) ** count
+    unbias_second = 1 - torch.full_like(count, second_decay) ** count
+    # In place on what was made here: a hypernetwork's vectors are long, and memory is slow.
+    first = (first_decay * moments.first).add_(gradient, alpha=1 - first_decay)
+    second = (second_decay * moments.second).addcmul_(gradient, gradient, value=1 - second_decay)
+    change = first / (second / unbias_second).sqrt_().add_(epsilon)
+    return parameters - change.mul_(lr / unbias_first), Moments(first, second)
