@@ -188,10 +188,10 @@ def run_cli(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_the_readmes_own_method(tmp_path):
-    """The method of the README, as a reader would copy it: checked, trained, and used."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (block,) = [code for code in re.findall(r"```python\n(.*?)```", readme, re.S) if "class Ditto" in code]
+def test_the_documents_own_method(tmp_path):
+    """The method of docs/methods.md, as a reader would copy it: checked, trained, and used."""
+    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
+    (block,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "class Ditto" in code]
     assert sum(bool(line.strip()) for line in block.splitlines()) < 55
     (tmp_path / "mine.py").write_text(textwrap.dedent(block))
     checked = run_cli("check-method", "mine:Ditto", "--set", "local_steps=3", folder=tmp_path)
