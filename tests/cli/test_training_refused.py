@@ -129,3 +129,13 @@ def test_a_full_disk_at_the_end_is_a_sentence(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", lambda handle: full(None, None))
     sentence = refused("train", *DIGITS, "--out", tmp_path / "r")
     assert "No space left on device" in sentence
+
+
+@pytest.mark.parametrize("engine", ["vector", "auto"])
+def test_processes_of_the_vector_engine(refused, tmp_path, engine):
+    sentence = refused(
+        "train", *DIGITS, "--engine", engine, "--processes", 2, "--device", "cpu", "--out", tmp_path / "r"
+    )
+    assert "PEFLL-T125" in sentence
+    assert "--engine serial" in sentence
+    assert not (tmp_path / "r").exists()
