@@ -30,12 +30,12 @@ from pefll.core import randomness
 from pefll.core.files import write_json
 from pefll.data import TEST, TRAIN, Federation, load_samples, make_federation
 from pefll.deploy import server
-from pefll.deploy.demo import SETTINGS, agreement_of, write_client
+from pefll.deploy.demo import SETTINGS, agreement_of
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.engine import FlowerEngine
-from pefll.engines.flower.inprocess import InProcessGrid
+from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.request import Visit

@@ -47,14 +47,13 @@ from pefll.core.files import write_json
 from pefll.core.named import CODE
 from pefll.data.client import Client
 from pefll.data.federation import Federation, Normalise, Samples, assemble
-from pefll.deploy.demo import write_client
 from pefll.deploy.folder import make_federation
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan, write_app
 from pefll.deploy.processes import free_port
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.engine import FlowerEngine
-from pefll.engines.flower.inprocess import InProcessGrid
+from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import FORMAT
 from pefll.engines.flower.post import Letter, exchange

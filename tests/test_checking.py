@@ -16,6 +16,7 @@ from pefll.data.federation import TEST
 from pefll.methods import FedAvg
 from pefll.methods.contract import everyone
 from pefll.methods.fedavg import Server
+from pefll.training import checking
 from pefll.training.checking import CHECKS, check_method
 
 QUICK = {"local_steps": 3, "batch_size": 4}
@@ -149,6 +150,23 @@ class Carrier(FedAvg):
         return super().predict(client, theta * torch.tensor(1.0, dtype=theta.dtype), split)
 
 
+@dataclass(frozen=True)
+class Nameless(FedAvg):
+    """Asks clients for a function that only this process has."""
+
+    def personalize(self, server, cohort):
+        return cohort.run(lambda client, theta: theta, everyone(server.theta))
+
+
+@dataclass(frozen=True)
+class Numerous(FedAvg):
+    """Replies with numbers of a kind that no message holds."""
+
+    def train(self, client, theta):
+        update = super().train(client, theta)
+        return update._replace(samples=update.samples.to(torch.int32))
+
+
 @pytest.mark.parametrize(
     ("name", "rule", "sentence"),
     [
@@ -175,6 +193,20 @@ def test_each_check_notices_its_fault(name, rule, sentence):
     assert findings[place].problem is not None
     assert sentence in findings[place].problem
     assert (len(findings) == 1) == (rule == "is_a_method")
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("Nameless", "not <lambda>: make it one"), ("Numerous", "int32")])
+def test_what_real_clients_cannot_run_is_noticed(name, sentence):
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+    assert sentence in check_method(f"{__name__}:{name}", QUICK)[-1].problem
+
+
+def test_without_flower_it_is_said_that_it_was_not_tried(monkeypatch):
+    find = checking.find_spec
+    monkeypatch.setattr(checking, "find_spec", lambda name: None if name == "flwr" else find(name))
+    last = check_method("fedavg", QUICK)[-1]
+    assert last.problem is None
+    assert "pip install 'pefll[flower]'" in last.not_tried
 
 
 def test_a_method_without_faults_has_none():

@@ -111,7 +111,7 @@ def test_who_cannot_write_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", lambda _, error=error: (_ for _ in ()).throw(error))
             writer.begin(4, tensors(4.0), FACTS)
-            with pytest.raises(PefllError, match=rf"round-00000004: {os.strerror(number)}; {advice}$"):
+            with pytest.raises(PefllError, match=rf"round-00000004: {os.strerror(number)}; {advice} \[PEFLL-A102\]$"):
                 writer.wait()
 
 

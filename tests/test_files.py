@@ -151,7 +151,7 @@ def test_csv(tmp_path):
 
 def test_unknown_names_are_answered_with_the_nearest_one():
     assert str(unknown("method", "pefl", ["pefll", "fedavg"])) == (
-        "unknown method 'pefl': did you mean 'pefll'? known are fedavg, pefll"
+        "unknown method 'pefl': did you mean 'pefll'? known are fedavg, pefll [PEFLL-A101]"
     )
     assert "did you mean" not in str(unknown("method", "zzz", ["pefll"]))
 

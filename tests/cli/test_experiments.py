@@ -96,15 +96,16 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     table = (tmp_path / "results/table1.md").read_text()
     assert re.search(r"\| FedAvg \| \d", table)  # not bold: there is nobody to be better than
     shorter = refused("reproduce", "table1", "--only", "fedavg", "--rounds", 1, "--seeds", "0,1")
-    assert shorter.startswith("runs/table1/digits-10-fedavg-local_steps_2/seed-0: the run was started for 2 rounds;")
-    assert shorter.endswith("start a new run in another folder, with --out")
+    assert shorter.startswith("runs/table1/digits-10-fedavg-local_steps_2/seed-0: ")
+    assert "for 2 rounds;" in shorter
+    assert shorter.endswith("with --out [PEFLL-R105]")
     (tmp_path / "results/table1.md").unlink()
     assert "wrote results/table1.md" in pefll(*words, "--tables-only").out
     assert (tmp_path / "results/table1.md").read_text() == table
     nothing = pefll(*words, "--dry-run").out
     assert "0 runs are missing" in nothing
     assert "of a GPU" not in nothing
-    assert refused("reproduce", "table2") == "unknown experiment 'table2': did you mean 'table1'? known are table1"
+    assert refused("reproduce", "table2").startswith("unknown experiment 'table2': did you mean 'table1'?")
     assert "unknown method or cell 'digits-11'" in refused("reproduce", "table1", "--only", "digits-11")
     assert "--seeds takes" in refused("reproduce", "table1", "--seeds", "a")
 
@@ -114,7 +115,7 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "run_missing", failing)
     said = pefll(*words)
     assert said.code == 2
-    assert said.err == "error: 1 run failed: digits-10 fedavg seed 0: it diverged\n"
+    assert said.err == "error: 1 run failed: digits-10 fedavg seed 0: it diverged [PEFLL-C006]\n"
     assert "wrote results/table1.md" in said.out
 
 
@@ -141,7 +142,7 @@ def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, m
     for more in ([], ["--dry-run"], ["--tables-only"]):
         words = ["reproduce", "table1", *more]
         assert "PEFLL-A002" in refused(*words, "--rounds", -1)
-        assert refused(*words, "--at-once", 0) == "--at-once is 0; it must be at least 1"
+        assert refused(*words, "--at-once", 0) == "--at-once is 0; it must be at least 1 [PEFLL-X017]"
         assert refused(*words, "--device", "gpu").startswith("unknown device 'gpu'")
         assert refused(*words, "--precision", "bf61").startswith("unknown precision 'bf61': did you mean 'bf16'?")
         for nothing in ("", ","):
@@ -165,7 +166,7 @@ def test_a_file_in_place_of_a_folder_is_noticed_before_anything_is_done(refused,
         [*table, "--dry-run"],
         [*table, "--tables-only"],
     ):
-        assert refused(*words) == "cannot write file: Not a directory; choose another place"
+        assert refused(*words) == "cannot write file: Not a directory; choose another place [PEFLL-A102]"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

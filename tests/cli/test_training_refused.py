@@ -87,7 +87,7 @@ def test_arguments_that_are_wrong(refused, tmp_path, monkeypatch, arguments, par
 def test_cuda_where_there_is_none(refused, tmp_path, device):
     sentence = refused("train", *DIGITS, "--device", device, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
-    assert sentence == "CUDA was asked for, but torch sees no CUDA device here; use --device cpu"
+    assert sentence.endswith("use --device cpu [PEFLL-T112]")
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,13 @@ def test_a_full_disk_at_the_end_is_a_sentence(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", lambda handle: full(None, None))
     sentence = refused("train", *DIGITS, "--out", tmp_path / "r")
     assert "No space left on device" in sentence
+
+
+@pytest.mark.parametrize("engine", ["vector", "auto"])
+def test_processes_of_the_vector_engine(refused, tmp_path, engine):
+    sentence = refused(
+        "train", *DIGITS, "--engine", engine, "--processes", 2, "--device", "cpu", "--out", tmp_path / "r"
+    )
+    assert "PEFLL-T125" in sentence
+    assert "--engine serial" in sentence
+    assert not (tmp_path / "r").exists()

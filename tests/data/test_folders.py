@@ -61,23 +61,21 @@ def test_folders_of_other_layouts(tmp_path):
             read(tmp_path)
         return str(error.value)
 
-    kinds = ".png, .jpg, .jpeg or .bmp files"
-    assert said(read_samples) == (
-        f"{tmp_path} has no images in folders client/class/; expected are {kinds} such as {tmp_path}/ann/cat/1.png; "
-        "found no file at all"
-    )
-    assert said(read_client) == (
-        f"{tmp_path} has no images in folders class/; expected are {kinds} such as {tmp_path}/cat/1.png; "
-        "found no file at all"
-    )
+    layouts = ((read_samples, "client/class/", "ann/cat/1.png"), (read_client, "class/", "cat/1.png"))
+    for read, layout, example in layouts:
+        sentence = said(read)
+        assert f" {layout};" in sentence
+        assert f"such as {tmp_path}/{example};" in sentence
+        assert sentence.endswith("; found no file at all [PEFLL-D152]")
     for name in ("b.png", "a.png"):
         _save(tmp_path / name, np.zeros((4, 4), np.uint8))
-    assert said(read_client).endswith("; found a.png and b.png")
+    assert said(read_client).endswith("; found a.png and b.png [PEFLL-D152]")
     for name in ("b.png", "a.png"):
         (tmp_path / name).rename(tmp_path / f".{name}")
     for number in range(3):
         _save(tmp_path / "bob" / "dog" / f"{number}.png", np.zeros((4, 4), np.uint8))
-    assert said(read_client).endswith("; found bob/dog/0.png and bob/dog/1.png"), "several clients' in place of one's"
+    several = said(read_client)  # several clients' folders in place of one's
+    assert several.endswith("; found bob/dog/0.png and bob/dog/1.png [PEFLL-D152]")
 
 
 def test_columns_of_data_that_has_none(tmp_path):

@@ -87,12 +87,12 @@ def test_ordinary_archives_are_read(tmp_path):
         (header((10**9, 10**9)) + bytes(8), "PEFLL-D003"),
         (header((2, 3)) + bytes(20), "PEFLL-D003"),
         (header((2, 3)) + bytes(28), "PEFLL-D003"),
-        (header((-1, 3)) + bytes(24), ""),
-        (header((2, 3), "|O") + bytes(24), ""),
-        (b"\x93NUMPY\x01\x00\xff\xff{" + bytes(100), ""),
-        (b"\x93NUMPY\x09\x00" + bytes(100), ""),
-        (b"no array", ""),
-        (b"", ""),
+        (header((-1, 3)) + bytes(24), "PEFLL-D175"),
+        (header((2, 3), "|O") + bytes(24), "PEFLL-D174"),
+        (b"\x93NUMPY\x01\x00\xff\xff{" + bytes(100), "PEFLL-D175"),
+        (b"\x93NUMPY\x09\x00" + bytes(100), "PEFLL-D175"),
+        (b"no array", "PEFLL-D175"),
+        (b"", "PEFLL-D175"),
     ],
 )
 def test_headers_that_lie(tmp_path, content, code):
@@ -118,7 +118,7 @@ def test_members_that_numpy_does_not_write(tmp_path):
     content = path.read_bytes()
     place = content.find(bytes(32))
     path.write_bytes(content[:place] + b"\1" + content[place + 1 :])
-    refused(path, "")
+    refused(path, "PEFLL-D175")
 
 
 def png(width: int, height: int, rows: int) -> bytes:
@@ -177,7 +177,7 @@ def test_users_of_leaf_with_odd_names(tmp_path, name):
     (tmp_path / "train").mkdir()
     content = {"users": [name], "num_samples": [1], "user_data": {"a": {"x": [1], "y": [1]}}}
     (tmp_path / "train" / "a.json").write_text(json.dumps(content))
-    refused(tmp_path, "", lambda path: list(leaf.users(path)))
+    refused(tmp_path, "PEFLL-D167", lambda path: list(leaf.users(path)))
 
 
 @pytest.mark.parametrize("label", [10**20, 10**400, -(10**30)])

@@ -336,11 +336,6 @@ def test_natural_small_clients():
     samples = Samples(np.zeros((16, 1), np.float32), np.zeros(16, np.int64), 1, client=client)
     federation = natural(samples, seed=0, unseen=0, test=0.9, validation=0.9)
     assert (federation.count[TRAIN] >= 1).all()
-    assert natural(samples, seed=0, unseen=0, min_samples=3).num_clients == 2
-    kept = natural(samples, seed=0, unseen=0, min_samples=3).rows
-    assert sorted(kept.tolist()) == list(range(3, 16))
-    with pytest.raises(PefllError, match="no client has 11 samples"):
-        natural(samples, seed=0, min_samples=11)
 
 
 def test_natural_some_clients():

@@ -37,7 +37,7 @@ def test_without_flower_there_is_one_sentence(monkeypatch, capsys, tmp_path):
     ):
         code, said = pefll(capsys, "flower", *words)
         assert code == 2
-        assert said == "error: real clients need Flower: pip install 'pefll[flower]'"
+        assert said.startswith("error: real clients need Flower: pip install 'pefll[flower]' [PEFLL-")
 
 
 def test_the_verbs_explain_themselves(capsys):
@@ -191,7 +191,7 @@ class TestWithFlower:
             (["init", "NEW", "--like", "digits", "--set", "nope=1"], "unknown hyper-parameter"),
             (["init", "NEW", "--like", "digits", "--set", "nope"], "takes NAME=VALUE"),
             (["init", "NEW", "--like", "digits", "--quorum", "2"], "quorum is 2.0"),
-            (["init", "NEW", "--like", "digits", "--clients-per-round", "9"], "but this is a federation of 8 clients"),
+            (["init", "NEW", "--like", "digits", "--clients-per-round", "9"], "PEFLL-C008"),
             (["init", "NEW", "--like", "nothing.npz"], "there is no file"),
             (["server", "NEW"], "is not a federation"),
             (["run", "NEW"], "is not a federation"),

@@ -15,7 +15,7 @@ from pefll.data import federation_from_arrays
 from pefll.data.federation import TEST, VALIDATION, Federation
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method, hyperparameters
-from pefll.training.checking import CHECKS, Recording, Subject
+from pefll.training.checking import CHECKS, NotTried, Recording, Subject
 from pefll.training.evaluation import scores_of
 from pefll.training.fitting import fit
 from tests.engines.test_engines import SETTINGS
@@ -61,7 +61,10 @@ def test_a_seed_decides_everything(method, engine):
 @every_method
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_what_must_hold_for_every_method(method, check):
-    check(Subject(method, SETTINGS[method]))
+    try:
+        check(Subject(method, SETTINGS[method]))
+    except NotTried as error:
+        pytest.skip(str(error))
 
 
 @every_method

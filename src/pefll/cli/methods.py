@@ -43,13 +43,17 @@ def check_method(
         typer.Option("--set", help="A hyper-parameter, NAME=VALUE; may be repeated. Few steps make the checks quick."),
     ] = None,
 ) -> None:
-    """Check that a method does what every method must, on both engines; exit code 1 where it does not."""
+    """Check that a method does what every method must, on every engine; exit code 1 where it does not."""
     from pefll.training import checking
 
     allow(name)
     method_class(name)  # a name that stands for nothing is no method that breaks a rule
     findings = checking.check_method(name, typed_settings(name, parse_settings(settings)) if settings else {})
-    for rule, problem in findings:
-        out.print(f"[red]no [/red] {escape(rule)}: {escape(problem)}" if problem else f"[green]yes[/green] {rule}")
-    if any(problem for _, problem in findings):
+    for rule, problem, not_tried in findings:
+        if problem or not_tried:
+            answer = "[red]no [/red]" if problem else "[yellow]not tried[/yellow]"
+            out.print(f"{answer} {escape(rule)}: {escape(problem or not_tried or '')}")
+        else:
+            out.print(f"[green]yes[/green] {rule}")
+    if any(finding.problem for finding in findings):
         raise typer.Exit(1)

@@ -72,7 +72,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({"run": str(path), "split": split, **groups}, indent=2))
         return
-    out.print(accuracy_table(groups, f"{split} accuracy", ("masked",) if mask_labels else MEASURES))
+    out.print(accuracy_table(groups, f"{split.capitalize()} accuracy", ("masked",) if mask_labels else MEASURES))
 
 
 def personalize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pefll.core import locking
 from pefll.core.errors import PefllError
 
 # Names of files that are being written: nobody can guess them, and nobody else has such names.
@@ -114,7 +114,10 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-                temporary.replace(path)  # still locked, so that nobody takes it for left behind
+                if locking.fcntl is not None:
+                    temporary.replace(path)  # still locked, so that nobody takes it for left behind
+            if locking.fcntl is None:
+                temporary.replace(path)  # systems without such locks do not rename open files
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
@@ -129,11 +132,11 @@ def _open_temporary(path: Path, mode: int) -> tuple[Path, int]:
     while True:
         temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.pefll-tmp")
         try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | locking.PRIVATE, mode)
         except FileExistsError:
             continue
         with suppress(OSError):  # file systems without locks: see `sweep`
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            locking.lock(handle)
         if os.fstat(handle).st_nlink:
             return temporary, handle
         os.close(handle)  # somebody swept it away before it was locked
@@ -180,9 +183,9 @@ def _remove_unless_locked(path: Path) -> None:
     with suppress(OSError):
         if not stat.S_ISREG(path.lstat().st_mode):
             return
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | locking.PRIVATE)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locking.lock(handle, wait=False)
             path.unlink()
         finally:
             os.close(handle)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pefll.core import locking
 from pefll.core.errors import PefllError, unknown
 
 # Is told the bytes that are there and the bytes there will be (None where the server does not say).
@@ -149,7 +150,7 @@ def _transfer(url: str, part: Path, report: Progress | None) -> bool:
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length and length.isdecimal() else None
         # Under a name that everybody knows, so that the next attempt finds it: a link there is not followed.
-        how = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if done else os.O_TRUNC)
+        how = os.O_WRONLY | os.O_CREAT | locking.PRIVATE | (os.O_APPEND if done else os.O_TRUNC)
         with os.fdopen(os.open(part, how, 0o666), "ab" if done else "wb") as file:
             while block := reply.read(_BLOCK):
                 file.write(block)

@@ -148,7 +148,6 @@ def natural(
     unseen: float = 0.1,
     validation: float = 0.1,
     test: float = 0.2,
-    min_samples: int = 1,
     clients: int | None = None,
 ) -> Federation:
     """Leave every sample with the client that the data names.
@@ -163,11 +162,10 @@ def natural(
         unseen: the fraction of clients that never take part in training.
         validation: the fraction of each client's training samples that is held out.
         test: the fraction of each client's samples that is held out, where the makers did not split.
-        min_samples: clients with fewer samples in all are left out.
         clients: take only so many, chosen at random; by default all.
     """
     check_is_samples(samples)
-    seed, min_samples = whole_number(seed, "seed", 0), whole_number(min_samples, "min_samples")
+    seed = whole_number(seed, "seed", 0)
     clients = None if clients is None else whole_number(clients, "clients", 1)
     if samples.client is None:
         raise PefllError(
@@ -175,7 +173,7 @@ def natural(
         )
     validation, test = share(validation, "validation"), share(test, "test")
     random = generator(seed, "partition/natural")
-    number = _number_clients(samples, samples.client, max(1, min_samples), clients, random)
+    number = _number_clients(samples, samples.client, clients, random)
     total = int(number.max()) + 1
     num_seen = _num_seen(total, unseen)
 
@@ -214,23 +212,17 @@ def _inverse(number: Array, total: int) -> Array:
     return who
 
 
-def _number_clients(
-    samples: Samples, client: Array, least: int, wanted: int | None, random: np.random.Generator
-) -> Array:
+def _number_clients(samples: Samples, client: Array, wanted: int | None, random: np.random.Generator) -> Array:
     """Return the new number of each client in random order, -1 for one that is left out, int32 [n]."""
     low = int(client.min())
     if low < 0:
         raise PefllError(f"{samples.name}: there is a client {low}; clients must be numbered from 0", code="PEFLL-D191")
     # Numbers nobody has are gaps between a user's keys, not clients without samples.
-    there = np.flatnonzero(np.bincount(client) >= least)
-    if len(there) == 0:
-        raise PefllError(f"{samples.name}: no client has {counted(least, 'sample')}", code="PEFLL-D192")
+    there = np.flatnonzero(np.bincount(client))
     if wanted is not None and wanted > len(there):
         raise PefllError(
             f"{samples.name} has {counted(len(there), 'natural client')}; {wanted:,} were asked for", code="PEFLL-D193"
         )
-    if wanted is not None and wanted < 1:
-        raise PefllError(f"{samples.name}: {wanted} clients were asked for; at least 1 is needed", code="PEFLL-D194")
     chosen = random.permutation(there)[:wanted]
     number = np.full(int(client.max()) + 1, -1, dtype=np.int32)
     number[chosen] = np.arange(len(chosen), dtype=np.int32)

@@ -18,7 +18,7 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import Monitor, monitor, say
 from pefll.core.tree import Tree, named_leaves
 from pefll.core.wording import argument, counted
-from pefll.data import SPLITS, TEST, TRAIN, Federation, load_samples, make_federation
+from pefll.data import TEST, TRAIN, Federation, load_samples, make_federation
 from pefll.deploy.endings import last_words
 from pefll.deploy.folder import add_client
 from pefll.deploy.folder import make_federation as make_folder
@@ -27,6 +27,7 @@ from pefll.deploy.plan import Plan
 from pefll.deploy.processes import free_port
 from pefll.deploy.simulation import simulate
 from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.inprocess import write_client
 from pefll.engines.flower.member import client_name
 from pefll.engines.serial import SerialEngine
 from pefll.runs import checkpoint
@@ -180,14 +181,6 @@ def agreement_of(federation: Federation, method: str = "pefll", model: str = "ti
         class_names=federation.class_names,
         dataset=federation.name,
     )
-
-
-def write_client(federation: Federation, client: int, path: Path) -> None:
-    """Write one client's samples with their splits, in the order in which the federation has them."""
-    rows = [federation.indices(client, split) for split in range(len(SPLITS))]
-    split = np.repeat(np.arange(len(SPLITS)), [len(part) for part in rows])
-    chosen = torch.cat(rows)
-    np.savez(path, x=federation.x[chosen].numpy(), y=federation.y[chosen].numpy(), split=split)
 
 
 def _rounds(first: int, last: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -40,7 +41,7 @@ RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict
 
 def can_fork() -> bool:
     """Whether processes can be forked here: the platform must, and CUDA must not have started."""
-    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 class Workers:
@@ -167,7 +168,7 @@ class Workers:
         except (EOFError, ConnectionError) as error:
             raise _died() from error
         if "sentence" in header:
-            raise PefllError(header["sentence"], code="PEFLL-E012")
+            raise PefllError(header["sentence"], code=header["code"])
         if "traceback" in header:
             text = f"a client's process failed:\n{header['traceback']}"
             raise RuntimeError(text) from (OwnCodeFailed(header["fault"]) if header["fault"] else None)
@@ -205,7 +206,7 @@ def _serve(pipe: Connection, run_here: RunHere, method: Method[Any]) -> None:
             task = getattr(method, header["task"])
             reply = pack(run_here(task, ids, header["round"], arguments, header["static"]))
         except PefllError as error:
-            reply = pack(sentence=str(error))
+            reply = pack(sentence=error.args[0], code=error.code)
         except Exception as error:  # noqa: BLE001 - the server re-raises it with this text
             reply = pack(traceback=traceback.format_exc(), fault=fault(error))
         try:

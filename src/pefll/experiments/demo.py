@@ -102,7 +102,7 @@ def _train(folder: Path, method: str, seed: int, report: Callable[[str], None]) 
     run = train_demo(method, seed, out=folder / "runs" / f"{method}-{seed}")
     best = run.summary["accuracy"]["best"]
     seen, unseen = (100 * best[group]["per_sample"] for group in ("seen", "unseen"))
-    report(f"  {TITLES[method]}, seed {seed}: seen {seen:.1f}%, unseen {unseen:.1f}%")
+    report(f"  {TITLES[method]}, seed {seed}: test accuracy seen {seen:.1f}%, unseen {unseen:.1f}%")
     return run
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pefll.core import locking
 from pefll.core.errors import PefllError
 from pefll.core.files import (
     parse_json,
@@ -133,7 +133,7 @@ class RunFolder:
             ) from error
         lock = self.path / LOCK
         with sentences_for_disk_errors(str(lock)):
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | locking.PRIVATE, 0o666)
         try:
             _lock(handle, self.path)
             self._check_ordinary()
@@ -141,7 +141,7 @@ class RunFolder:
             yield
         finally:
             with suppress(OSError):  # not only closed: processes that other threads have forked have copies of it
-                fcntl.flock(handle, fcntl.LOCK_UN)
+                locking.unlock(handle)
             os.close(handle)
             if not self.config_file.exists():  # nothing came of it
                 with suppress(OSError):
@@ -363,7 +363,7 @@ def own_seconds(summary: Mapping[str, Any]) -> bool:
 def _lock(handle: int, path: Path) -> None:
     """Lock an open file, until it is closed or the process ends, however it ends."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locking.lock(handle, wait=False)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             warnings.warn(

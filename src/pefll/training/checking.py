@@ -7,11 +7,13 @@ some fewer than any batch, and some of them are new.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import Method, Problem, each
 from pefll.models import MLP, Network
 from pefll.runs import checkpoint
-from pefll.training.evaluation import evaluate, scores_of
+from pefll.training.evaluation import Floats, client_scores, evaluate, scores_of
 from pefll.training.saving import restore
 
 ROUNDS = 3
@@ -56,11 +58,22 @@ class Broken(Exception):
     """A method does not do what every method must; the text says what."""
 
 
+class NotTried(Exception):
+    """A check needs what is not installed; the text says what."""
+
+
 class Finding(NamedTuple):
-    """The outcome of one check: what must hold, and a sentence where it does not."""
+    """The outcome of one check.
+
+    Attributes:
+        rule: what must hold.
+        problem: a sentence where it does not.
+        not_tried: a sentence where nobody knows, for want of a package.
+    """
 
     rule: str
     problem: str | None
+    not_tried: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,14 +121,16 @@ def check_method(name: str, settings: dict[str, Any] | None = None) -> list[Find
     findings = []
     for check in CHECKS:
         rule = (check.__doc__ or "").splitlines()[0].rstrip(".")
+        problem = not_tried = None
         try:
             check(subject)
-            problem = None
+        except NotTried as error:
+            not_tried = str(error)
         except (Broken, PefllError) as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - whatever a user's method does
             problem = fault(error) or f"{type(error).__name__}: {error}"
-        findings.append(Finding(rule, problem))
+        findings.append(Finding(rule, problem, not_tried))
         if problem and check is is_a_method:
             break
     return findings
@@ -263,6 +278,55 @@ def a_gpu_can_record_it(subject: Subject) -> None:
     engine.close()
 
 
+def real_clients_can_run_it(subject: Subject) -> None:
+    """Clients on other machines, reached by Flower, make the same models as clients in one process."""
+    if find_spec("flwr") is None:
+        raise NotTried("Flower is not installed: pip install 'pefll[flower]'")
+    from pefll.engines.flower.agreement import Agreement
+    from pefll.engines.flower.client import PefllClientApp
+    from pefll.engines.flower.engine import FlowerEngine
+    from pefll.engines.flower.inprocess import InProcessGrid, write_client
+    from pefll.engines.flower.member import client_name
+    from pefll.engines.flower.terms import Terms
+
+    data = subject.federation
+    names = [client_name(client) for client in range(data.num_clients)]
+    seen, new = names[: data.num_seen], names[data.num_seen :]
+    agreed = Agreement(subject.name, "mlp", data.input_shape, data.classes, len(seen), subject.settings)
+    open_to_all = {"methods": subject.name, "min-samples": "0", "numbers-per-sample": "0"}
+    trouble: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        nodes = {}
+        for client, name in enumerate(names):
+            path = Path(folder) / f"{name}.npz"
+            write_client(data, client, path)
+            nodes[1 + client] = {"name": name, "data": str(path), "state": str(path.with_suffix("")), **open_to_all}
+        grid = InProcessGrid(PefllClientApp(), nodes, agreed.to_config())
+        terms = Terms(pause_seconds=0.01, patience_seconds=0.1, weight_limit=0, norm_limit=0)
+        try:
+            with _logged(trouble):
+                found = _scores(FlowerEngine(grid, agreed, seen, 3, terms, trouble.append, newcomers=new))
+        except PefllError as error:
+            raise Broken(trouble[0] if trouble else str(error)) from error
+    if trouble:
+        raise Broken(trouble[0])
+    expected = _scores(SerialEngine(data, agreed.build(), agreed.seed, 3))
+    if not np.allclose(found, expected, rtol=1e-4):
+        raise Broken("clients on other machines get other scores than those in one process")
+
+
+@contextmanager
+def _logged(said: list[str]) -> Iterator[None]:
+    """Collect what Flower's clients log inside the block: the server is not told why a client fails."""
+    log, handler = logging.getLogger("flwr"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    before, log.handlers = log.handlers, [handler]
+    try:
+        yield
+    finally:
+        log.handlers = before
+
+
 class _Looks(TorchFunctionMode):
     """Refuses what copies numbers to Python without an operation that `Recording` would see."""
 
@@ -324,6 +388,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     stopping_changes_nothing,
     held_out_data_is_not_looked_at,
     a_gpu_can_record_it,
+    real_clients_can_run_it,
 )
 
 
@@ -331,6 +396,15 @@ def _trained(engine: Engine) -> Tree:
     server = engine.advance(engine.start(), 0, ROUNDS)
     engine.close()
     return server
+
+
+def _scores(engine: Engine) -> Floats:
+    """Train, then score everybody's model."""
+    try:
+        server = engine.advance(engine.start(), 0, ROUNDS)
+        return client_scores(engine, engine.method, server, np.arange(engine.federation.num_clients), TEST)
+    finally:
+        engine.close()
 
 
 def _models(engine: Engine, server: Tree) -> Tree:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,9 +114,13 @@ def cores() -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used: by tensors of this engine on a GPU, else by this process since it started."""
+    """Return the most memory used: by tensors of this engine on a GPU, else by this process; 0 where nobody says."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # not a Unix system
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -22,7 +22,8 @@ from pefll.core.wording import either
 T = TypeVar("T")
 STOPPING = "stopping after the rounds that are under way; Ctrl-C again ends at once"
 TIME_IS_UP = 14  # what stands for a signal where a run was given only so many seconds: the number of SIGALRM
-STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+HANGUP = getattr(signal, "SIGHUP", None)  # the end of the terminal, on Unix systems
+STOPS = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])]
 Turns: TypeAlias = Generator[None, None, T]
 
 
@@ -70,7 +71,7 @@ class Signals(list[int]):
     def note(self, number: int, frame: FrameType | None) -> None:
         """Take in a signal, as its handler; the second one ends everything."""
         del frame
-        if number == signal.SIGHUP and self:
+        if number == HANGUP and self:
             return  # a terminal that is closed sends it twice, by way of the shell and itself
         again = any(earlier != TIME_IS_UP for earlier in self)
         self.append(number)
@@ -139,8 +140,8 @@ def stop_signals(seconds: float | None = None, tell: Callable[[str], None] | Non
     received = Signals(tell)
     # Only the main thread may ask for signals; and who started this with `nohup` wants to hear nothing of the terminal.
     caught = STOPS if threading.current_thread() is threading.main_thread() else []
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        caught = [number for number in caught if number != signal.SIGHUP]
+    if HANGUP and signal.getsignal(HANGUP) is signal.SIG_IGN:
+        caught = [number for number in caught if number != HANGUP]
     timer = None if seconds is None else threading.Timer(max(0.0, seconds), received.append, (TIME_IS_UP,))
     before = {number: signal.signal(number, received.note) for number in caught}
     try:

@@ -236,7 +236,7 @@ def _settle(
                 progress.scheduled = Best(progress.best, progress.best_round, progress.best_value)
             progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
         _record(result, stretch.ledger, progress, folder, events)
-        news = str(result)
+        news = f"validation: {result}" if str(result) else ""
     monitor.at(progress.round, news)
     return stretch.rounds.seconds / (stretch.last - stretch.first)
 

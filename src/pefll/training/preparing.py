@@ -116,6 +116,12 @@ def check_memory(config: Config, federation: Federation, problem: Problem, runs:
     """
     device = pick_device(config.device)
     kind = config.engine if config.engine != "auto" else pick_engine(device, problem)
+    if kind == "vector" and config.processes > 1:
+        raise PefllError(
+            f"{argument('processes', config.processes)} is for the serial engine, and this run would use the vector "
+            f"engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
+            code="PEFLL-T125",
+        )
     settings = {**hyperparameters(config.method), **typed_settings(config.method, config.settings)}
     networks = networks_of(lambda: build_method(config.method, problem, config.settings))
     clients = min(clients_per_round(config, federation), federation.num_seen)

@@ -15,11 +15,11 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.core.tree import leaves
-from pefll.data.federation import SPLITS, Federation
+from pefll.data.federation import Federation
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.engine import FlowerEngine
-from pefll.engines.flower.inprocess import InProcessGrid
+from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.keep import Store, ticket_in
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import header_of
@@ -31,14 +31,6 @@ from tests.federations import ragged
 CLIENTS, PER_ROUND, ROUNDS, SEED = 6, 4, 3, 3
 NO_LIMITS = {"min-samples": "0", "numbers-per-sample": "0"}  # clients with two samples take part
 QUICK = Terms(exchange_seconds=0.3, round_seconds=60, pause_seconds=0.01, patience_seconds=30)
-
-
-def write_client(federation: Federation, client: int, path: Path) -> None:
-    """Write one client's samples with their splits, in the order in which the federation has them."""
-    rows = [federation.indices(client, split) for split in range(len(SPLITS))]
-    split = np.repeat(np.arange(len(SPLITS)), [len(part) for part in rows])
-    chosen = torch.cat(rows)
-    np.savez(path, x=federation.x[chosen].numpy(), y=federation.y[chosen].numpy(), split=split)
 
 
 @dataclass

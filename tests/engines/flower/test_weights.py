@@ -13,10 +13,10 @@ from flwr.app import Message
 
 from pefll.core.errors import PefllError
 from pefll.deploy import server
-from pefll.deploy.demo import agreement_of, digits, write_client
+from pefll.deploy.demo import agreement_of, digits
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.client import PefllClientApp
-from pefll.engines.flower.inprocess import InProcessGrid
+from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.terms import Terms

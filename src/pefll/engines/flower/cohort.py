@@ -90,7 +90,8 @@ class FlowerCohort(DoorCohort):
         name = getattr(task, "__name__", "")
         if getattr(self.engine.method, name, None) != task:
             raise PefllError(
-                "clients on other machines do what their method says and no other function", code="PEFLL-F435"
+                f"clients on other machines run only functions of their method, not {name or task}: make it one",
+                code="PEFLL-F435",
             )
         if not self.trains and not self._exchange:
             self.missing |= self.engine.absent(self.ids.tolist())

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+import torch
+
 from pefll.core.errors import PefllError
+from pefll.data.federation import SPLITS, Federation
 
 try:
     from flwr.app import Context, Error, Message, RecordDict
@@ -107,3 +112,11 @@ class InProcessGrid(Grid):  # type: ignore[misc]
     def _deliver(self, request: Message) -> Message:
         reply = self._app(request, self.contexts[request.metadata.dst_node_id])
         return copy.deepcopy(reply)
+
+
+def write_client(federation: Federation, client: int, path: Path) -> None:
+    """Write one client's samples with their splits, in the order in which the federation has them."""
+    rows = [federation.indices(client, split) for split in range(len(SPLITS))]
+    split = np.repeat(np.arange(len(SPLITS)), [len(part) for part in rows])
+    chosen = torch.cat(rows)
+    np.savez(path, x=federation.x[chosen].numpy(), y=federation.y[chosen].numpy(), split=split)
