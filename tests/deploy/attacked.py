@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import http.client
 import os
+import socket
 import ssl
 import time
 import tomllib
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,6 +51,29 @@ class Attacked:
             return answer.status, answer.read()
         finally:
             connection.close()
+
+    def pour(self, head, part, most):
+        """Send a request that goes on and on; return how many bytes the server took, and what it answered."""
+        host, _, port = self.there.address.rpartition(":")
+        taken, answer = 0, b""
+        with (
+            suppress(OSError),
+            socket.create_connection((host, int(port)), timeout=20) as plain,
+            self.trust.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            line.sendall(head)
+            with suppress(OSError):
+                while taken < most:
+                    line.sendall(part)
+                    taken += len(part)
+            answer = line.recv(100)
+        return taken, answer
+
+    def memory(self, which):
+        """Return the bytes of memory of the process that listens: VmRSS for now, VmHWM for the most so far."""
+        (pid,) = (pid for pid in family(self.there.running["server"].pid) if listens_at(pid))
+        (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(which))
+        return int(line.split()[1]) << 10
 
     def signed(self, key, when=None):
         """Return the headers that a node with a key sends."""

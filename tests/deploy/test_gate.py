@@ -42,27 +42,42 @@ from tests.engines.flower.federations import setting
 
 
 def received(parts, limit, pause=0.0):
-    """Return the kinds of messages that an app gets of a request whose content comes in parts."""
-    waiting = list(parts)
+    """Return the kinds of messages that an app gets of a request whose content comes in parts, and what is answered."""
+    waiting, sent = list(parts), []
 
     async def receive():
         await asyncio.sleep(pause)
         return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
 
+    async def send(message):
+        sent.append(message)
+
     async def read():
-        bounded, kinds = gate._bounded(receive, limit), []
+        bounded_receive, bounded_send = gate._bounded(receive, send, limit)
+        kinds = []
         while waiting and "http.disconnect" not in kinds:
-            kinds.append((await bounded())["type"])
+            kinds.append((await bounded_receive())["type"])
+        if "http.disconnect" in kinds:
+            kinds.append((await bounded_receive())["type"])
+        await bounded_send({"type": "http.response.start", "status": 200, "headers": []})
+        await bounded_send({"type": "http.response.body", "body": b"done"})
         return kinds
 
-    return asyncio.run(read())
+    return asyncio.run(read()), sent
 
 
 def test_a_request_that_becomes_too_long_or_too_slow_is_ended(monkeypatch):
-    assert received([b"12345", b"67890"], 10) == ["http.request"] * 2
-    assert received([b"12345", b"678901"], 10) == ["http.request", "http.disconnect"]
+    kinds, sent = received([b"12345", b"67890"], 10)
+    assert kinds == ["http.request"] * 2
+    assert (sent[0]["status"], sent[1]["body"]) == (200, b"done")
+    kinds, sent = received([b"12345", b"678901"], 10)
+    assert kinds == ["http.request", "http.disconnect", "http.disconnect"]
+    assert (sent[0]["status"], sent[1]["body"], len(sent)) == (413, b"", 2)
+    assert (b"connection", b"close") in sent[0]["headers"]
     monkeypatch.setattr(gate, "IDLE_SECONDS", 0.05)
-    assert received([b"1", b"2"], 10, pause=0.5) == ["http.disconnect"]
+    kinds, sent = received([b"1", b"2"], 10, pause=0.5)
+    assert kinds == ["http.disconnect"] * 2
+    assert sent[0]["status"] == 408
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch):
