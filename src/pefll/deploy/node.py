@@ -22,6 +22,7 @@ from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
 from pefll.engines.settings import keep_freed_memory
 from pefll.errors import PefllError
+from pefll.files import parse_json
 from pefll.named import allow_only
 
 try:
@@ -73,7 +74,7 @@ class NodeSettings:
     def read(cls, path: Path) -> NodeSettings:
         """Read them back."""
         try:
-            return cls(**json.loads(path.read_text()))
+            return cls(**parse_json(path.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
             raise PefllError(f"{path} has no settings of a client: {error}", code="PEFLL-F002") from None
 
