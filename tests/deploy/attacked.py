@@ -16,6 +16,15 @@ from pathlib import Path
 import yaml
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Message,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
@@ -90,6 +99,27 @@ class Attacked:
     def fleet(self, route, message, key=None):
         key = key or self.key()
         return self.ask(f"/v1/fleet/{route}", self.signed(key), message.SerializeToString())
+
+
+def reply_of(node, **words):
+    """Return what a node sends as its reply."""
+    told = {"src_node_id": node.node_id, "reply_to_message_id": "message", "created_at": time.time(), "ttl": 60.0}
+    return PushMessagesRequest(
+        node=node,
+        messages_list=[Message(metadata=Metadata(**(told | words)))],
+        message_object_trees=[ObjectTree()],
+        clientapp_runtime_list=[1.0],
+    )
+
+
+def requests_for(node, part, transfer="", message=""):
+    """Return a node's requests, by route, that name a part of a message, a transfer and a message."""
+    own = {"node": node, "run_id": 1}
+    return {
+        "pull-object": PullObjectRequest(**own, object_id=part),
+        "push-object": PushObjectRequest(**own, object_id=part, session_id=transfer, object_content=b"x"),
+        "confirm-message-received": ConfirmMessageReceivedRequest(**own, message_object_id=message),
+    }
 
 
 def wait_for(what, there, seconds=90):

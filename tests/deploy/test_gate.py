@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,14 +21,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 import uvicorn
 from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    Message,
-    Metadata,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 
 from pefll.deploy import doors, gate, slow_heads
@@ -38,6 +32,7 @@ from pefll.deploy.ownership import Ownership
 from pefll.deploy.plan import Plan
 from pefll.deploy.private import make_private_folder, tighten, write_private
 from pefll.errors import PefllError
+from tests.deploy.attacked import reply_of, requests_for
 from tests.engines.flower.federations import setting
 
 
@@ -158,17 +153,6 @@ def _read(line):
         return b""
 
 
-def reply_of(node, **words):
-    """Return what a node sends as its reply."""
-    told = {"src_node_id": 1001, "reply_to_message_id": "message", "created_at": time.time(), "ttl": 60.0}
-    return PushMessagesRequest(
-        node=node,
-        messages_list=[Message(metadata=Metadata(**(told | words)))],
-        message_object_trees=[ObjectTree()],
-        clientapp_runtime_list=[1.0],
-    )
-
-
 def test_nodes_get_at_their_own_messages_alone():
     tree = ObjectTree(object_id="message", children=[ObjectTree(object_id="part")])
     handlers = SimpleNamespace(
@@ -184,19 +168,14 @@ def test_nodes_get_at_their_own_messages_alone():
     handlers.push_messages(reply_of(alice), state=None)
 
     def calls(node):
-        return [
-            lambda: handlers.pull_object(PullObjectRequest(node=node, object_id="part"), state=None),
-            lambda: handlers.push_object(PushObjectRequest(node=node, session_id="transfer"), state=None),
-            lambda: handlers.confirm_message_received(
-                ConfirmMessageReceivedRequest(node=node, message_object_id="message"), state=None
-            ),
-        ]
+        asked = requests_for(node, "part", "transfer", "message")
+        return [partial(getattr(handlers, name.replace("-", "_")), asked[name], state=None) for name in asked]
 
     assert [call() for call in calls(alice)] == ["content", "stored", "confirmed"]
     others = [
         *calls(bob),
-        lambda: handlers.push_messages(reply_of(bob)),
-        lambda: handlers.push_object(PushObjectRequest(node=alice, session_id="")),  # Flower would look for one
+        lambda: handlers.push_messages(reply_of(bob, src_node_id=alice.node_id)),
+        lambda: handlers.push_object(requests_for(alice, "part")["push-object"]),  # Flower would look for a transfer
     ]
     for call in others:
         with pytest.raises(HTTPException):

@@ -27,15 +27,7 @@ from flwr.cli.utils import init_http_client_from_connection
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    Message,
-    Metadata,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
 from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
@@ -47,7 +39,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from pefll.deploy import gate
 from pefll.deploy.certificates import make_node_key, public_key_as_pem
 from pefll.deploy.processes import environment, free_port, run_command, wait_for_server
-from tests.deploy.attacked import ASLEEP, RUNNING, Attacked, family, listens_at, wait_for
+from tests.deploy.attacked import ASLEEP, RUNNING, Attacked, family, listens_at, reply_of, requests_for, wait_for
 from tests.engines.flower.deployment import deploy, start_client
 from tests.engines.flower.federations import setting
 
@@ -245,20 +237,14 @@ class TestAnotherClient:
     def test_it_cannot_speak_for_another(self, attacked, node):
         assert attacked.fleet("pull-messages", PullMessagesRequest(node=node[RUNNING]))[0] == 401
         for source in (node[RUNNING].node_id, SUPERLINK_NODE_ID):
-            metadata = Metadata(run_id=1, src_node_id=source, dst_node_id=node[RUNNING].node_id, message_type="query")
-            request = PushMessagesRequest(
-                node=node[ASLEEP], messages_list=[Message(metadata=metadata)], message_object_trees=[ObjectTree()]
-            )
-            assert attacked.fleet("push-messages", request)[0] == 403
+            words = {"run_id": 1, "src_node_id": source, "dst_node_id": node[RUNNING].node_id, "message_type": "query"}
+            assert attacked.fleet("push-messages", reply_of(node[ASLEEP], **words))[0] == 403
+            order = reply_of(node[ASLEEP], **words, reply_to_message_id="")
+            assert attacked.fleet("push-messages", order)[0] == 403
 
     def test_it_cannot_touch_what_it_was_not_given(self, attacked, node):
-        own = {"node": node[ASLEEP], "run_id": 1}
         name = "0" * 64
-        for route, request in (
-            ("pull-object", PullObjectRequest(**own, object_id=name)),
-            ("push-object", PushObjectRequest(**own, object_id=name, object_content=b"x")),
-            ("confirm-message-received", ConfirmMessageReceivedRequest(**own, message_object_id=name)),
-        ):
+        for route, request in requests_for(node[ASLEEP], name, message=name).items():
             assert attacked.fleet(route, request)[0] == 403
 
     def test_a_key_that_is_taken_out_of_the_folder_is_locked_out_at_once(self, attacked, node):
