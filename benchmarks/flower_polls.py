@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supernode.fleet_http_connection import http_request_response
 
+from benchmarks.flower_alone import register, superlink_command
 from benchmarks.flower_requests import CountingProxy
 from pefll.core.files import write_json
 from pefll.deploy.certificates import make_certificates, make_node_key
@@ -44,7 +45,9 @@ def server_seconds(pid: int) -> float:
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(nodes: int, polls: int, turns: int, database: Path | None, folder: Path) -> dict[str, Any]:
+def measure(
+    nodes: int, polls: int, turns: int, database: Path | None, folder: Path, alone: bool = False
+) -> dict[str, Any]:
     """Return what a request costs the server, by the kind of key.
 
     Args:
@@ -53,6 +56,7 @@ def measure(nodes: int, polls: int, turns: int, database: Path | None, folder: P
         turns: how many, after one that is not counted.
         database: of the server; None for one in memory.
         folder: for everything else.
+        alone: whether the server is Flower's own program, without our gate.
     """
     make_certificates(folder / "server", ["127.0.0.1"])
     target, port = free_port(), free_port()
@@ -63,8 +67,11 @@ def measure(nodes: int, polls: int, turns: int, database: Path | None, folder: P
         keys = {(curve, n): folder / "keys" / f"{curve}-{n}" for curve in CURVES for n in range(nodes)}
         for (curve, _), path in keys.items():
             make_node_key(path, path.with_suffix(".pub"), CURVES[curve])
-        server = processes.start("server", server_command(folder, "127.0.0.1", target, database))
+        command = server_command(folder, "127.0.0.1", target, database)
+        server = processes.start("server", superlink_command(folder, target, database) if alone else command)
         wait_for_server(f"127.0.0.1:{target}", time.monotonic() + 60)
+        if alone:
+            register([path.with_suffix(".pub") for path in keys.values()], f"127.0.0.1:{target}", authority)
         proxy = CountingProxy(port, target)
         for (curve, _), path in keys.items():
             key = serialization.load_ssh_private_key(path.read_bytes(), None)

@@ -22,6 +22,7 @@ from pefll.core.files import (
     check_folder,
     is_temporary,
     make_folder,
+    parse_json,
     read_json,
     safe_file_name,
     sentences_for_disk_errors,
@@ -319,3 +320,11 @@ def test_json_that_is_none_is_a_sentence(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(PefllError, match="is damaged"):
         read_json(tmp_path / "a.json")
+
+
+def test_json_may_have_so_many_brackets_inside_each_other():
+    assert parse_json('["[[[", {"a": "]"}]', 2) == ["[[[", {"a": "]"}]
+    assert parse_json(b"[[]]") == [[]]
+    for text, depth in (("[[[]]]", 2), ('[{"a": []}]', 2), ("[" * 100_000, 5), ("[" * 100_000, None)):
+        with pytest.raises(ValueError, match="brackets"):
+            parse_json(text, depth)

@@ -1,6 +1,7 @@
 """The data sets that name their clients: FEMNIST, MNIST by writer, Shakespeare; and digits."""
 
 import json
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -82,6 +83,21 @@ def test_femnist_not_json(tmp_path, text):
     (tmp_path / "femnist/train").mkdir(parents=True)
     (tmp_path / "femnist/train/a.json").write_text(text)
     with pytest.raises(PefllError, match=r"a\.json is"):
+        femnist.load(tmp_path)
+
+
+def test_a_leaf_file_that_does_not_fit_into_memory_is_not_read(tmp_path, monkeypatch):
+    layouts.femnist(tmp_path)
+    monkeypatch.setattr("pefll.data.limits.available_memory", lambda: 100_000)
+    with pytest.raises(PefllError) as refused:
+        femnist.load(tmp_path)
+    assert refused.value.code == "PEFLL-L003"
+
+
+def test_a_pipe_is_no_leaf_file(tmp_path):
+    (tmp_path / "femnist/train").mkdir(parents=True)
+    os.mkfifo(tmp_path / "femnist/train/a.json")
+    with pytest.raises(PefllError, match="no LEAF shards"):
         femnist.load(tmp_path)
 
 

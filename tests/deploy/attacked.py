@@ -5,15 +5,26 @@ from __future__ import annotations
 import base64
 import http.client
 import os
+import socket
 import ssl
 import time
 import tomllib
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Message,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
@@ -50,6 +61,29 @@ class Attacked:
         finally:
             connection.close()
 
+    def pour(self, head, part, most):
+        """Send a request that goes on and on; return how many bytes the server took, and what it answered."""
+        host, _, port = self.there.address.rpartition(":")
+        taken, answer = 0, b""
+        with (
+            suppress(OSError),
+            socket.create_connection((host, int(port)), timeout=20) as plain,
+            self.trust.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            line.sendall(head)
+            with suppress(OSError):
+                while taken < most:
+                    line.sendall(part)
+                    taken += len(part)
+            answer = line.recv(100)
+        return taken, answer
+
+    def memory(self, which):
+        """Return the bytes of memory of the process that listens: VmRSS for now, VmHWM for the most so far."""
+        (pid,) = (pid for pid in family(self.there.running["server"].pid) if listens_at(pid))
+        (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(which))
+        return int(line.split()[1]) << 10
+
     def signed(self, key, when=None):
         """Return the headers that a node with a key sends."""
         stamp = (when or datetime.now(UTC)).isoformat()
@@ -65,6 +99,27 @@ class Attacked:
     def fleet(self, route, message, key=None):
         key = key or self.key()
         return self.ask(f"/v1/fleet/{route}", self.signed(key), message.SerializeToString())
+
+
+def reply_of(node, **words):
+    """Return what a node sends as its reply."""
+    told = {"src_node_id": node.node_id, "reply_to_message_id": "message", "created_at": time.time(), "ttl": 60.0}
+    return PushMessagesRequest(
+        node=node,
+        messages_list=[Message(metadata=Metadata(**(told | words)))],
+        message_object_trees=[ObjectTree()],
+        clientapp_runtime_list=[1.0],
+    )
+
+
+def requests_for(node, part, transfer="", message=""):
+    """Return a node's requests, by route, that name a part of a message, a transfer and a message."""
+    own = {"node": node, "run_id": 1}
+    return {
+        "pull-object": PullObjectRequest(**own, object_id=part),
+        "push-object": PushObjectRequest(**own, object_id=part, session_id=transfer, object_content=b"x"),
+        "confirm-message-received": ConfirmMessageReceivedRequest(**own, message_object_id=message),
+    }
 
 
 def wait_for(what, there, seconds=90):

@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,14 +21,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 import uvicorn
 from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    Message,
-    Metadata,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 
 from pefll.core.errors import PefllError
@@ -38,31 +32,47 @@ from pefll.deploy.operator_access import OperatorAccount
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.plan import Plan
 from pefll.deploy.private import make_private_folder, tighten, write_private
+from tests.deploy.attacked import reply_of, requests_for
 from tests.engines.flower.federations import setting
 
 
 def received(parts, limit, pause=0.0):
-    """Return the kinds of messages that an app gets of a request whose content comes in parts."""
-    waiting = list(parts)
+    """Return the kinds of messages that an app gets of a request whose content comes in parts, and what is answered."""
+    waiting, sent = list(parts), []
 
     async def receive():
         await asyncio.sleep(pause)
         return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
 
+    async def send(message):
+        sent.append(message)
+
     async def read():
-        bounded, kinds = gate._bounded(receive, limit), []
+        bounded_receive, bounded_send = gate._bounded(receive, send, limit)
+        kinds = []
         while waiting and "http.disconnect" not in kinds:
-            kinds.append((await bounded())["type"])
+            kinds.append((await bounded_receive())["type"])
+        if "http.disconnect" in kinds:
+            kinds.append((await bounded_receive())["type"])
+        await bounded_send({"type": "http.response.start", "status": 200, "headers": []})
+        await bounded_send({"type": "http.response.body", "body": b"done"})
         return kinds
 
-    return asyncio.run(read())
+    return asyncio.run(read()), sent
 
 
 def test_a_request_that_becomes_too_long_or_too_slow_is_ended(monkeypatch):
-    assert received([b"12345", b"67890"], 10) == ["http.request"] * 2
-    assert received([b"12345", b"678901"], 10) == ["http.request", "http.disconnect"]
+    kinds, sent = received([b"12345", b"67890"], 10)
+    assert kinds == ["http.request"] * 2
+    assert (sent[0]["status"], sent[1]["body"]) == (200, b"done")
+    kinds, sent = received([b"12345", b"678901"], 10)
+    assert kinds == ["http.request", "http.disconnect", "http.disconnect"]
+    assert (sent[0]["status"], sent[1]["body"], len(sent)) == (413, b"", 2)
+    assert (b"connection", b"close") in sent[0]["headers"]
     monkeypatch.setattr(gate, "IDLE_SECONDS", 0.05)
-    assert received([b"1", b"2"], 10, pause=0.5) == ["http.disconnect"]
+    kinds, sent = received([b"1", b"2"], 10, pause=0.5)
+    assert kinds == ["http.disconnect"] * 2
+    assert sent[0]["status"] == 408
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch):
@@ -143,17 +153,6 @@ def _read(line):
         return b""
 
 
-def reply_of(node, **words):
-    """Return what a node sends as its reply."""
-    told = {"src_node_id": 1001, "reply_to_message_id": "message", "created_at": time.time(), "ttl": 60.0}
-    return PushMessagesRequest(
-        node=node,
-        messages_list=[Message(metadata=Metadata(**(told | words)))],
-        message_object_trees=[ObjectTree()],
-        clientapp_runtime_list=[1.0],
-    )
-
-
 def test_nodes_get_at_their_own_messages_alone():
     tree = ObjectTree(object_id="message", children=[ObjectTree(object_id="part")])
     handlers = SimpleNamespace(
@@ -169,19 +168,14 @@ def test_nodes_get_at_their_own_messages_alone():
     handlers.push_messages(reply_of(alice), state=None)
 
     def calls(node):
-        return [
-            lambda: handlers.pull_object(PullObjectRequest(node=node, object_id="part"), state=None),
-            lambda: handlers.push_object(PushObjectRequest(node=node, session_id="transfer"), state=None),
-            lambda: handlers.confirm_message_received(
-                ConfirmMessageReceivedRequest(node=node, message_object_id="message"), state=None
-            ),
-        ]
+        asked = requests_for(node, "part", "transfer", "message")
+        return [partial(getattr(handlers, name.replace("-", "_")), asked[name], state=None) for name in asked]
 
     assert [call() for call in calls(alice)] == ["content", "stored", "confirmed"]
     others = [
         *calls(bob),
-        lambda: handlers.push_messages(reply_of(bob)),
-        lambda: handlers.push_object(PushObjectRequest(node=alice, session_id="")),  # Flower would look for one
+        lambda: handlers.push_messages(reply_of(bob, src_node_id=alice.node_id)),
+        lambda: handlers.push_object(requests_for(alice, "part")["push-object"]),  # Flower would look for a transfer
     ]
     for call in others:
         with pytest.raises(HTTPException):

@@ -38,10 +38,11 @@ def test_settings_are_in_a_file_of_ones_own_and_not_in_the_argument_list(tmp_pat
     assert stat.S_IMODE((tmp_path / "node.json").stat().st_mode) == 0o600
     read = NodeSettings.read(tmp_path / "node.json")
     assert (read.config["data"], read.app, list(read.code)) == (str(data), CLIENT_APP, ["mine:Own"])
-    (tmp_path / "node.json").write_text("[]")
-    with pytest.raises(PefllError) as caught:
-        NodeSettings.read(tmp_path / "node.json")
-    assert caught.value.code == "PEFLL-F002"
+    for damaged in ("[]", "[" * 100_000):
+        (tmp_path / "node.json").write_text(damaged)
+        with pytest.raises(PefllError) as caught:
+            NodeSettings.read(tmp_path / "node.json")
+        assert caught.value.code == "PEFLL-F002"
 
 
 def test_a_client_imports_no_code_that_only_the_server_names(tmp_path):

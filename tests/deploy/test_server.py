@@ -214,3 +214,18 @@ def test_a_plan_survives_its_way_through_flowers_config(tmp_path):
         Plan.from_config(config)
     with pytest.raises(PefllError, match="damaged"):
         Plan.from_config(plan.to_config() | {"input-shape": "nonsense"})
+    for hostile in (
+        *({"names": text} for text in ("[" * 100_000, '"abc"', "[1]", "{}", f'["{"x" * (5 << 20)}"]')),
+        *({"rounds": value} for value in ("many", -1, 1.5, 10**400, float("nan"))),
+        {"quorum": float("nan")},
+        {"exchange-seconds": "long"},
+        {"wait-seconds": float("nan")},
+        {"folder": 3},
+    ):
+        with pytest.raises(PefllError) as refused:
+            Plan.from_config(plan.to_config() | hostile)
+        assert refused.value.code == "PEFLL-F211"
+        assert len(str(refused.value)) < 400
+    assert Plan.from_config(plan.to_config() | {"patience-seconds": float("inf")}).terms.patience_seconds == float(
+        "inf"
+    )

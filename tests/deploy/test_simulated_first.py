@@ -12,12 +12,13 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from rich.console import Console
 
 from pefll.core.errors import PefllError
+from pefll.core.files import read_json, write_json
 from pefll.core.tree import named_leaves
 from pefll.deploy import server
 from pefll.deploy.plan import write_app
 from pefll.deploy.simulation import simulate
 from pefll.report.runs import read_run
-from pefll.runs import checkpoint
+from pefll.runs import checkpoint, manifest
 from pefll.runs.record import RunFolder
 from pefll.training import run
 from tests.deploy.test_server import plan_of
@@ -69,3 +70,19 @@ def test_what_cannot_be_simulated_is_said_and_leaves_no_run(tmp_path):
             simulate(tmp_path, data, rounds)
         assert refused.value.code == code
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("progress", [None, [], "x", {}, {"engines": 3}, {"engines": [["serial"]]}, {"engines": [3]}])
+def test_a_checkpoint_with_hostile_progress_is_one_sentence(progress, tmp_path):
+    here = setting(tmp_path)
+    plan = plan_of(here, tmp_path, rounds=3)
+    write_app(tmp_path, "fed", plan)
+    simulate(tmp_path, tmp_path, 1)
+    newest = manifest.newest_first(RunFolder(plan.run).checkpoints)[0]
+    content = read_json(newest / manifest.MANIFEST)
+    before = content["facts"]["progress"]
+    content["facts"]["progress"] = before | progress if isinstance(progress, dict) and progress else progress
+    write_json(newest / manifest.MANIFEST, manifest.write(content["round"], content["files"], content["facts"]))
+    with pytest.raises(PefllError) as refused:
+        simulate(tmp_path, tmp_path, 2)
+    assert refused.value.code == "PEFLL-R021"

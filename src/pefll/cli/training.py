@@ -20,9 +20,9 @@ from pefll.core.named import allow
 from pefll.core.progress import say
 from pefll.core.wording import first_few, without_samples
 from pefll.methods import typed_settings
+from pefll.models.facts import check_problem
 from pefll.runs import manifest
 from pefll.runs.config import Config
-from pefll.runs.facts import check_problem
 from pefll.runs.record import RunFolder, run_folders, seed_folder
 from pefll.training import fitting, preparing
 from pefll.training.lockstep import Stopped

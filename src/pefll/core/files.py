@@ -29,6 +29,8 @@ _HASHED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
 _LONGEST = 200  # bytes of a name; file systems take 255, and endings are added
 # What a spreadsheet takes for the beginning of a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# A text may end inside a string: then all of it is looked at once, and not again from each of its quotes.
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 @contextmanager
@@ -289,9 +291,29 @@ def read_json(path: Path) -> Any:
         raise PefllError(f"{path} is damaged: {error}", code="PEFLL-A105") from error
 
 
-def parse_json(content: bytes) -> Any:
-    """Return what JSON in UTF-8 holds; ValueError where it is none, or too deep for a computer."""
+def parse_json(content: bytes | str, depth: int | None = None) -> Any:
+    """Return what JSON holds; ValueError where it is none, or has too many brackets inside each other.
+
+    Args:
+        content: a text, or UTF-8.
+        depth: how many brackets may be inside each other; None for as many as a computer can read.
+    """
+    text = content if isinstance(content, str) else content.decode()
+    if depth is not None and is_nested_deeper(text, depth):
+        raise ValueError(f"it has more than {depth} brackets inside each other")
     try:
-        return json.loads(content.decode())
+        return json.loads(text)
     except RecursionError:
         raise ValueError("it has too many brackets inside each other") from None
+
+
+def is_nested_deeper(text: str, most: int) -> bool:
+    """Return whether lists and objects of a JSON text are inside one another more than so many times."""
+    if text.count("[") + text.count("{") <= most:  # as in nearly every message, and quickly seen
+        return False
+    depth = 0
+    for found in _BRACKET.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if depth > most:
+            return True
+    return False

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pefll.core.errors import PefllError, first_line
+from pefll.core.files import parse_json
 from pefll.data.federation import TEST, TRAIN
+from pefll.data.limits import check_growth
 
 # LEAF keeps the two splits in two folders.
 FOLDERS = {"train": TRAIN, "test": TEST}
+# Bytes of memory for each of a file: "1.0, " becomes a place in a list, 8, and a number, 24; and the text itself.
+EXPANSION = 8
 
 
 class User(NamedTuple):
@@ -33,19 +36,20 @@ class User(NamedTuple):
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the JSON files below `folder`'s train and test folders, in a fixed order."""
-    return [path for name in FOLDERS for path in sorted((folder / name).glob("*.json"))]
+    """Return the JSON files below `folder`'s train and test folders, in a fixed order; no pipes and no devices."""
+    return [path for name in FOLDERS for path in sorted((folder / name).glob("*.json")) if path.is_file()]
 
 
 def users(folder: Path) -> Iterator[User]:
     """Yield every user of every shard; one shard is in memory at a time."""
     for path in shards(folder):
         try:
-            content = json.loads(path.read_bytes())
-        except (ValueError, RecursionError, OSError) as error:
-            reason = "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+            stored = path.stat().st_size
+            check_growth(str(path), stored, EXPANSION * stored)
+            content = parse_json(path.read_bytes())
+        except (ValueError, OSError) as error:
             raise PefllError(
-                f"{path} is damaged: it is not JSON ({reason}); make or download it again", code="PEFLL-D004"
+                f"{path} is damaged: it is not JSON ({first_line(error)}); make or download it again", code="PEFLL-D004"
             ) from None
         yield from _users_of_shard(content, path)
 

@@ -91,7 +91,7 @@ class FleetOnly:
         limit = FLEET.get(scope["path"]) if scope["method"] == "POST" else None
         if limit is None:
             return await _refuse(send, 404)
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD_BYTES:
+        if _head_bytes(scope) > MOST_HEAD_BYTES:
             return await _refuse(send, 431)
         if self._admission.has_changed():
             await asyncio.to_thread(self._admission.look)
@@ -99,7 +99,7 @@ class FleetOnly:
             return await _refuse(send, 401)
         if _declared_length(scope) > limit:
             return await _refuse(send, 413)
-        return await self._app(scope, _bounded(receive, limit), send)
+        return await self._app(scope, *_bounded(receive, send, limit))
 
     def _is_known(self, scope: Scope) -> bool:
         names = (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
@@ -153,25 +153,41 @@ class OperatorOnly:
         return await self._app(scope, receive, send)
 
 
-def _bounded(receive: Receive, limit: int) -> Receive:
-    """Return a `receive` that ends a request which becomes too long or too slow, whatever length it declared."""
-    got = 0
+def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
+    """Return a `receive` and a `send` that end a request which becomes too long or too slow, whatever it declared.
 
-    async def bounded() -> MutableMapping[str, Any]:
-        nonlocal got
+    The app is told that the client has gone. What it answers to that is replaced by a refusal, which closes the
+    connection: otherwise the rest would be read, and thrown away, for as long as it comes.
+    """
+    got, status, answered = 0, 0, False
+
+    async def bounded_receive() -> MutableMapping[str, Any]:
+        nonlocal got, status
+        if status:
+            return {"type": "http.disconnect"}
         try:
             message = await asyncio.wait_for(receive(), IDLE_SECONDS) if got >= 0 else await receive()
         except TimeoutError:
+            status = 408
             return {"type": "http.disconnect"}
         if message["type"] == "http.request":
             got += len(message.get("body", b""))
             if got > limit:
+                status = 413
                 return {"type": "http.disconnect"}
             if not message.get("more_body", False):
                 got = -1  # the rest is waiting for the client to go, which may take as long as the answer
         return message
 
-    return bounded
+    async def bounded_send(message: MutableMapping[str, Any]) -> None:
+        nonlocal answered
+        if not status:
+            await send(message)
+        elif not answered:
+            answered = True
+            await _refuse(send, status)
+
+    return bounded_receive, bounded_send
 
 
 def _one_header(scope: Scope, name: str) -> bytes:
@@ -185,6 +201,12 @@ def _one_header(scope: Scope, name: str) -> bytes:
 def _headers(scope: Scope, name: str) -> list[bytes]:
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     return [value for key, value in headers if key == name.lower().encode()]
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Return the length of a request's line and headers. A head that comes in one piece passes the parser's bound."""
+    line = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
+    return line + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _declared_length(scope: Scope) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.core.errors import PefllError
+from pefll.core.files import parse_json
 from pefll.core.named import allow_only
 from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
@@ -73,7 +74,7 @@ class NodeSettings:
     def read(cls, path: Path) -> NodeSettings:
         """Read them back."""
         try:
-            return cls(**json.loads(path.read_text()))
+            return cls(**parse_json(path.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
             raise PefllError(f"{path} has no settings of a client: {error}", code="PEFLL-F002") from None
 

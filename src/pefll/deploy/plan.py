@@ -12,16 +12,18 @@ my-federation/
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pefll.core.arguments import number, text, whole_number
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import check_file_name, write_whole
-from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.agreement import Agreement, damaged, read_json_value
 from pefll.engines.flower.terms import Terms
 
 # Flower's own rule for apps' names is the same.
@@ -88,23 +90,38 @@ class Plan:
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """Read it from a Flower run config."""
         agreement = Agreement.from_config(config)
+        given: dict[str, Any] = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
+        given |= config
         try:
-            own = {
-                item.name: config[item.name.replace("_", "-")]
-                for item in fields(cls)
-                if item.name not in ("agreement", "names", "terms")
-            }
-            given: dict[str, Any] = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
-            given |= config
-            terms = {item.name: float(given[item.name.replace("_", "-")]) for item in fields(Terms)}
-            names = tuple(map(str, json.loads(config["names"])))
+            own = {name: check(given[name.replace("_", "-")], name) for name, check in _CHECKS.items()}
+            terms = {item.name: _not_nan(given[item.name.replace("_", "-")], item.name) for item in fields(Terms)}
+            names = read_json_value(given["names"], "names")
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ValueError("its names are not a list of texts")
         except KeyError as error:
             raise PefllError(
                 f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
             ) from None
-        except (TypeError, ValueError) as error:
-            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F412") from None
-        return cls(agreement=agreement, names=names, terms=Terms(**terms), **own)
+        except (PefllError, ValueError) as error:
+            raise damaged(error) from None
+        return cls(agreement=agreement, names=tuple(names), terms=Terms(**terms), **own)
+
+
+def _count(value: Any, name: str) -> int:
+    return whole_number(value, name, 0)
+
+
+def _not_nan(value: Any, name: str) -> float:
+    """Return a number; infinity is one, for who waits for ever."""
+    return value if value in (math.inf, -math.inf) else number(value, name)
+
+
+_COUNTS = ("rounds", "clients_per_round", "eval_every", "checkpoint_every", "wait_clients")
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(_COUNTS, _count),
+    **dict.fromkeys(("folder", "task", "simulation_data"), text),
+    "wait_seconds": _not_nan,
+}
 
 
 def check_names(names: Sequence[str]) -> None:

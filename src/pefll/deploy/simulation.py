@@ -21,6 +21,7 @@ from pefll.runs import manifest
 from pefll.runs.record import RunFolder
 from pefll.training import fitting
 from pefll.training.run import Run
+from pefll.training.saving import check_progress
 
 KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, after its name; "" for a folder
 
@@ -48,8 +49,9 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
         )
     run = RunFolder(replace(plan, folder=str(folder.resolve())).run)
     newest = manifest.newest(run.checkpoints)
-    progress = newest.facts.get("progress", {}) if newest else {}
-    if any(name != SerialEngine.name for name, _ in progress.get("engines", [])):
+    if newest is not None:
+        check_progress(newest.facts, run.path)
+    if newest is not None and any(name != SerialEngine.name for name, _ in newest.facts["progress"].get("engines", [])):
         raise PefllError(
             f"real clients have trained in {run.path} already; a simulation comes before them: make another federation",
             code="PEFLL-F112",

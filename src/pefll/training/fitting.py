@@ -24,11 +24,11 @@ from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.methods import build_method, method_name, typed_settings
 from pefll.methods.contract import Method
+from pefll.models.facts import check_problem
 from pefll.models.probe import check_same_model
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checksums import new_run
 from pefll.runs.config import Config
-from pefll.runs.facts import check_problem
 from pefll.runs.record import LOCK, RunFolder, rounds_of, seed_folder
 from pefll.training.hardware import place_data
 from pefll.training.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns

@@ -30,11 +30,11 @@ from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
+from pefll.models.facts import check_problem
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
-from pefll.runs.facts import check_problem
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
 from pefll.runs.record import RunFolder, rounds_of
 from pefll.training.evaluation import Evaluation, client_scores, split_number, summarise

@@ -14,6 +14,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
+from flwr.app import Message
+
 from pefll.core.tree import leaves
 from pefll.data.federation import Federation
 from pefll.engines.flower.agreement import Agreement
@@ -22,7 +24,7 @@ from pefll.engines.flower.engine import FlowerEngine
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.keep import Store, ticket_in
 from pefll.engines.flower.member import client_name
-from pefll.engines.flower.message import header_of
+from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.terms import Terms
 from pefll.engines.serial import SerialEngine
 from tests.engines.test_engines import SETTINGS
@@ -131,6 +133,11 @@ def sha256(state: Any) -> str:
     return digest.hexdigest()
 
 
+def is_as_without(state: Any, here: Setting, absent: dict[int, set[int]] | None = None) -> bool:
+    """Return whether a state has the bits of the serial engine's without some clients in some rounds."""
+    return sha256(state) == sha256(serial_state(here, absent))
+
+
 def sampled(here: Setting, t: int) -> list[int]:
     """Return the clients that are drawn for a round."""
     engine = SerialEngine(here.federation, here.agreement.build(), SEED, PER_ROUND)
@@ -162,3 +169,10 @@ def trouble(here: Setting, client: int, round_: int, exchange: int, act: Callabl
 
     here.grid.postman = postman
     return times
+
+
+def changed(request: Message, deliver: Callable[[Message], Message], change: Callable[..., Any]) -> list[Message]:
+    """Return a client's reply with other tensors or another header."""
+    reply = deliver(request)
+    header, tensors = change(header_of(reply.content), tensors_of(reply.content))
+    return [Message(pack(header, tensors), reply_to=request)]

@@ -84,3 +84,36 @@ def test_an_agreement_is_read_once_and_damaged_ones_are_one_sentence(tmp_path):
     for damaged in ({"settings": "{"}, {"seed": [1]}, {"input-shape": "3"}):
         with pytest.raises(PefllError, match="damaged"):
             Agreement.from_config({**config, **damaged})
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"settings": "[" * 100_000},
+        {"settings": "[" * 40 + "]" * 40},
+        {"settings": "[]"},
+        {"settings": 3},
+        {"class-names": f'["{"x" * (5 << 20)}"]'},
+        {"class-names": "[[]]"},
+        {"input-shape": "[1e999]"},
+        {"input-shape": "[NaN]"},
+        {"input-shape": "[-3]"},
+        {"input-shape": f"[{'9' * 5000}]"},
+        {"normalise": "[[NaN], [1.0]]"},
+        {"normalise": "[[0.0], [1e999]]"},
+        {"normalise": "[[0.0], [0.0]]"},
+        {"classes": "many"},
+        {"classes": -1},
+        {"num-clients": 1.5},
+        {"seed": "x"},
+        {"model": 7},
+        {"tokens": "no"},
+    ],
+    ids=lambda hostile: " ".join(f"{name} {str(value)[:12]}" for name, value in hostile.items()),
+)
+def test_a_hostile_run_config_is_one_sentence(hostile, tmp_path):
+    config = setting(tmp_path, shape=(1, 16, 16), model="lenet").agreement.to_config()
+    with pytest.raises(PefllError) as refused:
+        Agreement.from_config({**config, **hostile})
+    assert refused.value.code == "PEFLL-F211"
+    assert len(str(refused.value)) < 400

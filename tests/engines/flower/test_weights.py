@@ -9,7 +9,6 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
-from flwr.app import Message
 
 from pefll.core.errors import PefllError
 from pefll.deploy import server
@@ -18,23 +17,27 @@ from pefll.deploy.plan import Plan
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.member import client_name
-from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.terms import Terms
 from pefll.engines.flower.weights import WeightLimits
 from tests.deploy.test_server import plan_of
 from tests.engines.flower.federations import (
     QUICK,
     Setting,
+    changed,
     flower_state,
+    is_as_without,
     sampled,
-    serial_state,
     setting,
-    sha256,
     trouble,
 )
 
 HUGE = 1 << 39
 NO_LIMITS = {"weight_limit": 0.0, "choice_limit": 0.0, "sample_limit": 0.0}
+
+
+def claiming(header, _):
+    """Return a client's hello with 2^39 samples in each split."""
+    return header | {"counts": [HUGE] * 3}, {}
 
 
 def liar(here, liars_best: int):
@@ -43,17 +46,15 @@ def liar(here, liars_best: int):
 
     def postman(node, request, deliver):
         nonlocal scored
-        reply = deliver(request)
-        header, kind = header_of(reply.content), request.metadata.message_type
-        if node == 1000 and kind == "query.hello":
-            return [Message(pack(header | {"counts": [HUGE] * 3}, {}), reply_to=request)]
-        if node == 1000 and kind == "evaluate.predict":
+        kind = request.metadata.message_type if node == 1000 else ""
+        if kind == "query.hello":
+            return changed(request, deliver, claiming)
+        if kind == "evaluate.predict":
             scored += 1
-            all_, none = torch.tensor(float(HUGE)), torch.tensor(0.0)
-            right = all_ if scored == liars_best else none
-            content = pack(header, {"0": all_, "1": right, "2": none, "3": none})
-            return [Message(content, reply_to=request)]
-        return [reply]
+            right = HUGE if scored == liars_best else 0
+            sums = {str(place): torch.tensor(float(value)) for place, value in enumerate((HUGE, right, 0, 0))}
+            return changed(request, deliver, lambda header, _: (header, sums))
+        return [deliver(request)]
 
     here.grid.postman = postman
 
@@ -114,15 +115,15 @@ def test_a_mean_of_models_is_not_that_of_the_client_with_most_samples(tmp_path):
         here = setting(tmp_path, "fedavg", clients=8, sizes=(9, 14, 11, 18))
 
         def postman(node, request, deliver):
-            reply = deliver(request)
-            header, kind = header_of(reply.content), request.metadata.message_type
-            if node == 1000 and kind == "query.hello":
-                return [Message(pack(header | {"counts": [HUGE] * 3}, {}), reply_to=request)]
-            if node == 1000 and kind == "train.train":
-                tensors = tensors_of(reply.content)
-                forged = {"0": torch.full_like(tensors["0"], 0.5), "1": torch.tensor(float(HUGE))}
-                return [Message(pack(header, forged), reply_to=request)]
-            return [reply]
+            kind = request.metadata.message_type if node == 1000 else ""
+            if kind == "query.hello":
+                return changed(request, deliver, claiming)
+            if kind == "train.train":
+                return changed(request, deliver, forging)
+            return [deliver(request)]
+
+        def forging(header, tensors):
+            return header, {"0": torch.full_like(tensors["0"], 0.5), "1": torch.tensor(float(HUGE))}
 
         here.grid.postman = postman
         state, _ = flower_state(here, rounds=1, clients_per_round=8, terms=terms)
@@ -137,14 +138,10 @@ def test_an_update_whose_number_of_samples_cannot_be_is_left_out(samples, tmp_pa
     here = setting(tmp_path, "fedavg")
     offender = sampled(here, 1)[1]
 
-    def act(request, deliver):
-        reply = deliver(request)
-        tensors = tensors_of(reply.content) | {"1": torch.tensor(samples)}
-        return [Message(pack(header_of(reply.content), tensors), reply_to=request)]
-
-    trouble(here, offender, 1, 0, act)
+    forged = {"1": torch.tensor(samples)}
+    trouble(here, offender, 1, 0, lambda r, d: changed(r, d, lambda header, tensors: (header, tensors | forged)))
     state, engine = flower_state(here)
-    assert sha256(state) == sha256(serial_state(here, {1: {offender}}))
+    assert is_as_without(state, here, {1: {offender}})
     assert "sent an update made from" in engine.dropped[0][2]
 
 

@@ -16,17 +16,21 @@ from typing import Any
 
 import torch
 
+from pefll.core.arguments import shown, text, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
+from pefll.core.files import parse_json
 from pefll.data.federation import Normalise
 from pefll.engines.memory import CLIENT_NETWORKS, Plan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, weights_of
+from pefll.models.facts import fault_of
 from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 # These keys of a run config hold JSON, since a run config knows only single values.
 _JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names")
+_JSON_LENGTH, _JSON_DEPTH = 1 << 22, 32  # clients get these texts from a server
 
 
 class TooLarge(PefllError):
@@ -117,23 +121,52 @@ class Agreement:
         try:
             return _read(**given)
         except TypeError as error:  # a value that is no single one
-            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F432") from None
+            raise damaged(error) from None
 
     @classmethod
     def _from_values(cls, given: dict[str, Any]) -> Agreement:
         try:
-            for name in _JSON_KEYS:
-                given[name] = json.loads(given[name])
-            given["input_shape"] = tuple(int(size) for size in given["input_shape"])
-            given["class_names"], given["feature_names"] = (
-                tuple(map(str, given[name])) for name in ("class_names", "feature_names")
-            )
-            if given["normalise"] is not None:
-                mean, std = given["normalise"]
-                given["normalise"] = Normalise(tuple(map(float, mean)), tuple(map(float, std)))
-            return cls(**given)
-        except (TypeError, ValueError) as error:
-            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F433") from None
+            given |= {name: read_json_value(given[name], name) for name in _JSON_KEYS}
+            for name in ("method", "model", "precision", "dataset", "version"):
+                text(given[name], name)
+            whole_number(given["seed"], "seed")
+            whole_number(given["num_clients"], "num_clients", 1)
+            if fault := fault_of(given):
+                raise ValueError(fault)
+            if not isinstance(given["settings"], dict):
+                raise ValueError("its settings are not a table of names and values")
+        except (PefllError, ValueError) as error:
+            raise damaged(error) from None
+        for name in ("input_shape", "class_names", "feature_names"):
+            given[name] = tuple(given[name])
+        if given["normalise"] is not None:
+            given["normalise"] = Normalise(*(tuple(map(float, part)) for part in given["normalise"]))
+        return cls(**given)
+
+
+def read_json_value(value: Any, name: str) -> Any:
+    """Return what a key of a run config holds as JSON; ValueError where it is none, too long or too deep.
+
+    Args:
+        value: of the key.
+        name: of the key, for the sentence.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"its {name} is {shown(value)} instead of JSON")
+    if len(value) > _JSON_LENGTH:
+        raise ValueError(f"its {name} has {len(value):,} characters, where {_JSON_LENGTH:,} are the most")
+    try:
+        return parse_json(value, _JSON_DEPTH)
+    except ValueError as error:
+        raise ValueError(f"its {name} is not JSON ({first_line(error)})") from None
+
+
+def damaged(reason: BaseException) -> PefllError:
+    """Return the error for a run config that makes no sense."""
+    words = reason.args[0] if isinstance(reason, PefllError) else first_line(reason)
+    return PefllError(
+        f"the run config of the Flower app is damaged: {words}; `pefll flower init` writes a good one", "PEFLL-F211"
+    )
 
 
 # A client gets the same run config with every message.

@@ -19,7 +19,6 @@ A change of any of it is a new format: raise FORMAT, and change the bytes in tes
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Mapping
 from math import isfinite, prod
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
+from pefll.core.files import is_nested_deeper, parse_json
 from pefll.core.wording import counted
 from pefll.engines.flower.surroundings import piece_bytes
 from pefll.version import __version__
@@ -55,8 +55,6 @@ MOST_TENSORS = 1024
 MOST_PIECES = 4096  # 20 GB of numbers, as Flower cuts them
 _AXES = 8  # of a tensor
 _NESTING = 32  # lists and objects inside one another
-# A text may end inside a string: then all of it is looked at once, and not again from each of its quotes.
-_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _OTHER = {"server": "client", "client": "server"}
 
 with warnings.catch_warnings():
@@ -116,24 +114,12 @@ def _text(value: Any, what: str) -> str:
             f"a message's {what} is {HEADER_BYTES:,} bytes at most, and {len(text):,} were to be sent",
             code="PEFLL-F449",
         )
-    if _nested_deeper(text, _NESTING):
+    if is_nested_deeper(text, _NESTING):
         raise PefllError(
             f"a message's {what} has at most {_NESTING} lists inside one another, and more were to be sent",
             code="PEFLL-F450",
         )
     return text
-
-
-def _nested_deeper(text: str, most: int) -> bool:
-    """Whether lists and objects of a JSON text are inside one another more than so many times."""
-    if text.count("[") + text.count("{") <= most:  # as of nearly every message, and quickly seen
-        return False
-    depth = 0
-    for found in _BRACKET.finditer(text):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
-        if depth > most:
-            return True
-    return False
 
 
 def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
@@ -198,11 +184,11 @@ def _listed(text: Any) -> list[list[Any]]:
 def _parsed(text: Any, what: str) -> Any:
     if not isinstance(text, str) or len(text) > HEADER_BYTES:
         raise BadMessage(f"sent a {what} that is too long")
-    if _nested_deeper(text, _NESTING):
+    if is_nested_deeper(text, _NESTING):
         raise BadMessage(f"sent a {what} with more than {_NESTING} lists inside one another")
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         raise BadMessage(f"sent a {what} that cannot be read") from None
 
 
