@@ -29,7 +29,7 @@ from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
 from pefll.methods import build_method
 from pefll.runs.config import Config
-from pefll.training.evaluation import Exam, evaluate
+from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
 from pefll.training.preparing import describe_problem
 from pefll.training.summary import commit
@@ -38,7 +38,7 @@ EVAL_EVERY = 30  # as in the paper's code
 
 
 class Contestant:
-    """One seed's run: an engine, its state, and its exam.
+    """One seed's run: an engine, its state, and its evaluator.
 
     Args:
         federation: the data, on the device already.
@@ -53,7 +53,7 @@ class Contestant:
         self.engine = make_engine(config, federation, self.method, max(1, federation.num_clients // 20))
         self.round = 0
         with self.engine.turn():
-            self.exam = Exam(self.engine, self.method, VALIDATION)
+            self.evaluator = Evaluator(self.engine, self.method, VALIDATION)
             self.server = self.engine.start()
 
     def launch(self, rounds: int) -> Callable[[], None]:
@@ -66,7 +66,7 @@ class Contestant:
     def examine(self) -> None:
         """Evaluate all clients with what the training loop records, but alone on the card, and wait for the result."""
         with self.engine.turn():
-            self.exam.begin(self.server).wait()
+            self.evaluator.begin(self.server).wait()
 
     def evaluate(self) -> None:
         """Evaluate all clients call by call."""

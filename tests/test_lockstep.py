@@ -21,7 +21,7 @@ from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, own_seconds, run_folders
 from pefll.training import fitting, loop, preparing, summary
 from pefll.training.fitting import fit, fit_seeds
-from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, stop_signals, take_turns
+from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, round_robin, stop_signals
 from pefll.training.preparing import federations_of
 from tests.federations import ragged
 
@@ -73,7 +73,7 @@ def test_everybody_has_a_turn_in_order_and_an_error_ends_only_ones_own():
 
     error = PefllError("b has diverged")
     jobs = [Job(run("a", 3), contextlib.nullcontext), Job(run("b", 1, error), contextlib.nullcontext)]
-    assert take_turns([*jobs, Job(run("c", 2), contextlib.nullcontext)]) == ["a", error, "c"]
+    assert round_robin([*jobs, Job(run("c", 2), contextlib.nullcontext)]) == ["a", error, "c"]
     assert said == ["a0", "b0", "c0", "a1", "c1", "a2"]
 
 
@@ -95,7 +95,7 @@ def test_each_turn_is_inside_its_own_context():
             seen.append(list(inside))
             yield
 
-    take_turns([Job(run(), turn("a")), Job(run(), turn("b"))])
+    round_robin([Job(run(), turn("a")), Job(run(), turn("b"))])
     assert seen == [["a"], ["b"], ["a"], ["b"]]
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_runs_own_fault_ends_all_and_closes_them():
 
     jobs = [Job(turns, contextlib.nullcontext) for turns in (holder("a"), broken(), holder("b"))]
     with pytest.raises(ZeroDivisionError):
-        take_turns(jobs)
+        round_robin(jobs)
     assert closed == ["a", "b"]
 
 
@@ -341,7 +341,7 @@ def test_somebody_is_told_of_each_run_as_it_ends(tmp_path):
     orders = [
         preparing.Order(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS
     ]
-    runs = fitting.outcomes_of(orders, ended=lambda order, run: told.append((order.config.seed, run)))
+    runs = fitting.train_all(orders, ended=lambda order, run: told.append((order.config.seed, run)))
     assert [seed for seed, _ in told] == list(SEEDS)
     assert [run for _, run in told] == runs
     assert all(RunFolder(order.out).summary() for order in orders)

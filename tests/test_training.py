@@ -18,14 +18,14 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import Silent
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
-from pefll.engines.later import Clock, Later
+from pefll.engines.device_queue import Clock, DeviceFuture
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training import loop, saving
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import fit
-from pefll.training.lockstep import Job, stop_signals, take_turns
+from pefll.training.lockstep import Job, round_robin, stop_signals
 from tests.federations import ragged
 
 
@@ -51,7 +51,7 @@ class Counting:
     def start(self) -> State:
         return State(torch.zeros(1))
 
-    def launch(self, server: State, first: int, rounds: int) -> tuple[State, Later]:
+    def launch(self, server: State, first: int, rounds: int) -> tuple[State, DeviceFuture]:
         assert float(server.theta) == first
         self.calls.append((first, rounds))
         self.ledger.up += rounds
@@ -64,7 +64,7 @@ class Counting:
         return nullcontext()
 
 
-def ready(value: object) -> Later:
+def ready(value: object) -> DeviceFuture:
     return Clock(torch.device("cpu")).later(torch.empty(0), lambda _: value)
 
 
@@ -82,14 +82,14 @@ def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list
             groups = [None, None] if pair is None else [Accuracy(v, 1 - v, 1.0, 1.0, 0.0) for v in pair]
             return ready(Evaluation(*groups))
 
-    monkeypatch.setattr(loop, "Exam", Fake)
+    monkeypatch.setattr(loop, "Evaluator", Fake)
     return looked
 
 
 def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> saving.Progress:
     with stop_signals() as asked_to_stop:
         turns = loop.train(engine or Counting(), METHOD, config, folder, Silent(), {}, asked_to_stop)
-        (outcome,) = take_turns([Job(turns, nullcontext)])
+        (outcome,) = round_robin([Job(turns, nullcontext)])
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
@@ -224,7 +224,7 @@ class Busy(Counting):
 
 
 def busy_exams(monkeypatch, engine: Busy, values: dict[int, float]) -> None:
-    class Exam:
+    class Evaluator:
         def __init__(self, *_):
             pass
 
@@ -233,7 +233,7 @@ def busy_exams(monkeypatch, engine: Busy, values: dict[int, float]) -> None:
             result = Evaluation(Accuracy(values.get(at, 0.1), 0.0, 1.0, 1.0, 0.0), None)
             return Waited(result, engine.log, f"exam {at}")
 
-    monkeypatch.setattr(loop, "Exam", Exam)
+    monkeypatch.setattr(loop, "Evaluator", Evaluator)
 
 
 def test_two_stretches_of_rounds_are_launched_before_an_evaluation_is_waited_for(monkeypatch, tmp_path):

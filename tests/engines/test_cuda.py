@@ -21,7 +21,7 @@ from pefll.methods import METHODS, build_method
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
-from pefll.training.evaluation import Exam, evaluate
+from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.fitting import RunsFailed, fit, fit_seeds, fit_together
 from pefll.training.hardware import place_data
 from pefll.training.preparing import Order
@@ -191,20 +191,20 @@ def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
     method = build_method(name, problem_of(federation, model), SETTINGS[name])
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
     with engine.turn():
-        exam = Exam(engine, method, VALIDATION)
+        evaluator = Evaluator(engine, method, VALIDATION)
         server = engine.start()
         pending = []
         for t in range(0, 20, 5):  # nothing is waited for, and later rounds go on beside each evaluation
             server, _ = engine.launch(server, t, 5)
             state = engine.snapshot(server)
             with engine.aside():
-                pending.append((exam.begin(state), state))
+                pending.append((evaluator.begin(state), state))
         for later, state in pending:
             wanted = evaluate(engine, method, state, VALIDATION)
             got = later.wait()
             assert later.done()
             assert later.seconds > 0
-            assert (got.unseen is None) == method.trains_new_clients  # too much work for an exam
+            assert (got.unseen is None) == method.trains_new_clients  # too much work for an evaluator
             for group in ("seen",) if got.unseen is None else ("seen", "unseen"):
                 assert getattr(got, group)._asdict() == pytest.approx(getattr(wanted, group)._asdict(), abs=1e-9)
     engine.close()

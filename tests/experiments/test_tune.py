@@ -207,9 +207,9 @@ def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
     first = search(tmp_path)
     assert not list((tmp_path / "runs").rglob("*.safetensors"))  # nobody needs their weights
     ordered = []
-    outcomes_of = fitting.outcomes_of
+    train_all = fitting.train_all
     monkeypatch.setattr(
-        fitting, "outcomes_of", lambda orders, **more: ordered.extend(orders) or outcomes_of(orders, **more)
+        fitting, "train_all", lambda orders, **more: ordered.extend(orders) or train_all(orders, **more)
     )
     again = search(tmp_path)
     assert (again.rows, ordered) == (first.rows, [])
@@ -223,7 +223,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
 
 def test_a_search_that_fails_half_way_leaves_the_earlier_choice(tmp_path, monkeypatch):
     first = search(tmp_path)
-    monkeypatch.setattr(fitting, "outcomes_of", lambda orders, **more: [PefllError("the disk is full") for _ in orders])
+    monkeypatch.setattr(fitting, "train_all", lambda orders, **more: [PefllError("the disk is full") for _ in orders])
     with pytest.raises(PefllError, match="the disk is full"):
         search(tmp_path, {"client_lr": (0.2,)})
     kept = json.loads(first.path.read_text())
@@ -259,7 +259,7 @@ def test_settings_that_diverge_are_noted_and_not_chosen(tmp_path, monkeypatch):
     trials = search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,))
     assert "diverged" in trials.rows[0]["error"]
     assert [(point["client_lr"], len(values)) for point, values in trials.ranking((0,))] == [(0.1, 1), (1e30, 0)]
-    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "train_all", None)
     assert search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,)).rows == trials.rows
     nothing = Search(CONFIG, {"client_lr": (1e30,)}, (0,))
     monkeypatch.undo()

@@ -17,7 +17,7 @@ from pefll.core.errors import Diverged, PefllError
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.core.wording import counted
 from pefll.data.federation import Federation
-from pefll.engines.later import Later
+from pefll.engines.device_queue import DeviceFuture
 from pefll.methods.contract import Each, Everyone, Method, Own
 
 Ids = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class Ledger:
 
 
 @dataclass(eq=False, kw_only=True)
-class DoorCohort:
+class BaseCohort:
     """The part of a cohort that every engine shares. An engine adds `_reach`.
 
     Attributes:
@@ -55,15 +55,15 @@ class DoorCohort:
         ids: int64 [size], who they are.
         is_new: whether they never took part in training.
         ledger: where bytes are counted.
-        beat: called again and again while clients are at work, so that somebody may show or stop it: with True when a
-            client has made what it keeps, such as its model. Engines on this machine do; None for nobody.
+        on_progress: called often while clients are at work, so that somebody may show or stop it; with True when a
+            client has made what it keeps, such as its model. Only engines on this machine call it. None for nobody.
     """
 
     size: int
     ids: Tensor
     is_new: bool = False
     ledger: Ledger
-    beat: Callable[[bool], None] | None = None
+    on_progress: Callable[[bool], None] | None = None
     _known: list[Tensor] = field(default_factory=list)
 
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
@@ -139,7 +139,7 @@ class Engine(Protocol):
         """Return the server's state before the first round."""
         ...
 
-    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
+    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, DeviceFuture[None]]:
         """Start rounds first..first+rounds-1.
 
         Returns:

@@ -17,7 +17,7 @@ from pefll.core.tree import Tree, leaves, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
-    DoorCohort,
+    BaseCohort,
     Ids,
     Ledger,
     check_cohort_size,
@@ -26,7 +26,7 @@ from pefll.engines.cohort import (
     sample_cohort,
     seen_and_new,
 )
-from pefll.engines.later import Clock, Later
+from pefll.engines.device_queue import Clock, DeviceFuture
 from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
@@ -50,7 +50,7 @@ def one_thread(device: torch.device) -> AbstractContextManager[Any]:
 
 
 @dataclass(eq=False, kw_only=True)
-class VectorCohort(DoorCohort):
+class VectorCohort(BaseCohort):
     """Clients as one axis: a task for one client is mapped over all of them."""
 
     federation: Federation
@@ -75,8 +75,8 @@ class VectorCohort(DoorCohort):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
         if self.trains:
             self._check(replies, [type(argument)(value) for argument, value in zip(arguments, values, strict=True)])
-        if self.beat is not None:
-            self.beat(False)
+        if self.on_progress is not None:
+            self.on_progress(False)
         return replies
 
     def anew(self) -> Self:
@@ -150,7 +150,7 @@ class VectorEngine:
         server = self.method.init(self.seed, cohort)
         return map_tree(cohort._cast, server)
 
-    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
+    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, DeviceFuture[None]]:
         """Start rounds first..first+rounds-1: on a GPU they are queued, on a CPU they are done."""
         if self.queues and self._graph is None:
             self._graph = _RoundGraph(self, server)

@@ -308,7 +308,7 @@ def run_missing(
             break
         orders = list(_orders(jobs, plan.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
-        outcomes = fitting.outcomes_of(orders, console=console, ended=keep, seconds=seconds)
+        outcomes = fitting.train_all(orders, console=console, ended=keep, seconds=seconds)
         for order, outcome in zip(orders, outcomes, strict=True):
             if isinstance(outcome, Diverged):
                 failures.append(f"{order.title}: {outcome}")

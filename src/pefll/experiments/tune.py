@@ -268,7 +268,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     )
     for batch in parts:
         orders = [_order(search, point, data(seed), seed, runs) for point, seed in batch]
-        outcomes = fitting.outcomes_of(orders, console=console)
+        outcomes = fitting.train_all(orders, console=console)
         for (point, seed), order, outcome in zip(batch, orders, outcomes, strict=True):
             if isinstance(outcome, run.Run | Diverged):
                 row = trials.add(point, seed, outcome)

@@ -17,8 +17,8 @@ from pefll.core.arguments import shown, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.tree import Tree, map_tree
 from pefll.data.federation import SPLITS, Federation
-from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
-from pefll.engines.later import Clock, Later
+from pefll.engines.cohort import BaseCohort, Engine, Ids, not_finite
+from pefll.engines.device_queue import Clock, DeviceFuture
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Each, Everyone, Method, Own, each
 
@@ -89,8 +89,8 @@ def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
     return {name: {"samples": group[:, 0].tolist(), "correct": group[:, 1].tolist()} for name, group in whole.items()}
 
 
-class Exam:
-    """The same samples of the same clients, on which states are scored again and again while training goes on.
+class Evaluator:
+    """Scores states on the same samples of the same clients while training goes on.
 
     What an evaluation needs besides the state is made once, and a GPU records its work once. Nothing waits for a
     result until somebody asks for it. New clients that would have to train first take no part.
@@ -116,7 +116,7 @@ class Exam:
             lambda server: torch.cat([scores_of(method, server, cohort.anew(), split) for _, cohort in cohorts])
         )
 
-    def begin(self, server: Any) -> Later[Evaluation]:
+    def begin(self, server: Any) -> DeviceFuture[Evaluation]:
         """Score a state; the result is there later."""
         clock = Clock(self._engine.device)
         return clock.later(self._scores(server), self._read)
@@ -177,7 +177,7 @@ def client_scores(
         order.append(ids)
         told = None
         if progress is not None:
-            told = cohort.beat = _Beats(progress, len(ids))
+            told = cohort.on_progress = _PerClient(progress, len(ids))
         parts.append(scores_of(method, server, cohort, split))
         if told is not None:
             told.end()
@@ -189,8 +189,8 @@ def client_scores(
     return weighed
 
 
-class _Beats:
-    """Tells of the clients of a cohort one by one as they make their models, where they do, and else of all together.
+class _PerClient:
+    """Reports progress per client if possible, else per cohort.
 
     Args:
         progress: see `client_scores`.
@@ -206,7 +206,7 @@ class _Beats:
         self._progress(step)
 
     def end(self) -> None:
-        """Tell of those that were not told of yet."""
+        """Report the clients that were not reported yet."""
         self._progress(self._left)
 
 
@@ -346,7 +346,7 @@ def _personalise(method: Method[Any], server: Any, cohort: Any) -> Tree | None:
 class _Weighed:
     """A cohort that also counts the floating point operations of what its clients do."""
 
-    def __init__(self, cohort: DoorCohort) -> None:
+    def __init__(self, cohort: BaseCohort) -> None:
         self._cohort = cohort
         self.size, self.ids, self.is_new = cohort.size, cohort.ids, cohort.is_new
         self.keep = cohort.keep

@@ -31,7 +31,7 @@ from pefll.runs.config import Config
 from pefll.runs.facts import check_problem
 from pefll.runs.record import LOCK, RunFolder, rounds_of, seed_folder
 from pefll.training.hardware import place_data
-from pefll.training.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
+from pefll.training.lockstep import Job, Signals, Stopped, Turns, round_robin, stop_signals
 from pefll.training.loop import train
 from pefll.training.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
 from pefll.training.run import Run, method_template
@@ -148,7 +148,7 @@ def fit_together(
     orders: Sequence[Order], model: str | nn.Module | None = None, console: Console | None = None
 ) -> list[Run]:
     """Train several runs at once; see `fit_seeds`."""
-    outcomes = outcomes_of(orders, model, console)
+    outcomes = train_all(orders, model, console)
     stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
     if stopped:
         raise min(stopped, key=lambda one: (one.round, one.testing))
@@ -162,7 +162,7 @@ def fit_together(
     return runs
 
 
-def outcomes_of(
+def train_all(
     orders: Sequence[Order],
     model: str | nn.Module | None = None,
     console: Console | None = None,
@@ -226,7 +226,7 @@ def outcomes_of(
             if console:
                 say(console, f"{orders[place].out} was finished already, and nothing is done again")
             jobs.insert(place, Job(_told(_at_once(recorded), orders[place], ended), nullcontext))
-        return take_turns(jobs)
+        return round_robin(jobs)
 
 
 def fit_on(
@@ -253,7 +253,7 @@ def fit_on(
             say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
         with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:
             turns = _fitting(order, engine, engine.method, facts, folder, screen, asked_to_stop, 1)
-            (outcome,) = take_turns([Job(turns, engine.turn)])
+            (outcome,) = round_robin([Job(turns, engine.turn)])
     if isinstance(outcome, BaseException):
         raise outcome
     made: Run = outcome

@@ -13,12 +13,12 @@ from pefll.core.progress import Monitor
 from pefll.core.tree import Tree
 from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ledger
-from pefll.engines.later import Later, copy_under_way
+from pefll.engines.device_queue import DeviceFuture, copy_under_way
 from pefll.methods.contract import Method
 from pefll.runs.config import Config
 from pefll.runs.events import Events
 from pefll.runs.record import RunFolder
-from pefll.training.evaluation import Evaluation, Exam
+from pefll.training.evaluation import Evaluation, Evaluator
 from pefll.training.lockstep import Stopped, Turns
 from pefll.training.saving import Best, Progress, Saver, resume
 
@@ -37,22 +37,22 @@ class Stretch:
         last: rounds done after them.
         rounds: to wait for; PefllError where training diverged.
         state: after them, where it is evaluated or saved.
-        exam: the evaluation of that state, where one is due.
+        evaluation: of that state, where one is due.
         copy: of that state in the host's memory, where a checkpoint is due.
         ledger: what had crossed the door after them.
     """
 
     first: int
     last: int
-    rounds: Later[None]
+    rounds: DeviceFuture[None]
     state: Tree
-    exam: Later[Evaluation] | None
-    copy: Later[Tree] | None
+    evaluation: DeviceFuture[Evaluation] | None
+    copy: DeviceFuture[Tree] | None
     ledger: Ledger
 
     def done(self) -> bool:
         """Whether there is nothing left to wait for."""
-        return all(part is None or part.done() for part in (self.rounds, self.exam, self.copy))
+        return all(part is None or part.done() for part in (self.rounds, self.evaluation, self.copy))
 
 
 def train(
@@ -95,7 +95,7 @@ def train(
     began = time.monotonic() - progress.wall_seconds
     events = Events(folder.path, folder.go_on) if folder else None
     monitor.begin(progress.round)
-    exam = Exam(engine, method, VALIDATION, evaluated_share(engine, method, config))
+    evaluator = Evaluator(engine, method, VALIDATION, evaluated_share(engine, method, config))
     saver = Saver(engine, config, folder, facts, progress.round)
     under_way: deque[Stretch] = deque()
     launched, size = progress.round, 1
@@ -104,7 +104,7 @@ def train(
             if not asked_to_stop:
                 last = _until(launched, size, config)
                 evaluates = _scheduled(last, config) or last == config.rounds
-                stretch = _launch(engine, progress, launched, last, exam if evaluates else None, saver.due(last))
+                stretch = _launch(engine, progress, launched, last, evaluator if evaluates else None, saver.due(last))
                 under_way.append(stretch)
                 launched = last
                 yield
@@ -202,13 +202,15 @@ def _until(round_: int, size: int, config: Config) -> int:
     return min(round_ + size, config.rounds, *due)
 
 
-def _launch(engine: Engine, progress: Progress, first: int, last: int, exam: Exam | None, saves: bool) -> Stretch:
-    """Start the rounds first..last-1, the evaluation of the state after them where there is an exam, and its copy."""
+def _launch(
+    engine: Engine, progress: Progress, first: int, last: int, evaluator: Evaluator | None, saves: bool
+) -> Stretch:
+    """Start the rounds first..last-1, then the evaluation and the copy of their state, where these are due."""
     progress.server, rounds = engine.launch(progress.server, first, last - first)
     # Kept, because later rounds change the server's when this one is being written, or turns out to be the best.
-    state = engine.snapshot(progress.server) if exam or saves else None
+    state = engine.snapshot(progress.server) if evaluator or saves else None
     with engine.aside():
-        evaluation = exam.begin(state) if exam else None
+        evaluation = evaluator.begin(state) if evaluator else None
         copy = copy_under_way(state, engine.device) if saves else None
     return Stretch(first, last, rounds, state, evaluation, copy, engine.ledger.copy())
 
@@ -226,9 +228,9 @@ def _settle(
     progress.round = stretch.last
     progress.train_seconds += stretch.rounds.seconds
     news = ""
-    if stretch.exam is not None:
-        result = stretch.exam.wait()
-        progress.eval_seconds += stretch.exam.seconds
+    if stretch.evaluation is not None:
+        result = stretch.evaluation.wait()
+        progress.eval_seconds += stretch.evaluation.seconds
         # Without validation samples the last round is the best one.
         value = result.seen.per_sample if result.seen else float(progress.round)
         if value > progress.best_value:

@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import Monitor
 from pefll.core.tree import Tree, from_named, map_tree, named_leaves
 from pefll.engines.cohort import Engine, Ledger
-from pefll.engines.later import copy_under_way, fetched
+from pefll.engines.device_queue import copy_under_way, fetched
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checkpoint import Writer
 from pefll.runs.config import Config

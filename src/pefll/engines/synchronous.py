@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pefll.core.tree import Tree
 from pefll.engines.cohort import Ids
-from pefll.engines.later import Clock, Later
+from pefll.engines.device_queue import Clock, DeviceFuture
 
 
-class PromptEngine(ABC):
+class SynchronousEngine(ABC):
     """Rounds one after another, each done before the next begins; states are never written to.
 
     Attributes:
@@ -29,7 +29,7 @@ class PromptEngine(ABC):
     def _round(self, server: Tree, t: int) -> Tree:
         """Return the server's state after round t."""
 
-    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Later[None]]:
+    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, DeviceFuture[None]]:
         """Do rounds first..first+rounds-1 and return the server's state; there is nothing left to wait for."""
         clock = Clock(self.device)
         for t in range(first, first + rounds):

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _streams: dict[torch.device, torch.cuda.Stream] = {}  # one for each device, for copies that wait for nothing else
 
 
-class Later(Generic[T]):
+class DeviceFuture(Generic[T]):
     """An answer that a device may still be working on.
 
     Attributes:
@@ -68,12 +68,12 @@ class Clock:
             self.began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self.began.record(torch.cuda.current_stream(device))
 
-    def later(self, answer: Tree, read: Callable[[Any], T]) -> Later[T]:
+    def later(self, answer: Tree, read: Callable[[Any], T]) -> DeviceFuture[T]:
         """Send a tensor, or several, to the host, where `read` makes of them what was asked for."""
-        return Later(self, answer, read)
+        return DeviceFuture(self, answer, read)
 
 
-def copy_under_way(state: Tree, device: torch.device) -> Later[Tree]:
+def copy_under_way(state: Tree, device: torch.device) -> DeviceFuture[Tree]:
     """Send a state to the host, after the work that the device has been given so far in the current stream.
 
     Args:
