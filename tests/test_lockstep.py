@@ -19,10 +19,11 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, own_seconds, run_folders
-from pefll.training import fitting, loop, preparing, summary
+from pefll.training import fitting, loop, summary
+from pefll.training.federations import federations_of
 from pefll.training.fitting import fit, fit_seeds
 from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, round_robin, stop_signals
-from pefll.training.preparing import federations_of
+from pefll.training.resolve import resolve
 from tests.federations import ragged
 
 QUICK = {"rounds": 12, "clients_per_round": 2, "local_steps": 2, "eval_every": 3, "checkpoint_every": 5, "processes": 1}
@@ -338,10 +339,8 @@ def test_the_first_signal_is_told_and_who_ignores_the_terminals_end_goes_on():
 def test_somebody_is_told_of_each_run_as_it_ends(tmp_path):
     data, told = ragged(), []
     config = Config(data="arrays", model="mlp", rounds=4, clients_per_round=2, settings={"local_steps": 2})
-    orders = [
-        preparing.Order(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS
-    ]
-    runs = fitting.train_all(orders, ended=lambda order, run: told.append((order.config.seed, run)))
+    specs = [resolve(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS]
+    runs = fitting.train_all(specs, ended=lambda spec, run: told.append((spec.config.seed, run)))
     assert [seed for seed, _ in told] == list(SEEDS)
     assert [run for _, run in told] == runs
-    assert all(RunFolder(order.out).summary() for order in orders)
+    assert all(spec.folder.summary() for spec in specs)

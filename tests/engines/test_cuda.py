@@ -23,8 +23,8 @@ from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.fitting import RunsFailed, fit, fit_seeds, fit_together
-from pefll.training.hardware import place_data
-from pefll.training.preparing import Order
+from pefll.training.hardware import Hardware, place_data
+from pefll.training.resolve import resolve
 from pefll.training.run import load
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
@@ -274,7 +274,7 @@ def test_runs_on_streams_of_their_own_are_what_they_are_alone(tmp_path, precisio
 
 def test_samples_are_on_the_device_once():
     one, copies = ragged(), {}
-    placed = [place_data(Config(device="cuda"), one, problem_of(one), copies) for _ in range(3)]
+    placed = [place_data(Hardware(torch.device("cuda"), "vector", "tf32"), one, copies) for _ in range(3)]
     engines = [
         VectorEngine(data, build_method("fedavg", problem_of(one), {}), seed, 2, "cuda")
         for seed, data in enumerate(placed)
@@ -290,12 +290,12 @@ def test_one_run_that_diverges_leaves_the_others_alone():
     base = Config(
         method="fedavg", data="arrays", model="mlp", rounds=20, eval_every=4, clients_per_round=3, device="cuda"
     )
-    orders = [
-        Order(Config(**vars(base) | {"seed": seed, "settings": changed}), federation, None)
+    specs = [
+        resolve(Config(**vars(base) | {"seed": seed, "settings": changed}), federation)
         for seed, changed in enumerate([{}, {"client_lr": 1e30, "client_clip": 0.0}, {}])
     ]
     with pytest.raises(RunsFailed, match=r"1 of 3 runs failed: seed 1: .*NaN") as failed:
-        fit_together(orders)
+        fit_together(specs)
     assert [run.config.seed for run in failed.value.runs] == [0, 2]
 
 

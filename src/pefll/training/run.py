@@ -38,7 +38,9 @@ from pefll.runs.facts import check_problem
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
 from pefll.runs.record import RunFolder, rounds_of
 from pefll.training.evaluation import Evaluation, client_scores, split_number, summarise
-from pefll.training.preparing import build_checked_method, build_checked_model, federation_of, opened
+from pefll.training.federations import federation_of
+from pefll.training.hardware import opened, pick_hardware
+from pefll.training.resolve import build_checked_method, build_checked_model
 from pefll.training.saving import check_progress, restore
 from pefll.training.summary import counting
 
@@ -166,8 +168,9 @@ class Run:
             and federation.fingerprint() != self.config.data_sha256
         ):
             data = dataclasses.replace(federation, num_seen=0)  # nobody here took part in training
+        hardware = pick_hardware(self.config, self.method.problem)
         with (
-            opened(self.config, data, self.method, trains=False) as engine,
+            opened(hardware, data, self.method, self.config.seed, 0) as engine,
             engine.turn(),
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
