@@ -27,18 +27,26 @@ from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
+from pefll.engines.device_queue import queue_of
 from pefll.methods import build_method
-from pefll.runs.config import Config
-from pefll.training.evaluation import Exam, evaluate
-from pefll.training.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
-from pefll.training.preparing import describe_problem
+from pefll.training.evaluation import Evaluator, evaluate
+from pefll.training.hardware import (
+    Hardware,
+    device_name,
+    make_engine,
+    peak_memory_bytes,
+    pick_device,
+    pick_precision,
+    place_data,
+)
+from pefll.training.resolve import describe_problem
 from pefll.training.summary import commit
 
 EVAL_EVERY = 30  # as in the paper's code
 
 
 class Contestant:
-    """One seed's run: an engine, its state, and its exam.
+    """One seed's run: an engine, its state, and its evaluator.
 
     Args:
         federation: the data, on the device already.
@@ -49,28 +57,29 @@ class Contestant:
     def __init__(self, federation: Federation, seed: int, options: argparse.Namespace) -> None:
         problem, _ = describe_problem(federation, "lenet")
         self.method = build_method("pefll", problem, {"embedding": "convnet", "local_steps": options.steps})
-        config = Config(device=str(options.device), engine="vector", precision=options.precision, seed=seed)
-        self.engine = make_engine(config, federation, self.method, max(1, federation.num_clients // 20))
+        hardware = Hardware(options.device, "vector", pick_precision(options.precision, options.device))
+        self.engine = make_engine(hardware, federation, self.method, seed, max(1, federation.num_clients // 20))
+        self.queue = queue_of(self.engine)
         self.round = 0
-        with self.engine.turn():
-            self.exam = Exam(self.engine, self.method, VALIDATION)
+        with self.queue.turn():
+            self.evaluator = Evaluator(self.engine, self.method, VALIDATION)
             self.server = self.engine.start()
 
     def launch(self, rounds: int) -> Callable[[], None]:
         """Start some rounds and return what waits for them."""
-        with self.engine.turn():
-            self.server, under_way = self.engine.launch(self.server, self.round, rounds)
+        with self.queue.turn():
+            self.server, under_way = self.queue.launch(self.server, self.round, rounds)
         self.round += rounds
         return under_way.wait
 
     def examine(self) -> None:
         """Evaluate all clients with what the training loop records, but alone on the card, and wait for the result."""
-        with self.engine.turn():
-            self.exam.begin(self.server).wait()
+        with self.queue.turn():
+            self.evaluator.begin(self.server).wait()
 
     def evaluate(self) -> None:
         """Evaluate all clients call by call."""
-        with self.engine.turn():
+        with self.queue.turn():
             evaluate(self.engine, self.method, self.server, VALIDATION)
 
 
@@ -133,9 +142,8 @@ def contestants(samples: Samples, clients: int, seeds: int, options: argparse.Na
     # All are kept until all are moved: arrays are known by their addresses.
     dealt = [make_federation(samples, partition="by-class 2", clients=clients, seed=seed) for seed in range(seeds)]
     for seed, federation in enumerate(dealt):
-        problem, _ = describe_problem(federation, "lenet")
-        config = Config(device=str(options.device), engine="vector")
-        runs.append(Contestant(place_data(config, federation, problem, copies), seed, options))
+        placed = place_data(Hardware(options.device, "vector", "float32"), federation, copies)
+        runs.append(Contestant(placed, seed, options))
     for run in runs:
         run.launch(1)()
         run.examine()

@@ -30,11 +30,19 @@ from benchmarks.lockstep import pictures
 from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import TRAIN, Federation, make_federation
+from pefll.engines.device_queue import queue_of
 from pefll.methods import METHODS, build_method
-from pefll.runs.config import Config
-from pefll.training.hardware import device_name, make_engine, peak_memory_bytes, pick_device, place_data
+from pefll.training.hardware import (
+    Hardware,
+    device_name,
+    make_engine,
+    peak_memory_bytes,
+    pick_device,
+    pick_precision,
+    place_data,
+)
 from pefll.training.loop import local_steps
-from pefll.training.preparing import describe_problem
+from pefll.training.resolve import describe_problem
 from pefll.training.summary import commit
 
 LIMIT = 1.5
@@ -58,9 +66,9 @@ class Contestant:
         if name == "local":
             settings = {"epochs": max(1, round(STEPS / float(batches.double().mean())))}
         self.method = build_method(name, problem, settings)
-        config = Config(device=str(options.device), engine="vector", precision=options.precision)
+        hardware = Hardware(options.device, "vector", pick_precision(options.precision, options.device))
         cohort = max(1, federation.num_clients // 20)
-        self.engine = make_engine(config, federation, self.method, cohort)
+        self.engine = make_engine(hardware, federation, self.method, 0, cohort)
         self.seen = np.arange(federation.num_seen)
         self.round = 0
         before = peak_memory_bytes(options.device)
@@ -73,20 +81,20 @@ class Contestant:
             self.steps = settings["epochs"] * float(batches.sum())
             self.work = self.train_alone
             self.rounds = 1  # all clients train in it, and not a twentieth of them
-        with self.engine.turn():
+        with queue_of(self.engine).turn():
             self.server = self.engine.start()
         self.work(1)
         self.memory = max(0, peak_memory_bytes(options.device) - before)
 
     def train(self, rounds: int) -> None:
         """Do some rounds."""
-        with self.engine.turn():
+        with queue_of(self.engine).turn():
             self.server = self.engine.advance(self.server, self.round, rounds)
         self.round += rounds
 
     def train_alone(self, rounds: int) -> None:
         """Let every seen client train on its own, so many times."""
-        with self.engine.turn(), torch.no_grad():
+        with queue_of(self.engine).turn(), torch.no_grad():
             for _ in range(rounds):
                 for _, cohort in self.engine.cohorts(self.seen):
                     self.method.personalize(self.server, cohort)
@@ -145,8 +153,7 @@ def main() -> None:
     rows = []
     for clients in map(int, options.clients.split(",")):
         federation = make_federation(samples, partition="by-class 2", clients=clients, seed=0)
-        problem, _ = describe_problem(federation, "lenet")
-        placed = place_data(Config(device=str(options.device), engine="vector"), federation, problem, {})
+        placed = place_data(Hardware(options.device, "vector", "float32"), federation, {})
         rows += compare(placed, options, console)
     facts = {
         "device": device_name(options.device),

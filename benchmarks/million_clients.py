@@ -36,7 +36,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from pefll.training.hardware import processor
-from pefll.training.preparing import describe_problem
+from pefll.training.resolve import describe_problem
 from pefll.training.summary import commit
 
 CLASSES = 10

@@ -33,8 +33,8 @@ from pefll.core.tree import map_tree
 from pefll.data.federation import TEST, Federation, Samples
 from pefll.data.partition import by_class
 from pefll.training.evaluation import client_scores
-from pefll.training.hardware import device_name, make_engine
-from pefll.training.preparing import federation_of
+from pefll.training.federations import federation_of
+from pefll.training.hardware import device_name, make_engine, pick_hardware
 from pefll.training.run import load
 from pefll.training.summary import commit
 
@@ -65,7 +65,8 @@ def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
     """Return test accuracies of a run's unseen clients, each with its classes and whether they are new together."""
     run = load(path)
     federation = federation_of(run.config, console)
-    engine = make_engine(run.config, federation, run.method, 0)
+    hardware = pick_hardware(run.config, run.method.problem)
+    engine = make_engine(hardware, federation, run.method, run.config.seed, 0)
     unseen = np.arange(federation.num_seen, federation.num_clients)
     try:
         server = map_tree(lambda leaf: leaf.to(engine.device), run.server)

@@ -17,7 +17,7 @@ from pefll.report.runs import read_run
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders
-from pefll.training.fitting import finished_state
+from pefll.training.folders import finished_state
 from tests.faults.damages import HOSTILE, put
 from tests.federations import flat, ragged
 

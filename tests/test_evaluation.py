@@ -13,7 +13,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from pefll.methods.fedavg import Server
-from pefll.training.evaluation import Exam, descriptors, evaluate, split_number, summarise
+from pefll.training.evaluation import Evaluator, descriptors, evaluate, split_number, summarise
 from tests.federations import problem_of, ragged
 
 
@@ -119,11 +119,11 @@ def test_an_exam_gives_what_an_evaluation_gives_each_time(make, share, monkeypat
     federation = ragged(clients=70, sizes=(2, 9, 30), seen=40)
     method = build_method("pefll", problem_of(federation), {"descriptor_size": 4, "local_steps": 2})
     engine = make(federation, method, seed=0, clients_per_round=2)
-    exam = Exam(engine, method, VALIDATION, share)
+    evaluator = Evaluator(engine, method, VALIDATION, share)
     state = engine.start()
     for rounds in range(3):
         state = engine.advance(state, rounds, 1)
-        later = exam.begin(state)
+        later = evaluator.begin(state)
         assert later.done()
         assert later.wait() == evaluate(engine, method, state, VALIDATION, share=share)
         assert later.seconds > 0
@@ -140,7 +140,7 @@ def test_a_state_that_is_not_finite_is_noticed(make, name):
     broken = state._replace(**{state._fields[0]: torch.full_like(state[0], torch.nan)})
     for look in (
         lambda: evaluate(engine, method, broken, TEST),
-        lambda: Exam(engine, method, VALIDATION).begin(broken).wait(),
+        lambda: Evaluator(engine, method, VALIDATION).begin(broken).wait(),
     ):
         with pytest.raises(PefllError, match="NaN or infinity"):
             look()

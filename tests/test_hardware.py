@@ -10,7 +10,8 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from pefll.runs.config import Config
-from pefll.training import hardware
+from pefll.training import folders, hardware, resolve
+from pefll.training.fitting import fit
 from tests.federations import problem_of, ragged
 
 
@@ -48,7 +49,8 @@ def test_without_a_gpu_auto_is_the_cpu(no_gpu):
 def make(**settings):
     federation = ragged()
     method = build_method("fedavg", problem_of(federation), {})
-    engine = hardware.make_engine(Config(**settings), federation, method, 3)
+    picked = hardware.pick_hardware(Config(**settings), method.problem)
+    engine = hardware.make_engine(picked, federation, method, 0, 3)
     engine.close()
     return engine
 
@@ -105,3 +107,34 @@ def test_the_processor_has_a_name(monkeypatch):
     assert hardware.processor()
     monkeypatch.setattr(hardware.Path, "read_text", lambda _: "model name : one\nmodel name : two\n")
     assert hardware.processor() == "one"
+
+
+def test_auto_is_the_cpu_for_the_serial_engine(two_gpus):
+    picked = hardware.pick_hardware(Config(engine="serial", processes=1), problem_of(ragged()))
+    assert picked == hardware.Hardware(torch.device("cpu"), "serial", "float32", 1)
+
+
+def test_what_auto_means_is_asked_once_in_a_run(monkeypatch):
+    asked = []
+    for module, name in ((hardware, "pick_device"), (hardware, "pick_engine"), (resolve, "resolve_model")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, real=real, name=name: asked.append(name) or real(*given))
+    run = fit(ragged(), "fedavg", rounds=2, clients_per_round=2, local_steps=1, processes=1)
+    assert sorted(asked) == ["pick_device", "pick_engine", "resolve_model"]
+    assert (run.summary["model"], run.summary["engine"], run.summary["precision"]) == ("mlp", "vector", "float32")
+
+
+def test_a_folder_is_looked_at_once_before_anything_is_opened_and_once_under_its_lock(tmp_path, monkeypatch):
+    looked = []
+    for module in (resolve, folders):
+        real = module.check_claim
+        monkeypatch.setattr(module, "check_claim", lambda *given, real=real: looked.append(given[0]) or real(*given))
+    fit(ragged(), "local", epochs=1, processes=1, out=tmp_path / "run")
+    assert len(looked) == 2
+
+
+def test_a_finished_run_needs_no_device(tmp_path, two_gpus, monkeypatch):
+    settings = {"rounds": 2, "clients_per_round": 2, "local_steps": 1, "processes": 1, "out": tmp_path / "run"}
+    trained = fit(ragged(), "fedavg", device="cpu", **settings)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fit(ragged(), "fedavg", device="cuda", **settings).summary == trained.summary

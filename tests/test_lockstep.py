@@ -19,10 +19,11 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, own_seconds, run_folders
-from pefll.training import fitting, loop, preparing, summary
+from pefll.training import fitting, pipeline, summary
+from pefll.training.federations import federations_of
 from pefll.training.fitting import fit, fit_seeds
-from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, stop_signals, take_turns
-from pefll.training.preparing import federations_of
+from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, round_robin, stop_signals
+from pefll.training.resolve import resolve
 from tests.federations import ragged
 
 QUICK = {"rounds": 12, "clients_per_round": 2, "local_steps": 2, "eval_every": 3, "checkpoint_every": 5, "processes": 1}
@@ -73,7 +74,7 @@ def test_everybody_has_a_turn_in_order_and_an_error_ends_only_ones_own():
 
     error = PefllError("b has diverged")
     jobs = [Job(run("a", 3), contextlib.nullcontext), Job(run("b", 1, error), contextlib.nullcontext)]
-    assert take_turns([*jobs, Job(run("c", 2), contextlib.nullcontext)]) == ["a", error, "c"]
+    assert round_robin([*jobs, Job(run("c", 2), contextlib.nullcontext)]) == ["a", error, "c"]
     assert said == ["a0", "b0", "c0", "a1", "c1", "a2"]
 
 
@@ -95,7 +96,7 @@ def test_each_turn_is_inside_its_own_context():
             seen.append(list(inside))
             yield
 
-    take_turns([Job(run(), turn("a")), Job(run(), turn("b"))])
+    round_robin([Job(run(), turn("a")), Job(run(), turn("b"))])
     assert seen == [["a"], ["b"], ["a"], ["b"]]
 
 
@@ -115,7 +116,7 @@ def test_what_is_no_runs_own_fault_ends_all_and_closes_them():
 
     jobs = [Job(turns, contextlib.nullcontext) for turns in (holder("a"), broken(), holder("b"))]
     with pytest.raises(ZeroDivisionError):
-        take_turns(jobs)
+        round_robin(jobs)
     assert closed == ["a", "b"]
 
 
@@ -167,24 +168,24 @@ def test_the_summary_says_that_the_time_was_shared(tmp_path, alone):
 
 def test_turns_are_short_compared_with_runs(monkeypatch):
     """Nobody runs to the end while the others wait."""
-    monkeypatch.setattr(loop, "STRETCH_SECONDS", 0.0)  # one round a turn, however fast the machine is
+    monkeypatch.setattr(pipeline, "STRETCH_SECONDS", 0.0)  # one round a turn, however fast the machine is
     order = []
-    launch = VectorEngine.launch
-    monkeypatch.setattr(VectorEngine, "launch", lambda self, *rest: order.append(self.seed) or launch(self, *rest))
+    advance = VectorEngine.advance
+    monkeypatch.setattr(VectorEngine, "advance", lambda self, *rest: order.append(self.seed) or advance(self, *rest))
     fit_seeds(ragged(), seeds=SEEDS, engine="vector", **QUICK)
     assert order == list(SEEDS) * QUICK["rounds"]
 
 
 def failing(monkeypatch, engine, seed: int, at: int, action) -> None:
     """Let one seed's engine do something when it comes to a round."""
-    launch = engine.launch
+    advance = engine.advance
 
     def instead(self, server, first, rounds):
         if self.seed == seed and first <= at < first + rounds:
             action()
-        return launch(self, server, first, rounds)
+        return advance(self, server, first, rounds)
 
-    monkeypatch.setattr(engine, "launch", instead)
+    monkeypatch.setattr(engine, "advance", instead)
 
 
 def diverge() -> None:
@@ -338,10 +339,8 @@ def test_the_first_signal_is_told_and_who_ignores_the_terminals_end_goes_on():
 def test_somebody_is_told_of_each_run_as_it_ends(tmp_path):
     data, told = ragged(), []
     config = Config(data="arrays", model="mlp", rounds=4, clients_per_round=2, settings={"local_steps": 2})
-    orders = [
-        preparing.Order(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS
-    ]
-    runs = fitting.outcomes_of(orders, ended=lambda order, run: told.append((order.config.seed, run)))
+    specs = [resolve(Config(**vars(config) | {"seed": seed}), data, tmp_path / f"seed-{seed}") for seed in SEEDS]
+    runs = fitting.train_all(specs, ended=lambda spec, run: told.append((spec.config.seed, run)))
     assert [seed for seed, _ in told] == list(SEEDS)
     assert [run for _, run in told] == runs
-    assert all(RunFolder(order.out).summary() for order in orders)
+    assert all(spec.folder.summary() for spec in specs)

@@ -17,7 +17,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
 from pefll.methods.contract import Own, each, everyone, own
-from pefll.training.evaluation import Exam, cost_of_new_client, evaluate
+from pefll.training.evaluation import Evaluator, cost_of_new_client, evaluate
 from pefll.training.fitting import fit
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
@@ -178,7 +178,7 @@ def test_a_new_clients_model_does_not_depend_on_who_else_is_new(name):
             ((_, alone),) = engine.cohorts(np.array([7]))
             together = method.personalize(server, both)[ids.tolist().index(7)]
             torch.testing.assert_close(method.personalize(server, alone)[0], together, rtol=0, atol=1e-10)
-        exam = Exam(engine, method, TEST).begin(server).wait()
+        exam = Evaluator(engine, method, TEST).begin(server).wait()
         whole = evaluate(engine, method, server, TEST)
         assert exam.unseen is None
         np.testing.assert_allclose(exam.seen, whole.seen, rtol=0, atol=1e-12)

@@ -160,11 +160,11 @@ def test_processes_whose_replies_nobody_wants_any_more_are_ended(monkeypatch):
         ((_, cohort),) = engine.cohorts(np.arange(3))
         beats: list[bool] = []
 
-        def beat(made: bool) -> None:
+        def on_progress(made: bool) -> None:
             beats.append(made)
             raise KeyboardInterrupt
 
-        cohort.beat = beat
+        cohort.on_progress = on_progress
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             engine.method.personalize(server, cohort)

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Setting, Work
 from pefll.methods import build_method
 from pefll.runs.config import Config
-from pefll.training.hardware import make_engine
+from pefll.training.hardware import make_engine, pick_hardware
 
 
 def settings(method: str, setting: Setting) -> dict[str, float]:
@@ -36,11 +36,10 @@ def run(
     processes: int = 1,
 ) -> Tensor | None:
     """Run rounds on one of our engines; see `Config` for the options."""
-    config = Config(
-        method=method, engine=engine, device=device, precision=precision, processes=processes, seed=work.seed
-    )
+    config = Config(engine=engine, device=device, precision=precision, processes=processes)
     learner = build_method(method, work.problem, settings(method, work.setting))
-    reach = make_engine(config, work.federation, learner, work.setting.cohort)
+    hardware = pick_hardware(config, work.problem)
+    reach = make_engine(hardware, work.federation, learner, work.seed, work.setting.cohort)
     try:
         server, done = reach.start(), 0
         for rounds in turns:

@@ -137,7 +137,7 @@ def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, m
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reproduce, "read_results", None)
-    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "train_all", None)
     Path("results").mkdir()
     for more in ([], ["--dry-run"], ["--tables-only"]):
         words = ["reproduce", "table1", *more]
@@ -154,7 +154,7 @@ def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, m
 
 def test_a_file_in_place_of_a_folder_is_noticed_before_anything_is_done(refused, labelled, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "train_all", None)
     monkeypatch.setattr(costs, "bills", None)
     Path("file").touch()
     table = ["reproduce", "table1", "--results", "file"]

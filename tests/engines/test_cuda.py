@@ -15,16 +15,17 @@ from pefll.core.errors import PefllError
 from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
+from pefll.engines.device_queue import queue_of
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
-from pefll.training.evaluation import Exam, evaluate
+from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.fitting import RunsFailed, fit, fit_seeds, fit_together
-from pefll.training.hardware import place_data
-from pefll.training.preparing import Order
+from pefll.training.hardware import Hardware, place_data
+from pefll.training.resolve import resolve
 from pefll.training.run import load
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
@@ -71,7 +72,7 @@ def test_steps_that_are_recorded_and_repeated_are_those_of_the_serial_engine(nam
     made = []
     for make, place in ((SerialEngine, {}), (VectorEngine, {"device": "cuda"})):
         engine = make(federation, method, seed=1, clients_per_round=3, dtype=dtype, **place)
-        with engine.turn():
+        with queue_of(engine).turn():
             server = engine.start()  # no rounds, which would have compiled the kernels before the recording
             models = torch.empty(len(clients), method.problem.model.size, dtype=dtype)
             for _ in range(2):  # a second time, after the first one's graphs are gone
@@ -98,7 +99,7 @@ def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_cap
     last, there = [old], weakref.ref(old)
     del old
     engine, lived = opened(), []
-    real = engine._round
+    real = engine.checked_round
 
     def forgetting(server, t):
         if torch.cuda.is_current_stream_capturing():
@@ -108,7 +109,7 @@ def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_cap
             lived.append(there() is not None)
         return after
 
-    engine._round = forgetting
+    engine.checked_round = forgetting
     often = gc.get_threshold()
     gc.set_threshold(1, 1, 1)
     try:
@@ -177,7 +178,7 @@ def test_the_client_whose_data_it_is_gets_the_blame(method, value):
     learner = build_method(method, problem_of(federation), {})
     engine = VectorEngine(federation, learner, 0, federation.num_clients, device="cuda")
     try:
-        with engine.turn(), pytest.raises(PefllError, match=f"client {federation.name_of(5)} replied"):
+        with queue_of(engine).turn(), pytest.raises(PefllError, match=f"client {federation.name_of(5)} replied"):
             engine.advance(engine.start(), 0, 3)
     finally:
         engine.close()
@@ -190,21 +191,21 @@ def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
     federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")
     method = build_method(name, problem_of(federation, model), SETTINGS[name])
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
-    with engine.turn():
-        exam = Exam(engine, method, VALIDATION)
+    with queue_of(engine).turn():
+        evaluator = Evaluator(engine, method, VALIDATION)
         server = engine.start()
         pending = []
         for t in range(0, 20, 5):  # nothing is waited for, and later rounds go on beside each evaluation
-            server, _ = engine.launch(server, t, 5)
-            state = engine.snapshot(server)
-            with engine.aside():
-                pending.append((exam.begin(state), state))
+            server, _ = engine.queue.launch(server, t, 5)
+            state = engine.queue.snapshot(server)
+            with engine.queue.beside():
+                pending.append((evaluator.begin(state), state))
         for later, state in pending:
             wanted = evaluate(engine, method, state, VALIDATION)
             got = later.wait()
             assert later.done()
             assert later.seconds > 0
-            assert (got.unseen is None) == method.trains_new_clients  # too much work for an exam
+            assert (got.unseen is None) == method.trains_new_clients  # too much work for an evaluator
             for group in ("seen",) if got.unseen is None else ("seen", "unseen"):
                 assert getattr(got, group)._asdict() == pytest.approx(getattr(wanted, group)._asdict(), abs=1e-9)
     engine.close()
@@ -215,12 +216,12 @@ def test_a_state_that_is_written_in_place_is_the_one_made_step_by_step(average):
     federation = pictures()
     method = build_method("pefll", problem_of(federation, "lenet"), {"local_steps": 3, "server_average": average})
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", precision="tf32")
-    with engine.turn():
+    with queue_of(engine).turn():
         start = engine.start()
-        before, state = engine.snapshot(start), start
+        before, state = engine.queue.snapshot(start), start
         for t in range(5):
-            state, *_ = engine._round(state, torch.full((), t, device="cuda"))
-        recorded_, under_way = engine.launch(start, 0, 5)
+            state, *_ = engine.checked_round(state, torch.full((), t, device="cuda"))
+        recorded_, under_way = engine.queue.launch(start, 0, 5)
         under_way.wait()
     assert same(recorded_, state)
     assert same(start, before)
@@ -231,10 +232,10 @@ def test_a_snapshot_is_not_written_to():
     federation = ragged()
     method = build_method("pefll", problem_of(federation), {"local_steps": 3})
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
-    server, _ = engine.launch(engine.start(), 0, 1)
-    kept = engine.snapshot(server)
+    server, _ = engine.queue.launch(engine.start(), 0, 1)
+    kept = engine.queue.snapshot(server)
     before = flat(kept)
-    server, under_way = engine.launch(server, 1, 3)
+    server, under_way = engine.queue.launch(server, 1, 3)
     under_way.wait()
     assert torch.equal(flat(kept), before)
     assert not torch.equal(flat(server), before)
@@ -274,13 +275,13 @@ def test_runs_on_streams_of_their_own_are_what_they_are_alone(tmp_path, precisio
 
 def test_samples_are_on_the_device_once():
     one, copies = ragged(), {}
-    placed = [place_data(Config(device="cuda"), one, problem_of(one), copies) for _ in range(3)]
+    placed = [place_data(Hardware(torch.device("cuda"), "vector", "tf32"), one, copies) for _ in range(3)]
     engines = [
         VectorEngine(data, build_method("fedavg", problem_of(one), {}), seed, 2, "cuda")
         for seed, data in enumerate(placed)
     ]
     assert len({engine.federation.x.data_ptr() for engine in engines}) == 1
-    assert len({engine.stream.cuda_stream for engine in engines}) == 3
+    assert len({engine.queue.stream.cuda_stream for engine in engines}) == 3
     for engine in reversed(engines):
         engine.close()
 
@@ -290,12 +291,12 @@ def test_one_run_that_diverges_leaves_the_others_alone():
     base = Config(
         method="fedavg", data="arrays", model="mlp", rounds=20, eval_every=4, clients_per_round=3, device="cuda"
     )
-    orders = [
-        Order(Config(**vars(base) | {"seed": seed, "settings": changed}), federation, None)
+    specs = [
+        resolve(Config(**vars(base) | {"seed": seed, "settings": changed}), federation)
         for seed, changed in enumerate([{}, {"client_lr": 1e30, "client_clip": 0.0}, {}])
     ]
     with pytest.raises(RunsFailed, match=r"1 of 3 runs failed: seed 1: .*NaN") as failed:
-        fit_together(orders)
+        fit_together(specs)
     assert [run.config.seed for run in failed.value.runs] == [0, 2]
 
 

@@ -61,7 +61,7 @@ def test_everything_is_run_once(results, monkeypatch):
     done = make_plan(results, (0, 1), 2)
     assert done.missing == []
     assert all(len(found) == 2 for found in done.found.values())
-    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "train_all", None)
     assert train(results)[1] == []
     # Other seeds, rounds or hyper-parameters are other runs; Local has no rounds.
     assert len(make_plan(results, (0, 1, 2), 2).missing) == 6
@@ -75,7 +75,7 @@ def test_everything_is_run_once(results, monkeypatch):
 
 def test_tables_come_from_result_files_alone(results, monkeypatch):
     train(results)
-    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "train_all", None)
     plan = make_plan(results, (0, 1), 2)
     paths = write_tables(plan.comparison(), results)
     first = [path.read_text() for path in paths]

@@ -19,7 +19,7 @@ from pefll.experiments.results import collect
 from pefll.experiments.tune import Search, Trials, advice, chosen, parse_grid, trials_table, tune
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
-from pefll.training import fitting, preparing
+from pefll.training import federations, fitting
 from pefll.training.lockstep import Stopped
 from tests.federations import ragged
 
@@ -31,7 +31,7 @@ RATES = {"client_lr": (1e-4, 0.1)}
 
 @pytest.fixture(autouse=True)
 def federation(monkeypatch):
-    monkeypatch.setattr(preparing, "federation_of", lambda config, console: ragged(seed=config.seed))
+    monkeypatch.setattr(federations, "federation_of", lambda config, console: ragged(seed=config.seed))
 
 
 def search(tmp_path, grid=RATES, seeds=(0, 1), at_once=3, to="results", hold_out=0.0, **changes):
@@ -198,7 +198,7 @@ def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):
                     y[data.indices(client, split)] = 0
         return dataclasses.replace(data, y=y)
 
-    monkeypatch.setattr(preparing, "federation_of", poisoned)
+    monkeypatch.setattr(federations, "federation_of", poisoned)
     other = tune(Search(CONFIG, RATES, (0, 1)), tmp_path / "other", tmp_path / "poisoned", 3, Console(quiet=True))
     assert [row["seen_validation"] for row in other.rows] == [row["seen_validation"] for row in honest.rows]
 
@@ -207,10 +207,8 @@ def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
     first = search(tmp_path)
     assert not list((tmp_path / "runs").rglob("*.safetensors"))  # nobody needs their weights
     ordered = []
-    outcomes_of = fitting.outcomes_of
-    monkeypatch.setattr(
-        fitting, "outcomes_of", lambda orders, **more: ordered.extend(orders) or outcomes_of(orders, **more)
-    )
+    train_all = fitting.train_all
+    monkeypatch.setattr(fitting, "train_all", lambda specs, **more: ordered.extend(specs) or train_all(specs, **more))
     again = search(tmp_path)
     assert (again.rows, ordered) == (first.rows, [])
     # The same settings, said in another way, and one more.
@@ -223,7 +221,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path, monkeypatch):
 
 def test_a_search_that_fails_half_way_leaves_the_earlier_choice(tmp_path, monkeypatch):
     first = search(tmp_path)
-    monkeypatch.setattr(fitting, "outcomes_of", lambda orders, **more: [PefllError("the disk is full") for _ in orders])
+    monkeypatch.setattr(fitting, "train_all", lambda specs, **more: [PefllError("the disk is full") for _ in specs])
     with pytest.raises(PefllError, match="the disk is full"):
         search(tmp_path, {"client_lr": (0.2,)})
     kept = json.loads(first.path.read_text())
@@ -259,11 +257,11 @@ def test_settings_that_diverge_are_noted_and_not_chosen(tmp_path, monkeypatch):
     trials = search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,))
     assert "diverged" in trials.rows[0]["error"]
     assert [(point["client_lr"], len(values)) for point, values in trials.ranking((0,))] == [(0.1, 1), (1e30, 0)]
-    monkeypatch.setattr(fitting, "outcomes_of", None)
+    monkeypatch.setattr(fitting, "train_all", None)
     assert search(tmp_path, {"client_lr": (1e30, 0.1)}, seeds=(0,)).rows == trials.rows
     nothing = Search(CONFIG, {"client_lr": (1e30,)}, (0,))
     monkeypatch.undo()
-    monkeypatch.setattr(preparing, "federation_of", lambda config, console: ragged(seed=config.seed))
+    monkeypatch.setattr(federations, "federation_of", lambda config, console: ragged(seed=config.seed))
     lost = tune(nothing, tmp_path / "lost", tmp_path / "to", 1, Console(quiet=True))
     assert json.loads(lost.path.read_text())["best"] is None
     assert advice(lost, nothing) == []

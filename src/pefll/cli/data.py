@@ -17,7 +17,7 @@ from pefll.cli.options import ClientColumn, Clients, DataDir, Force, Label, Part
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.runs.config import Config
-from pefll.training import preparing
+from pefll.training import federations
 
 ABOUT = """Data sets: which there are, get them, check them, look at them.
 
@@ -125,7 +125,7 @@ def data_summary(
     from pefll.report import federation_picture, print_federation
 
     check_free(picture, "--picture", force)
-    federation = preparing.federation_of(
+    federation = federations.federation_of(
         Config(
             data=data,
             data_dir=str(data_dir),

@@ -23,7 +23,7 @@ from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import MEASURES
-from pefll.training import personalizing, preparing, run
+from pefll.training import federations, personalizing, run
 
 
 def evaluate(
@@ -60,7 +60,7 @@ def evaluate(
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
-    federation = preparing.federation_of(config, err)
+    federation = federations.federation_of(config, err)
     clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))

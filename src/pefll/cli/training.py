@@ -24,8 +24,10 @@ from pefll.models.facts import check_problem
 from pefll.runs import manifest
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders, seed_folder
-from pefll.training import fitting, preparing
+from pefll.training import federations, fitting
+from pefll.training.folders import finished_state
 from pefll.training.lockstep import Stopped
+from pefll.training.resolve import resolve
 
 
 def train(
@@ -165,7 +167,7 @@ def train(
         target, folders = resume, run_folders(resume)
         started = [_started(each) for each in folders]
         configs = [_resumed(config, given) for config in started]
-        if all(fitting.finished_state(each, config.rounds) for each, config in zip(folders, configs, strict=True)):
+        if all(finished_state(each, config.rounds) for each, config in zip(folders, configs, strict=True)):
             more = f"; --rounds {2 * configs[0].rounds} would go on" if configs[0].rounds else ""
             results = first_few(each.summary_file for each in folders)
             say(err, f"{target} was finished already, and nothing is done again: its results are in {results}{more}.")
@@ -197,18 +199,19 @@ def train(
                 f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out",
                 code="PEFLL-C018",
             )
-    orders = [
-        preparing.Order(
+    specs = [
+        resolve(
             dataclasses.replace(config, partition=federation.partition, clients=federation.num_clients),
             federation,
             each.path,
+            runs=len(configs),
         )
-        for config, federation, each in zip(configs, preparing.federations_of(configs, err), folders, strict=True)
+        for config, federation, each in zip(configs, federations.federations_of(configs, err), folders, strict=True)
     ]
     try:
-        trained = fitting.fit_together(orders, console=err)
+        trained = fitting.fit_together(specs, console=err)
     except Stopped as stopped:
-        say(err, f"{_saved(stopped, len(orders))} Go on with: pefll train --resume {target}{_own_code(configs[0])}")
+        say(err, f"{_saved(stopped, len(specs))} Go on with: pefll train --resume {target}{_own_code(configs[0])}")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
         if not any(manifest.newest_first(each.checkpoints) for each in folders):
@@ -221,7 +224,7 @@ def train(
             out.print(seeds_table([one.summary for one in failed.runs]))
         raise
     _print_results(folders, [one.summary for one in trained])
-    for sentence in _nothing_to_measure(orders[0].federation):
+    for sentence in _nothing_to_measure(specs[0].federation):
         say(out, sentence)
     say(out, f"Next: pefll show {target}")
 
@@ -253,7 +256,7 @@ def _check_is_found_here(folder: RunFolder, config: Config) -> None:
     if newest:
         check_problem(newest.facts.get("problem"), folder.path)
     given = [
-        *(["data"] if preparing.data_of_python(config) else []),
+        *(["data"] if federations.data_of_python(config) else []),
         *(["a model"] if newest and newest.facts["problem"]["model"] == "" else []),
     ]
     if given:

@@ -15,7 +15,7 @@ from pefll.core.tree import Tree, leaves, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
-    DoorCohort,
+    BaseCohort,
     Ids,
     Ledger,
     check_cohort_size,
@@ -24,8 +24,8 @@ from pefll.engines.cohort import (
     sample_cohort,
     seen_and_new,
 )
-from pefll.engines.prompt import PromptEngine
 from pefll.engines.settings import EngineSettings
+from pefll.engines.synchronous import SynchronousEngine
 from pefll.engines.workers import Workers
 from pefll.methods.contract import Each, Everyone, Method, Own
 
@@ -35,7 +35,7 @@ ALIGNMENT = 64  # bytes
 
 
 @dataclass(eq=False, kw_only=True)
-class SerialCohort(DoorCohort):
+class SerialCohort(BaseCohort):
     """Clients one after another, on their own cores."""
 
     engine: SerialEngine
@@ -46,9 +46,9 @@ class SerialCohort(DoorCohort):
         cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
         name = getattr(task, "__name__", "")
         if self.engine.workers is not None and getattr(self.engine.method, name, None) == task:
-            replies = self.engine.workers.run(name, self.ids.numpy(), self.round, cast, static, self.beat)
+            replies = self.engine.workers.run(name, self.ids.numpy(), self.round, cast, static, self.on_progress)
         else:
-            replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static, self.beat)
+            replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static, self.on_progress)
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(replies)):
             client = int(client_to_blame(replies, self.ids, cast))
             who = None if client < 0 else self.engine.federation.name_of(client)
@@ -65,7 +65,7 @@ def aligned(value: Tensor) -> Tensor:
     return value if value.data_ptr() % ALIGNMENT == 0 else value.clone()
 
 
-class SerialEngine(PromptEngine):
+class SerialEngine(SynchronousEngine):
     """Runs rounds with one client after another.
 
     Args:
@@ -131,7 +131,7 @@ class SerialEngine(PromptEngine):
         round_: int,
         arguments: list[Everyone | Each],
         static: dict[str, int],
-        beat: Callable[[bool], None] | None = None,
+        on_progress: Callable[[bool], None] | None = None,
     ) -> Tree:
         """Run a task on some clients in this process and return the replies with a leading client axis."""
         replies = []
@@ -144,8 +144,8 @@ class SerialEngine(PromptEngine):
                 for argument in given
             ]
             replies.append(task(self._client(id_, round_), *values, **static))
-            if beat is not None:
-                beat(isinstance(replies[-1], Own))
+            if on_progress is not None:
+                on_progress(isinstance(replies[-1], Own))
         if not replies:
             raise PefllError("a cohort without clients was asked to work", code="PEFLL-E011")
         return map_tree(lambda *parts: torch.stack(parts), *replies)

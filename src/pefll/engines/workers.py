@@ -30,7 +30,7 @@ from pefll.methods.contract import Each, Everyone, Method, Own
 
 # The clients of a cohort are dealt out in up to so many shares for each process.
 SHARES = 4
-BEAT_SECONDS = 0.5  # so often somebody who waits for replies looks up, if asked to
+PROGRESS_SECONDS = 0.5  # so often somebody who waits for replies looks up, if asked to
 
 # The ends of all pipes that this process holds: a process that is forked gets a copy of each, also of those that other
 # threads have opened. Changed, as processes are forked, under `process.lock`.
@@ -81,15 +81,15 @@ class Workers:
         round_: int,
         arguments: list[Everyone | Each],
         static: dict[str, int],
-        beat: Callable[[bool], None] | None = None,
+        on_progress: Callable[[bool], None] | None = None,
     ) -> Tree:
         """Run a method's task on clients, shared out among the processes, and return the replies in order.
 
         Whoever is done gets the next few clients: some clients have more to do than others, and some cores less time.
-        With `beat` they are given out one by one, so that it hears of each; see `DoorCohort`.
+        With `on_progress` they are given out one by one, so that it hears of each; see `BaseCohort`.
         """
         kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
-        number = len(ids) if beat is not None else min(len(ids), SHARES * len(self._pipes))
+        number = len(ids) if on_progress is not None else min(len(ids), SHARES * len(self._pipes))
         shares = np.array_split(np.arange(len(ids)), number)
 
         def message(share: Ids) -> bytes:
@@ -101,12 +101,12 @@ class Workers:
             header = {"task": task, "ids": ids[share].tolist(), "round": round_, "kinds": kinds, "static": static}
             return pack(*values, **header)
 
-        replies = self._hand_out([partial(message, share) for share in shares], beat)
+        replies = self._hand_out([partial(message, share) for share in shares], on_progress)
         return map_tree(lambda *parts: torch.cat(parts), *replies)
 
-    def _hand_out(self, messages: list[Callable[[], bytes]], beat: Callable[[bool], None] | None) -> list[Tree]:
+    def _hand_out(self, messages: list[Callable[[], bytes]], on_progress: Callable[[bool], None] | None) -> list[Tree]:
         """Send each message to the next process that is free, and return the replies in the messages' order."""
-        patience = None if beat is None else BEAT_SECONDS
+        patience = None if on_progress is None else PROGRESS_SECONDS
         waiting = list(enumerate(messages))[::-1]
         replies: dict[int, Tree] = {}
         at_work: dict[Connection, int] = {}
@@ -118,13 +118,13 @@ class Workers:
                     self._send(pipe, message())
                     at_work[pipe] = place
                 idle = [pipe for pipe in wait(list(at_work), patience) if isinstance(pipe, Connection)]
-                if beat is not None and not idle:
-                    beat(False)
+                if on_progress is not None and not idle:
+                    on_progress(False)
                 for pipe in idle:
                     place = at_work.pop(pipe)
                     replies[place] = self._receive(pipe)
-                    if beat is not None:
-                        beat(isinstance(replies[place], Own))
+                    if on_progress is not None:
+                        on_progress(isinstance(replies[place], Own))
         except Exception:
             for pipe in at_work:  # a reply to this call must not be taken for one to the next
                 with suppress(EOFError, OSError):

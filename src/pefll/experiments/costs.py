@@ -21,8 +21,9 @@ from pefll.methods import build_method, hyperparameters
 from pefll.report.table import new_table
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders
-from pefll.training import preparing
 from pefll.training.cost import NewClientCost, cost_of_new_client
+from pefll.training.federations import federation_of
+from pefll.training.resolve import describe_problem
 
 Result = dict[str, Any]
 # What results that differ only by seed have in common.
@@ -147,8 +148,8 @@ def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Conso
 
 
 def _cost(config: Config) -> NewClientCost:
-    federation = preparing.federation_of(config, None)
-    problem, _ = preparing.describe_problem(federation, config.model)
+    federation = federation_of(config, None)
+    problem, _ = describe_problem(federation, config.model)
     return cost_of_new_client(build_method(config.method, problem, config.settings), federation, config.seed)
 
 

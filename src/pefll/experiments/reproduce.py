@@ -26,8 +26,10 @@ from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, seed_folder
-from pefll.training import fitting, preparing, run
+from pefll.training import fitting, run
+from pefll.training.federations import federations_of
 from pefll.training.lockstep import TIME_IS_UP, Stopped
+from pefll.training.resolve import RunSpec, resolve
 
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 
@@ -289,9 +291,9 @@ def run_missing(
     federations: Federations = {}
     made: list[Result] = []
 
-    def keep(order: preparing.Order, ended: run.Run) -> None:
-        assert order.out is not None
-        path = collect(RunFolder(Path(order.out)), results)
+    def keep(spec: RunSpec, ended: run.Run) -> None:
+        assert spec.folder is not None
+        path = collect(spec.folder, results)
         made.append(ended.summary)
         say(console, f"wrote {path}: {len(made)} of {len(plan.missing)} runs done")
 
@@ -306,12 +308,12 @@ def run_missing(
                 f"there is no time for the other {left}; `pefll reproduce table1 --dry-run` tells how much it takes",
             )
             break
-        orders = list(_orders(jobs, plan.rounds, out, data_dir, console, federations, changes))
+        specs = list(_specs(jobs, plan.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
-        outcomes = fitting.outcomes_of(orders, console=console, ended=keep, seconds=seconds)
-        for order, outcome in zip(orders, outcomes, strict=True):
+        outcomes = fitting.train_all(specs, console=console, ended=keep, seconds=seconds)
+        for spec, outcome in zip(specs, outcomes, strict=True):
             if isinstance(outcome, Diverged):
-                failures.append(f"{order.title}: {outcome}")
+                failures.append(f"{spec.title}: {outcome}")
         if any(isinstance(outcome, Stopped) and outcome.signal == TIME_IS_UP for outcome in outcomes):
             say(console, f"the time is up; saved in {out}, and the same command goes on")
             break
@@ -322,7 +324,7 @@ def run_missing(
     return failures
 
 
-def _orders(
+def _specs(
     jobs: Sequence[Job],
     rounds: int,
     out: Path,
@@ -330,8 +332,8 @@ def _orders(
     console: Console,
     federations: Federations,
     changes: dict[str, Any],
-) -> Iterator[preparing.Order]:
-    """Yield what to train; `federations` are those of earlier orders, and get what is new here."""
+) -> Iterator[RunSpec]:
+    """Yield what to train; `federations` are those of earlier runs, and get what is new here."""
     configs = [
         Config(
             method=job.method,
@@ -354,10 +356,11 @@ def _orders(
         for job, config in zip(jobs, configs, strict=True)
         if (job.cell.name, job.seed) not in federations
     }
-    federations.update(zip(lacking, preparing.federations_of(list(lacking.values()), console), strict=True))
+    federations.update(zip(lacking, federations_of(list(lacking.values()), console), strict=True))
     for job, config in zip(jobs, configs, strict=True):
         label = f"{job.cell.name} {job.method} seed {job.seed}"
-        yield preparing.Order(config, federations[job.cell.name, job.seed], _folder(out, job), label)
+        data = federations[job.cell.name, job.seed]
+        yield resolve(config, data, _folder(out, job), runs=len(jobs), label=label)
 
 
 def _folder(out: Path, job: Job) -> Path:

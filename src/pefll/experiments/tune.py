@@ -29,9 +29,10 @@ from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
 from pefll.report import mean_and_std
 from pefll.runs.config import Config
-from pefll.runs.record import RunFolder, seed_folder
-from pefll.training import fitting, preparing, run
+from pefll.runs.record import seed_folder
+from pefll.training import federations, fitting, run
 from pefll.training.lockstep import Stopped
+from pefll.training.resolve import RunSpec, clients_per_round, resolve
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -246,12 +247,12 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     """
     check_at_once(at_once)
     check_folder(target)
-    federations: dict[int, Federation] = {}
+    dealt: dict[int, Federation] = {}
 
     def data(seed: int) -> Federation:
-        if seed not in federations:
-            federations[seed] = preparing.federation_of(dataclasses.replace(search.config, seed=seed), console)
-        return federations[seed]
+        if seed not in dealt:
+            dealt[seed] = federations.federation_of(dataclasses.replace(search.config, seed=seed), console)
+        return dealt[seed]
 
     first = data(search.seeds[0])
     name = file_name(search.config.data, search.config.method, first.num_clients)
@@ -267,36 +268,37 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
         f"{counted(len(pending), 'run')} {'is' if len(pending) == 1 else 'are'} to be done",
     )
     for batch in parts:
-        orders = [_order(search, point, data(seed), seed, runs) for point, seed in batch]
-        outcomes = fitting.outcomes_of(orders, console=console)
-        for (point, seed), order, outcome in zip(batch, orders, outcomes, strict=True):
+        specs = [_spec(search, point, data(seed), seed, runs, len(batch)) for point, seed in batch]
+        outcomes = fitting.train_all(specs, console=console)
+        for (point, seed), spec, outcome in zip(batch, specs, outcomes, strict=True):
             if isinstance(outcome, run.Run | Diverged):
                 row = trials.add(point, seed, outcome)
                 if row["error"] is None:
                     held = f", {100 * row[_HELD_OUT_SCORE]:.1f}% on that of held out ones" if search.hold_out else ""
                     seen = f"{100 * row['seen_validation']:.1f}% on seen clients' validation"
-                    say(console, f"{order.label}: {seen}{held}")
+                    say(console, f"{spec.label}: {seen}{held}")
                 elif len(batch) == 1:  # those that are trained beside others tell it themselves
-                    say(console, f"{order.label} failed: {row['error']}")
+                    say(console, f"{spec.label} failed: {row['error']}")
         trials.write()
-        _forget_weights(orders, outcomes)
+        _forget_weights(specs, outcomes)
         raise_first(outcomes)
     trials.choose(search.seeds)  # not before: half a search would choose among half of the settings
     trials.write()
     return trials
 
 
-def _order(search: Search, point: Settings, data: Federation, seed: int, out: Path) -> preparing.Order:
+def _spec(search: Search, point: Settings, data: Federation, seed: int, out: Path, runs: int) -> RunSpec:
     config = search.config
     if search.hold_out:
-        c = preparing.clients_per_round(config, data)  # as many as where nobody is held out
+        c = clients_per_round(config, data)  # as many as where nobody is held out
         data = data.holding_out(search.hold_out)
         config = dataclasses.replace(config, clients_per_round=min(c, data.num_seen))
     config = dataclasses.replace(config, settings=point, seed=seed, partition=data.partition, clients=data.num_clients)
     folder = "-".join(f"{name}_{value}" for name, value in point.items()).replace("/", "_")
     label = f"{in_words(point)} seed {seed}"
     folder_of_seed = seed_folder(out / folder, seed)
-    return preparing.Order(config, data, folder_of_seed, label=label, tunes=True, holds_out=search.hold_out > 0)
+    held = search.hold_out > 0
+    return resolve(config, data, folder_of_seed, runs=runs, label=label, tunes=True, holds_out=held)
 
 
 def _protocol(search: Search, data: Federation) -> dict[str, Any]:
@@ -313,15 +315,15 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
         "num_seen": data.num_seen,
         "model": resolve_model(config.model, data.input_shape, data.tokens),
         "rounds": config.rounds,
-        "clients_per_round": preparing.clients_per_round(config, data),
+        "clients_per_round": clients_per_round(config, data),
     }
 
 
-def _forget_weights(orders: Sequence[preparing.Order], outcomes: Sequence[object]) -> None:
+def _forget_weights(specs: Sequence[RunSpec], outcomes: Sequence[object]) -> None:
     """Remove the checkpoints of runs that ended: their scores are kept, and nobody needs their models."""
-    for order, outcome in zip(orders, outcomes, strict=True):
-        if order.out is not None and isinstance(outcome, run.Run | Diverged):
-            shutil.rmtree(RunFolder(Path(order.out)).checkpoints, ignore_errors=True)
+    for spec, outcome in zip(specs, outcomes, strict=True):
+        if spec.folder is not None and isinstance(outcome, run.Run | Diverged):
+            shutil.rmtree(spec.folder.checkpoints, ignore_errors=True)
 
 
 def raise_first(outcomes: Sequence[object]) -> None:

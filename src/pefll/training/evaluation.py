@@ -17,8 +17,8 @@ from pefll.core.arguments import shown, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.tree import Tree, map_tree
 from pefll.data.federation import SPLITS, Federation
-from pefll.engines.cohort import DoorCohort, Engine, Ids, not_finite
-from pefll.engines.later import Clock, Later
+from pefll.engines.cohort import BaseCohort, Engine, Ids, LimitsWeights, not_finite
+from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Each, Everyone, Method, Own, each
 
@@ -89,8 +89,8 @@ def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
     return {name: {"samples": group[:, 0].tolist(), "correct": group[:, 1].tolist()} for name, group in whole.items()}
 
 
-class Exam:
-    """The same samples of the same clients, on which states are scored again and again while training goes on.
+class Evaluator:
+    """Scores states on the same samples of the same clients while training goes on.
 
     What an evaluation needs besides the state is made once, and a GPU records its work once. Nothing waits for a
     result until somebody asks for it. New clients that would have to train first take no part.
@@ -112,20 +112,20 @@ class Exam:
         cohorts = list(engine.cohorts(clients))
         # The place of each client, in the order in which the engine takes them, among the clients.
         self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
-        self._scores = engine.repeated(
+        self._scores = queue_of(engine).repeated(
             lambda server: torch.cat([scores_of(method, server, cohort.anew(), split) for _, cohort in cohorts])
         )
 
-    def begin(self, server: Any) -> Later[Evaluation]:
+    def begin(self, server: Any) -> DeviceFuture[Evaluation]:
         """Score a state; the result is there later."""
         clock = Clock(self._engine.device)
-        return clock.later(self._scores(server), self._read)
+        return clock.future(self._scores(server), self._read)
 
     def _read(self, scores: Tensor) -> Evaluation:
         sums = np.zeros((len(self._place), 4))
         sums[self._place] = scores.numpy()
         _check_finite(sums, self._engine, self._clients)
-        sums = self._engine.weighed(self._clients, sums, chooses=True)
+        sums = _weighed(self._engine, self._clients, sums, chooses=True)
         return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
 
 
@@ -177,7 +177,7 @@ def client_scores(
         order.append(ids)
         told = None
         if progress is not None:
-            told = cohort.beat = _Beats(progress, len(ids))
+            told = cohort.on_progress = _PerClient(progress, len(ids))
         parts.append(scores_of(method, server, cohort, split))
         if told is not None:
             told.end()
@@ -185,12 +185,11 @@ def client_scores(
     # Gathered at the end: the first look at a number would wait for the device.
     sums[_places(engine, clients)[np.concatenate(order)]] = torch.cat(parts).numpy(force=True)
     _check_finite(sums, engine, clients)
-    weighed: Floats = engine.weighed(clients, sums, chooses=False)
-    return weighed
+    return _weighed(engine, clients, sums, chooses=False)
 
 
-class _Beats:
-    """Tells of the clients of a cohort one by one as they make their models, where they do, and else of all together.
+class _PerClient:
+    """Reports progress per client if possible, else per cohort.
 
     Args:
         progress: see `client_scores`.
@@ -206,7 +205,7 @@ class _Beats:
         self._progress(step)
 
     def end(self) -> None:
-        """Tell of those that were not told of yet."""
+        """Report the clients that were not reported yet."""
         self._progress(self._left)
 
 
@@ -216,6 +215,12 @@ def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tens
     theta = method.personalize(server, cohort)
     scores = cohort.run(method.predict, each(theta), split=split)
     return torch.stack([part.double() for part in scores], dim=1)
+
+
+def _weighed(engine: Engine, clients: Ids, sums: Floats, chooses: bool) -> Floats:
+    """Return clients' sums with the weights that they have in means; see `LimitsWeights`."""
+    limited: Floats = engine.weighed(clients, sums, chooses) if isinstance(engine, LimitsWeights) else sums
+    return limited
 
 
 def _check_finite(values: Floats, engine: Engine, clients: Ids) -> None:
@@ -346,7 +351,7 @@ def _personalise(method: Method[Any], server: Any, cohort: Any) -> Tree | None:
 class _Weighed:
     """A cohort that also counts the floating point operations of what its clients do."""
 
-    def __init__(self, cohort: DoorCohort) -> None:
+    def __init__(self, cohort: BaseCohort) -> None:
         self._cohort = cohort
         self.size, self.ids, self.is_new = cohort.size, cohort.ids, cohort.is_new
         self.keep = cohort.keep

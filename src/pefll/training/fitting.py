@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,21 @@ from torch import Tensor, nn
 
 from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
-from pefll.core.files import is_temporary
 from pefll.core.named import allow
 from pefll.core.progress import Display, display, say
-from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
-from pefll.methods import build_method, method_name, typed_settings
-from pefll.methods.contract import Method
-from pefll.models.facts import check_problem
-from pefll.models.probe import check_same_model
-from pefll.runs import checkpoint, manifest
-from pefll.runs.checksums import new_run
+from pefll.engines.device_queue import queue_of
+from pefll.methods import method_name, typed_settings
+from pefll.runs import checkpoint
 from pefll.runs.config import Config
-from pefll.runs.record import LOCK, RunFolder, rounds_of, seed_folder
-from pefll.training.hardware import place_data
-from pefll.training.lockstep import Job, Signals, Stopped, Turns, stop_signals, take_turns
+from pefll.runs.record import seed_folder
+from pefll.training.folders import claim, held
+from pefll.training.hardware import opened, place_data
+from pefll.training.lockstep import Job, Signals, Stopped, Turns, round_robin, stop_signals
 from pefll.training.loop import train
-from pefll.training.preparing import Order, check_memory, describe_problem, headline, opened, other_precision
+from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.run import Run, method_template
 from pefll.training.saving import restore
 from pefll.training.summary import summary_of, write_descriptors
@@ -81,7 +77,7 @@ def fit(
             "arguments, such as rounds=100",
             code="PEFLL-A017",
         )
-    return fit_together([Order(config, federation, out)], model, console)[0]
+    return fit_together([resolve(config, federation, out, model=model)], console)[0]
 
 
 def fit_seeds(
@@ -121,13 +117,14 @@ def fit_seeds(
         raise PefllError("seeds must be different from each other, and there must be at least one", code="PEFLL-T104")
     allow(method, model)
     out = _checked_places(out, console)
-    orders = []
+    specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
         _check_asked(data, model)
         config = _config(data, method, model, rounds, seed, settings)
-        orders.append(Order(config, data, None if out is None else seed_folder(Path(out), seed)))
-    return fit_together(orders, model, console)
+        folder = None if out is None else seed_folder(Path(out), seed)
+        specs.append(resolve(config, data, folder, model=model, runs=len(seeds)))
+    return fit_together(specs, console)
 
 
 class RunsFailed(PefllError):
@@ -144,89 +141,74 @@ class RunsFailed(PefllError):
         self.runs, self.errors = runs, errors
 
 
-def fit_together(
-    orders: Sequence[Order], model: str | nn.Module | None = None, console: Console | None = None
-) -> list[Run]:
+def fit_together(specs: Sequence[RunSpec], console: Console | None = None) -> list[Run]:
     """Train several runs at once; see `fit_seeds`."""
-    outcomes = outcomes_of(orders, model, console)
+    outcomes = train_all(specs, console)
     stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
     if stopped:
         raise min(stopped, key=lambda one: (one.round, one.testing))
     runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
-    seeds = [order.config.seed for order in orders]
+    seeds = [spec.config.seed for spec in specs]
     errors = {seed: bad for seed, bad in zip(seeds, outcomes, strict=True) if isinstance(bad, PefllError)}
-    if errors and len(orders) == 1:
+    if errors and len(specs) == 1:
         raise errors[seeds[0]]
     if errors:
         raise RunsFailed(runs, errors)
     return runs
 
 
-def outcomes_of(
-    orders: Sequence[Order],
-    model: str | nn.Module | None = None,
+def train_all(
+    specs: Sequence[RunSpec],
     console: Console | None = None,
-    ended: Callable[[Order, Run], None] | None = None,
+    ended: Callable[[RunSpec, Run], None] | None = None,
     seconds: float | None = None,
 ) -> list[Run | PefllError | Stopped]:
     """Train several runs at once and return, for each, the run or why there is none.
 
-    An engine is opened for each order, then the runs take turns. Finished ones are neither trained nor tested again.
+    An engine is opened for each run, then the runs take turns. Finished ones are neither trained nor tested again.
 
     Args:
-        orders: what to train.
-        model: see `fit`.
+        specs: what to train.
         console: see `fit`.
         ended: told of each run as it ends, while others may still go on.
         seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
     """
     jobs: list[Job] = []
-    known: dict[int, Run] = {}  # finished runs, by their place among the orders
     copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
+    unfinished = [spec for spec in specs if spec.finished is None]
     with ExitStack() as stack:
         # Engines are closed all at the end, the last one first: each gives back torch's settings as it found them.
-        prepared = []
-        for place, order in enumerate(orders):
-            federation = order.federation
-            config = dataclasses.replace(order.config, data_sha256=federation.fingerprint())
-            problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
-            saved = _finished(order._replace(config=config), facts)
-            if saved is None:  # to read a run takes less than to train it
-                check_memory(config, federation, problem, len(orders))
-            learner = build_method(config.method, problem, config.settings)
-            if not learner.trains_in_rounds:
-                config = dataclasses.replace(config, rounds=0)
-            order = order._replace(config=config)
-            saved = saved or _finished(order, facts)  # a method without rounds is finished after none
-            if saved is not None:
-                known[place] = _recorded(order, learner, facts, saved)
-                continue
-            data = place_data(config, federation, problem, copies)
-            engine = stack.enter_context(opened(config, data, learner))
-            prepared.append((order, engine, learner, facts))
-        # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
-        for order, _, _, facts in prepared:
-            _check_claim(order.out, order.config, facts)
-            if console and order.out is not None and (age := RunFolder(Path(order.out)).note_of_age()):
+        engines = [stack.enter_context(_engine_of(spec, copies)) for spec in unfinished]
+        for spec in unfinished:
+            if console and spec.folder and (age := spec.folder.note_of_age()):
                 say(console, age)
-        folders = [stack.enter_context(_held(order.out)) for order, *_ in prepared]
-        for (order, _, _, facts), folder in zip(prepared, folders, strict=True):
-            _claim(folder, order.config, facts)
+        # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
+        for spec in unfinished:
+            stack.enter_context(held(spec.folder))
+        for spec in unfinished:
+            claim(spec.folder, spec.config, spec.facts)
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, partial(say, console) if console else None))
-        for (order, engine, learner, facts), folder in zip(prepared, folders, strict=True):
+        for spec, engine in zip(unfinished, engines, strict=True):
             if console:
-                say(console, headline(order.config, order.federation) + (f", into {folder.path}" if folder else ""))
-            elif note := other_precision(order.config):
+                say(console, spec.headline)
+            elif note := spec.precision_note:
                 warnings.warn(f"training in float32: {note}", stacklevel=2)
-            _tell_of_ranges(order.federation, console)
-            turns = _fitting(order, engine, learner, facts, folder, screen, asked_to_stop, len(prepared))
-            jobs.append(Job(_told(turns, order, ended), engine.turn))
-        for place, recorded in known.items():  # the first place first, so that each comes to its own
-            if console:
-                say(console, f"{orders[place].out} was finished already, and nothing is done again")
-            jobs.insert(place, Job(_told(_at_once(recorded), orders[place], ended), nullcontext))
-        return take_turns(jobs)
+            _tell_of_ranges(spec.federation, console)
+            turns = _fitting(spec, engine, screen, asked_to_stop, len(unfinished))
+            jobs.append(Job(_told(turns, spec, ended), queue_of(engine).turn))
+        for place, spec in enumerate(specs):  # the first place first, so that each comes to its own
+            if spec.finished is not None:
+                if console and spec.folder:
+                    say(console, f"{spec.folder.path} was finished already, and nothing is done again")
+                jobs.insert(place, Job(_told(_at_once(_recorded(spec, spec.finished)), spec, ended), nullcontext))
+        return round_robin(jobs)
+
+
+def _engine_of(spec: RunSpec, copies: dict[object, Tensor]) -> AbstractContextManager[Engine]:
+    """Return the open engine of a run, to be closed after a block; see `Federation.to` about `copies`."""
+    data = place_data(spec.hardware, spec.federation, copies)
+    return opened(spec.hardware, data, spec.method, spec.config.seed, spec.clients_per_round)
 
 
 def fit_on(
@@ -241,54 +223,26 @@ def fit_on(
         console: shows progress; None for silence.
         maps: whether clients' descriptors are kept for the descriptor map.
     """
-    federation = engine.federation
-    _, facts = describe_problem(federation, config.model)
-    if not engine.method.trains_in_rounds:
-        config = dataclasses.replace(config, rounds=0)
-    order = Order(config, federation, out, maps=maps)
-    _check_claim(out, config, facts)
-    with _held(out) as folder:
-        _claim(folder, config, facts)
+    spec = resolve_for(engine, config, out, maps)
+    with held(spec.folder):
+        claim(spec.folder, spec.config, spec.facts)
         if console:
-            say(console, headline(config, federation) + (f", into {folder.path}" if folder else ""))
+            say(console, spec.headline)
         with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:
-            turns = _fitting(order, engine, engine.method, facts, folder, screen, asked_to_stop, 1)
-            (outcome,) = take_turns([Job(turns, engine.turn)])
+            turns = _fitting(spec, engine, screen, asked_to_stop, 1)
+            (outcome,) = round_robin([Job(turns, queue_of(engine).turn)])
     if isinstance(outcome, BaseException):
         raise outcome
     made: Run = outcome
     return made
 
 
-def finished_state(folder: RunFolder, rounds: int) -> checkpoint.Checkpoint | None:
-    """Return a run's last state where it has its results and that state is whole: then nothing is left to do."""
-    try:
-        summary = folder.summary()
-        if summary is None or rounds_of(summary) < rounds or summary.get("split", "test") != "test":
-            return None
-        folder.history()
-        folder.check_other_files()
-        saved = checkpoint.latest(folder.checkpoints, lambda damage: None, folder.run_id())
-    except PefllError:  # to be said, and mended, by who goes on from there
-        return None
-    return saved if saved.round >= rounds else None
-
-
-def _finished(order: Order, facts: dict[str, Any]) -> checkpoint.Checkpoint | None:
-    """Return the last state in an order's folder, where that run is finished; PefllError where it is another run."""
-    if order.out is None or order.tunes:  # a search keeps scores and no weights
-        return None
-    _check_claim(order.out, order.config, facts)
-    return finished_state(RunFolder(Path(order.out)), order.config.rounds)
-
-
-def _recorded(order: Order, learner: Method[Any], facts: dict[str, Any], saved: checkpoint.Checkpoint) -> Run:
-    """Return the finished run that an order's folder holds."""
-    assert order.out is not None
-    template = method_template(learner, order.config)
+def _recorded(spec: RunSpec, saved: checkpoint.Checkpoint) -> Run:
+    """Return the finished run that a spec's folder holds."""
+    assert spec.folder is not None
+    template = method_template(spec.method, spec.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
-    summary = RunFolder(Path(order.out)).summary() or {}
-    return Run(order.config, learner, best, final, facts, summary, order.federation)
+    return Run(spec.config, spec.method, best, final, spec.facts, spec.folder.summary() or {}, spec.federation)
 
 
 def _at_once(made: Run) -> Turns[Run]:
@@ -297,40 +251,31 @@ def _at_once(made: Run) -> Turns[Run]:
     return made
 
 
-def _told(turns: Turns[Run], order: Order, ended: Callable[[Order, Run], None] | None) -> Turns[Run]:
+def _told(turns: Turns[Run], spec: RunSpec, ended: Callable[[RunSpec, Run], None] | None) -> Turns[Run]:
     """Do as `turns` does, and tell somebody of the run at its end."""
     made = yield from turns
     if ended is not None:
-        ended(order, made)
+        ended(spec, made)
     return made
 
 
-def _fitting(
-    order: Order,
-    engine: Engine,
-    learner: Method[Any],
-    facts: dict[str, Any],
-    folder: RunFolder | None,
-    screen: Display,
-    asked_to_stop: Signals,
-    together: int,
-) -> Turns[Run]:
+def _fitting(spec: RunSpec, engine: Engine, screen: Display, asked_to_stop: Signals, together: int) -> Turns[Run]:
     """Train and test one run, in turns with others."""
-    config, federation = order.config, order.federation
-    with screen.line(order.title, config.rounds) as watch:
+    config, federation, method, folder, facts = spec.config, spec.federation, spec.method, spec.folder, spec.facts
+    with screen.line(spec.title, config.rounds) as watch:
         try:
-            progress = yield from train(engine, learner, config, folder, watch, facts, asked_to_stop, together)
+            progress = yield from train(engine, method, config, folder, watch, facts, asked_to_stop, together)
         except PefllError as problem:
             error = _with_cause(problem, federation)
             if together > 1:  # said now, because the others may go on for long
-                watch.say(f"{order.label or f'seed {config.seed}'} failed: {error}")
+                watch.say(f"{spec.label or f'seed {config.seed}'} failed: {error}")
             raise error from problem
-    summary = summary_of(engine, learner, order, progress, screen, asked_to_stop)
+    summary = summary_of(engine, spec, progress, screen, asked_to_stop)
     if folder:
-        if order.maps and not order.tunes:
-            write_descriptors(engine, learner, progress.best, federation, folder)
+        if spec.maps and not spec.tunes:
+            write_descriptors(engine, method, progress.best, federation, folder)
         folder.write_summary(summary)
-    return Run(config, learner, progress.best, progress.server, facts, summary, federation)
+    return Run(config, method, progress.best, progress.server, facts, summary, federation)
 
 
 def _tell_of_ranges(federation: Federation, console: Console | None) -> None:
@@ -406,50 +351,3 @@ def _config(
         settings=typed_settings(method, {key: value for key, value in settings.items() if key not in names}),
         **{key: value for key, value in settings.items() if key in names},
     )
-
-
-def _check_claim(out: str | Path | None, config: Config, facts: dict[str, Any]) -> None:
-    """Raise PefllError where the folder that is there is not the same run's, with the same settings and model."""
-    if out is None:
-        return
-    folder = RunFolder(Path(out))
-    if folder.config_file.is_file():
-        started = Config.load(folder.config_file, folder.trained_with())
-        try:
-            started.check_same(config)
-        except PefllError as error:  # where several runs have folders of their own, the user named none of them
-            raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
-        newest = manifest.newest(folder.checkpoints, folder.run_id())
-        if newest:
-            check_problem(newest.facts.get("problem"), folder.path)
-            check_same_model(newest.facts["problem"], facts, str(folder.path))
-    elif folder.path.exists() and (
-        not folder.path.is_dir()
-        or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
-    ):
-        raise PefllError(
-            f"{folder.path} exists and is not a run folder; choose another {argument('out')}", code="PEFLL-T109"
-        )
-
-
-@contextmanager
-def _held(out: str | Path | None) -> Iterator[RunFolder | None]:
-    """Yield the run's folder, which is nobody else's meanwhile; None for a run that is not kept."""
-    if out is None:
-        yield None
-        return
-    folder = RunFolder(Path(out))
-    with folder.held():
-        yield folder
-
-
-def _claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
-    """Write what was asked for now into a folder that is held; somebody may have been there since it was looked at."""
-    if folder:
-        _check_claim(folder.path, config, facts)
-        checkpoint.sweep(folder.checkpoints)
-        run = folder.run_id()
-        if not run:
-            run = new_run()
-            folder.give_checks(run)  # before the settings say that there are some
-        config.save(folder.config_file, run)

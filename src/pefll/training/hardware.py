@@ -1,12 +1,14 @@
-"""Which device and which engine: what `auto` means, and a sentence where what was asked for is not there."""
+"""Device, engine and precision: what `auto` means, and a sentence where what was asked for is not there."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,13 +18,38 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
+from pefll.engines.cuda_queue import one_thread
 from pefll.engines.serial import SerialEngine
-from pefll.engines.vector import VectorEngine, one_thread
+from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
 from pefll.methods.contract import Method, Problem
 from pefll.runs.config import Config
 
 SMALL_FLOPS = 10_000_000
+
+
+class Hardware(NamedTuple):
+    """What a run is computed with: `auto` is decided.
+
+    Attributes:
+        device: where.
+        engine: serial, vector or flower.
+        precision: float32, tf32, bf16 or float64.
+        processes: of the serial engine, at most.
+    """
+
+    device: torch.device
+    engine: str
+    precision: str
+    processes: int = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and inputs."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+TO_READ = Hardware(torch.device("cpu"), "serial", "float32")  # a finished run: nothing is computed
 
 
 def pick_device(name: str) -> torch.device:
@@ -69,43 +96,70 @@ def forward_flops(problem: Problem) -> int:
     return int(counter.get_total_flops())
 
 
-def place_data(config: Config, federation: Federation, problem: Problem, copies: dict[object, Tensor]) -> Federation:
-    """Return the federation where the engine that a config asks for wants it; see `Federation.to` about `copies`."""
+def pick_hardware(config: Config, problem: Problem) -> Hardware:
+    """Return what a config asks for, with `auto` decided; PefllError where that is not here."""
     device = pick_device(config.device)
-    if _kind(config, device, problem) != "vector":
-        return federation
-    with one_thread(device):
-        return federation.to(device, copies)
-
-
-def _kind(config: Config, device: torch.device, problem: Problem) -> str:
-    return config.engine if config.engine != "auto" else pick_engine(device, problem)
-
-
-def make_engine(config: Config, federation: Federation, method: Method[Any], clients_per_round: int) -> Engine:
-    """Return the engine that a config asks for."""
-    device = pick_device(config.device)
-    kind = _kind(config, device, method.problem)
-    if kind == "flower":
+    engine = config.engine if config.engine != "auto" else pick_engine(device, problem)
+    if engine == "flower":
         raise PefllError(
             "only a Flower app reaches clients on other machines; see `pefll flower --help`", code="PEFLL-T114"
         )
-    dtype = torch.float64 if config.precision == "float64" else torch.float32
-    if kind == "vector":
+    processes = 1
+    if engine == "vector" and config.processes > 1:
+        raise PefllError(
+            f"{argument('processes', config.processes)} is for the serial engine, and this run would use the vector "
+            f"engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
+            code="PEFLL-T125",
+        )
+    if engine == "serial":
+        if config.device != "auto" and device.type == "cuda":
+            raise PefllError(
+                f"the serial engine runs on the CPU; use {argument('engine', 'vector')} for CUDA", code="PEFLL-T115"
+            )
+        device = torch.device("cpu")
+        processes = (config.processes or cores()) if can_fork() else 1
+    return Hardware(device, engine, pick_precision(config.precision, device), processes)
+
+
+def place_data(hardware: Hardware, federation: Federation, copies: dict[object, Tensor]) -> Federation:
+    """Return the federation where its engine wants it; see `Federation.to` about `copies`."""
+    if hardware.engine != "vector":
+        return federation
+    with one_thread(hardware.device):
+        return federation.to(hardware.device, copies)
+
+
+def make_engine(
+    hardware: Hardware, federation: Federation, method: Method[Any], seed: int, clients_per_round: int
+) -> Engine:
+    """Return a new engine.
+
+    Args:
+        hardware: which one, and where.
+        federation: the data.
+        method: what to run.
+        seed: of the run.
+        clients_per_round: c; 0 for an engine that only evaluates.
+    """
+    device, _, precision, processes = hardware
+    if hardware.engine == "vector":
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        precision = pick_precision(config.precision, device)
-        return VectorEngine(federation, method, config.seed, clients_per_round, device, dtype, precision)
-    if config.device != "auto" and device.type == "cuda":
-        raise PefllError(
-            f"the serial engine runs on the CPU; use {argument('engine', 'vector')} for CUDA", code="PEFLL-T115"
-        )
-    processes = config.processes or cores()
-    if processes > 1 and not can_fork():
-        processes = 1
-    return SerialEngine(
-        federation, method, config.seed, clients_per_round, dtype, min(processes, max(1, clients_per_round))
-    )
+        return VectorEngine(federation, method, seed, clients_per_round, device, hardware.dtype, precision)
+    processes = min(processes, max(1, clients_per_round))
+    return SerialEngine(federation, method, seed, clients_per_round, hardware.dtype, processes)
+
+
+@contextmanager
+def opened(
+    hardware: Hardware, federation: Federation, method: Method[Any], seed: int, clients_per_round: int
+) -> Iterator[Engine]:
+    """Do as `make_engine`, and close the engine after the block."""
+    engine = make_engine(hardware, federation, method, seed, clients_per_round)
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
 def cores() -> int:

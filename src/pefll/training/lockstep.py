@@ -96,7 +96,7 @@ class Job(NamedTuple):
     turn: Callable[[], AbstractContextManager[Any]]
 
 
-def take_turns(jobs: Sequence[Job]) -> list[Any]:
+def round_robin(jobs: Sequence[Job]) -> list[Any]:
     """Give each job a turn after the other until all have ended.
 
     Returns:

@@ -27,6 +27,7 @@ from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
+from pefll.engines.device_queue import queue_of
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
@@ -38,7 +39,9 @@ from pefll.runs.config import Config
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
 from pefll.runs.record import RunFolder, rounds_of
 from pefll.training.evaluation import Evaluation, client_scores, split_number, summarise
-from pefll.training.preparing import build_checked_method, build_checked_model, federation_of, opened
+from pefll.training.federations import federation_of
+from pefll.training.hardware import opened, pick_hardware
+from pefll.training.resolve import build_checked_method, build_checked_model
 from pefll.training.saving import check_progress, restore
 from pefll.training.summary import counting
 
@@ -166,9 +169,10 @@ class Run:
             and federation.fingerprint() != self.config.data_sha256
         ):
             data = dataclasses.replace(federation, num_seen=0)  # nobody here took part in training
+        hardware = pick_hardware(self.config, self.method.problem)
         with (
-            opened(self.config, data, self.method, trains=False) as engine,
-            engine.turn(),
+            opened(hardware, data, self.method, self.config.seed, 0) as engine,
+            queue_of(engine).turn(),
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)

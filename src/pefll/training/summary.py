@@ -26,13 +26,12 @@ from pefll.data import DATASETS
 from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
 from pefll.methods.contract import Method
-from pefll.models import resolve_model
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.training.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
-from pefll.training.hardware import device_name, peak_memory_bytes, pick_precision
+from pefll.training.hardware import device_name, peak_memory_bytes
 from pefll.training.lockstep import Signals, Stopped
 from pefll.training.loop import local_steps
-from pefll.training.preparing import Order, clients_per_round
+from pefll.training.resolve import RunSpec
 from pefll.training.saving import Progress
 from pefll.version import __version__
 
@@ -55,8 +54,7 @@ def counting(watch: Monitor) -> Callable[[int], None]:
 
 def summary_of(
     engine: Engine,
-    method: Method[Any],
-    order: Order,
+    spec: RunSpec,
     progress: Progress,
     screen: Display,
     asked_to_stop: Signals,
@@ -70,17 +68,17 @@ def summary_of(
     Raises:
         Stopped: when asked to stop. All rounds are saved, and testing is done again when the run is resumed.
     """
-    config, federation = order.config, order.federation
-    split = VALIDATION if order.tunes else TEST
-    clients = federation.num_seen if order.tunes and not order.holds_out else federation.num_clients
-    new_ones_train = order.tunes and method.trains_in_rounds and method.trains_new_clients
+    config, federation, method = spec.config, spec.federation, spec.method
+    split = VALIDATION if spec.tunes else TEST
+    clients = federation.num_seen if spec.tunes and not spec.holds_out else federation.num_clients
+    new_ones_train = spec.tunes and method.trains_in_rounds and method.trains_new_clients
     strangers = min(federation.num_seen, STRANGERS) if new_ones_train else 0
-    moments = ("best",) if order.tunes else ("best", "final")
+    moments = ("best",) if spec.tunes else ("best", "final")
     different = "final" in moments and progress.best_round != progress.round
     started = time.perf_counter()
     stopped = partial(Stopped, progress.round, testing=True)
     doing = "testing" if method.trains_in_rounds else "training and testing"
-    title = f"{doing} {order.label or f'seed {config.seed}'}"
+    title = f"{doing} {spec.label or f'seed {config.seed}'}"
     with (
         screen.line(title, clients * (1 + different) + strangers) as watch,
         # One client may train for half a minute, and nothing that is broken off is wanted again.
@@ -103,7 +101,7 @@ def summary_of(
         result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
         accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
     as_new = summarise(sums["as new"]) if strangers else None
-    c = clients_per_round(config, federation)
+    c = spec.clients_per_round
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
     return {
@@ -114,7 +112,7 @@ def summary_of(
         },
         "dataset": federation.name,
         "partition": federation.partition,
-        "model": resolve_model(config.model, federation.input_shape, federation.tokens),
+        "model": spec.model,
         "num_clients": federation.num_clients,
         "num_seen": federation.num_seen,
         "num_unseen": federation.num_unseen,
@@ -126,7 +124,7 @@ def summary_of(
         "engines": [{"engine": name, "after_round": first} for name, first in progress.engines],
         "device": device_name(engine.device),
         "processes": engine.processes,
-        "precision": pick_precision(config.precision, engine.device),
+        "precision": spec.hardware.precision,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "commit": commit(),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, leaves, map_tree
-from pefll.engines.cohort import DoorCohort, Ledger
+from pefll.engines.cohort import BaseCohort, Ledger
 from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.client import owned
 from pefll.engines.flower.keep import Ticket
@@ -47,7 +47,7 @@ class Reach(Protocol):
 
 
 @dataclass(eq=False, kw_only=True)
-class FlowerCohort(DoorCohort):
+class FlowerCohort(BaseCohort):
     """Clients on other machines; each `run` is one exchange.
 
     Attributes:

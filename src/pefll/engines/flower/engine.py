@@ -34,15 +34,15 @@ from pefll.engines.flower.request import Asked, Request, Visit
 from pefll.engines.flower.roster import Roster
 from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
 from pefll.engines.flower.weights import WeightLimits
-from pefll.engines.prompt import PromptEngine
 from pefll.engines.settings import EngineSettings
+from pefll.engines.synchronous import SynchronousEngine
 from pefll.methods.contract import Each, Everyone, Method, Score
 
 DELIVER = "deliver"
 CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
 
 
-class FlowerEngine(PromptEngine):
+class FlowerEngine(SynchronousEngine):
     """Runs rounds with clients that Flower reaches.
 
     Args:

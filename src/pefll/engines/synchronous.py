@@ -1,0 +1,21 @@
+"""What engines have in common that are done with a round when they return from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from pefll.core.tree import Tree
+
+
+class SynchronousEngine(ABC):
+    """Rounds one after another, each done before the next begins; states are never written to."""
+
+    @abstractmethod
+    def _round(self, server: Tree, t: int) -> Tree:
+        """Return the server's state after round t."""
+
+    def advance(self, server: Tree, first: int, rounds: int) -> Tree:
+        """Return the server's state after rounds first..first+rounds-1."""
+        for t in range(first, first + rounds):
+            server = self._round(server, t)
+        return server

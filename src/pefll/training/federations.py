@@ -1,0 +1,95 @@
+"""The federation that a config names: its data, read and dealt to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pefll.core.errors import PefllError
+from pefll.core.progress import say
+from pefll.core.wording import argument
+from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
+from pefll.data.federation import Federation, Samples
+from pefll.runs.config import Config
+
+
+def federation_of(config: Config, console: Console | None) -> Federation:
+    """Read the data that a config names and deal it to clients.
+
+    Raises:
+        PefllError: where it cannot be read, or is not what the config was saved with.
+    """
+    return federations_of([config], console)[0]
+
+
+def federations_of(configs: Sequence[Config], console: Console | None) -> list[Federation]:
+    """Do as `federation_of` for several configs, whose federations share the samples that they have in common."""
+    known: dict[tuple[str, ...], Samples] = {}
+    federations = []
+    for config in configs:
+        source = (config.data, config.data_dir, config.label, config.client_column)
+        if source not in known:
+            known[source] = _samples_of(config, console)
+        federations.append(_deal(known[source], config))
+    return federations
+
+
+def data_of_python(config: Config) -> bool:
+    """Return whether the data of a run has only a name, and no place: it was given in Python."""
+    return _is_gone(config) and not Path(config.data).suffix and len(Path(config.data).parts) == 1
+
+
+def _is_gone(config: Config) -> bool:
+    return config.data not in DATASETS and config.data_sha256 != "" and not Path(config.data).exists()
+
+
+def _samples_of(config: Config, console: Console | None) -> Samples:
+    if data_of_python(config):
+        raise PefllError(
+            f"the run was trained on data given in Python ({config.data}); evaluate it there, with "
+            "pefll.load(path).evaluate(federation=...)",
+            code="PEFLL-T117",
+        )
+    if _is_gone(config):
+        raise PefllError(
+            f"the run was trained on {config.data}, which is not there any more; put it back", code="PEFLL-T118"
+        )
+    samples = load_samples(
+        config.data,
+        config.data_dir,
+        lambda sentence: say(console, sentence) if console else None,
+        label=config.label,
+        client=config.client_column,
+    )
+    # Not where a run goes on or is evaluated: it was said when the run began.
+    if (
+        console
+        and config.data not in DATASETS
+        and not config.data_sha256
+        and (gaps := classes_without_samples(samples))
+    ):
+        largest, classes = samples.classes - 1, samples.classes
+        say(console, f"{samples.name}: the largest label is {largest}, so that there are {classes} classes, but {gaps}")
+    return samples
+
+
+def _deal(samples: Samples, config: Config) -> Federation:
+    source = DATASETS.get(config.data)
+    partition = config.partition or (source.partition if source else "")
+    if not partition:
+        if samples.client is None:
+            raise PefllError(
+                f"{config.data} does not say whose each sample is; add {argument('partition', 'by-class 2')} and "
+                f"{argument('clients', 50)}",
+                code="PEFLL-T119",
+            )
+        partition = "natural"
+    natural_number = partition == "natural" and not config.clients
+    clients = None if natural_number else config.clients or (source.clients if source else None)
+    federation = make_federation(samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen)
+    if config.data_sha256 and federation.fingerprint() != config.data_sha256:
+        where = f"the data in {config.data_dir}" if source else f"what is in {config.data}"
+        raise PefllError(f"{where} is not what the run was trained on", code="PEFLL-T120")
+    return federation

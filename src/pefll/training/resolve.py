@@ -1,0 +1,258 @@
+"""From what a user asked for to a `RunSpec`, in which everything is decided: nobody asks again what `auto` means."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pefll.core.wording import counted
+from pefll.data.federation import TRAIN, Federation
+from pefll.engines.cohort import Engine
+from pefll.engines.memory import Plan, check_fits, check_model_fits, networks_of, sample_values
+from pefll.methods import build_method, hyperparameters, typed_settings
+from pefll.methods.contract import Method, Problem
+from pefll.models import MODELS, Network, build_model, check_model, resolve_model
+from pefll.models.probe import probe
+from pefll.runs.checkpoint import Checkpoint
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
+from pefll.training.folders import check_claim, finished_state
+from pefll.training.hardware import TO_READ, Hardware, device_name, pick_hardware, pick_precision
+
+
+@dataclass(frozen=True, eq=False)
+class RunSpec:
+    """A run with everything decided, before anything is opened. `resolve` makes it.
+
+    Attributes:
+        config: its settings, as they are written to config.toml.
+        federation: who has what.
+        model: the name of what clients run.
+        facts: about the problem, for whoever reads a checkpoint or a personal model without the data.
+        method: what is trained, bound to the problem.
+        hardware: device, engine, precision, processes.
+        clients_per_round: c.
+        folder: where it is recorded; None for nowhere.
+        finished: the last state in the folder, where nothing is left to do; else None.
+        label: its name beside other runs; "" for its method and seed.
+        tunes: whether it is there to choose hyper-parameters: then it ends with a score on the validation samples of
+            seen clients, in place of the test.
+        holds_out: whether its unseen clients are seen ones that were held out for that (`Federation.holding_out`), so
+            that their validation samples are scored too.
+        maps: whether its clients' descriptors are kept for the descriptor map.
+    """
+
+    config: Config
+    federation: Federation
+    model: str
+    facts: dict[str, Any]
+    method: Method[Any]
+    hardware: Hardware
+    clients_per_round: int
+    folder: RunFolder | None = None
+    finished: Checkpoint | None = None
+    label: str = ""
+    tunes: bool = False
+    holds_out: bool = False
+    maps: bool = True
+
+    @property
+    def title(self) -> str:
+        """Its name while it is trained."""
+        return self.label or f"{self.config.method} seed {self.config.seed}"
+
+    @property
+    def headline(self) -> str:
+        """What it is about to do, in one line."""
+        config, data, hardware = self.config, self.federation, self.hardware
+        rounds = f"{counted(config.rounds, 'round')} of {counted(self.clients_per_round, 'client')}"
+        precision = hardware.precision + (f" ({note})" if (note := self.precision_note) else "")
+        untested = f" ({data.num_untested:,} without test samples)" if data.num_untested else ""
+        return (
+            f"{config.method} on {data.name}, {data.partition}: {data.num_seen} seen and {data.num_unseen} unseen "
+            f"clients{untested}, model {self.model}, {rounds}, {device_name(hardware.device)}, {precision}"
+            + (f", into {self.folder.path}" if self.folder else "")
+        )
+
+    @property
+    def precision_note(self) -> str:
+        """Why it does not have the precision that was asked for; "" where it has."""
+        asked = self.config.precision
+        return "" if asked in ("auto", self.hardware.precision) else f"only a GPU has {asked}"
+
+
+def resolve(
+    config: Config,
+    federation: Federation,
+    out: str | Path | None = None,
+    *,
+    model: str | nn.Module | None = None,
+    runs: int = 1,
+    label: str = "",
+    tunes: bool = False,
+    holds_out: bool = False,
+) -> RunSpec:
+    """Decide everything about a run that was left open.
+
+    Args:
+        config: what was asked for.
+        federation: who has what.
+        out: a folder for the run; None for none.
+        model: an `nn.Module`, for a run whose model was given in Python; a name is taken from the config.
+        runs: that are trained at once, for the memory that they take.
+        label: see `RunSpec`.
+        tunes: see `RunSpec`.
+        holds_out: see `RunSpec`.
+
+    Raises:
+        PefllError: where it cannot be run here: another run's folder, too little memory, no such device.
+    """
+    config = dataclasses.replace(config, data_sha256=federation.fingerprint())
+    problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+    folder = None if out is None else RunFolder(Path(out))
+    # Before engines are opened and memory is counted, so that a folder of another run is refused at once, and before
+    # other runs' folders are made. Once more under the lock: somebody may have been there meanwhile.
+    check_claim(folder, config, facts)
+    kept = None if tunes else folder  # a search keeps scores and no weights
+    finished = finished_state(kept, config.rounds)
+    hardware = TO_READ if finished else pick_hardware(config, problem)
+    c = clients_per_round(config, federation)
+    if finished is None:
+        check_memory(config, federation, problem, hardware, c, runs)
+    method = build_method(config.method, problem, config.settings)
+    if not method.trains_in_rounds:
+        config = dataclasses.replace(config, rounds=0)
+        finished = finished or finished_state(kept, 0)
+    return RunSpec(
+        config=config,
+        federation=federation,
+        model=facts["model"] or config.model,
+        facts=facts,
+        method=method,
+        hardware=hardware,
+        clients_per_round=c,
+        folder=folder,
+        finished=finished,
+        label=label,
+        tunes=tunes,
+        holds_out=holds_out,
+    )
+
+
+def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, maps: bool = True) -> RunSpec:
+    """Return the spec of a run on an engine that is open already.
+
+    Args:
+        engine: reaches the clients.
+        config: what was asked for.
+        out: see `resolve`.
+        maps: see `RunSpec`.
+    """
+    _, facts = describe_problem(engine.federation, config.model)
+    if not engine.method.trains_in_rounds:
+        config = dataclasses.replace(config, rounds=0)
+    folder = None if out is None else RunFolder(Path(out))
+    check_claim(folder, config, facts)
+    precision = pick_precision(config.precision, engine.device)
+    return RunSpec(
+        config=config,
+        federation=engine.federation,
+        model=facts["model"],
+        facts=facts,
+        method=engine.method,
+        hardware=Hardware(engine.device, engine.name, precision, engine.processes),
+        clients_per_round=clients_per_round(config, engine.federation),
+        folder=folder,
+        maps=maps,
+    )
+
+
+def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
+    """Return what there is to learn, and the facts a personal model carries with it."""
+    name = resolve_model(model, federation.input_shape, federation.tokens) if isinstance(model, str) else ""
+    shape, classes = federation.input_shape, federation.classes
+    module = model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes)
+    network = Network(module)
+    check_model(network, federation.input_shape, federation.classes, federation.tokens)
+    problem = Problem(network, federation.input_shape, federation.classes, federation.num_clients, federation.tokens)
+    facts = {
+        "model": name,
+        "input_shape": list(federation.input_shape),
+        "classes": federation.classes,
+        "normalise": [list(part) for part in federation.normalise] if federation.normalise else None,
+        "tokens": federation.tokens,
+        "class_names": list(federation.class_names),
+        "feature_names": list(federation.feature_names),
+        "label_column": federation.label_column,
+        "client_column": federation.client_column,
+        "num_clients": federation.num_clients,
+        "dataset": federation.name,
+        "weights": network.size,
+        "probe": probe(network, federation.input_shape, federation.tokens),
+    }
+    return problem, facts
+
+
+def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Do as `build_model`; PefllError before a model of the package is made that is too large for the machine.
+
+    Args:
+        name: of the model.
+        input_shape: of one sample.
+        classes: width of the output.
+    """
+    if name in MODELS:
+        with torch.device("meta"):
+            sketch = MODELS[name](input_shape, classes)
+        check_model_fits(f"the model {name}", sum(part.numel() for part in sketch.parameters()))
+    return build_model(name, input_shape, classes)
+
+
+def build_checked_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:
+    """Do as `build_method`; PefllError before networks are made that are too large for the machine."""
+    build = partial(build_method, name, problem, settings)
+    check_model_fits(f"the server of {name}", networks_of(build))
+    return build()
+
+
+def check_memory(
+    config: Config, federation: Federation, problem: Problem, hardware: Hardware, clients_per_round: int, runs: int = 1
+) -> None:
+    """Raise PefllError where a run would clearly not fit into memory, before its networks are made.
+
+    Args:
+        config: all its settings.
+        federation: who has what.
+        problem: what there is to learn.
+        hardware: where it is computed.
+        clients_per_round: c.
+        runs: that are trained at once.
+    """
+    settings = {**hyperparameters(config.method), **typed_settings(config.method, config.settings)}
+    networks = networks_of(lambda: build_method(config.method, problem, config.settings))
+    clients = min(clients_per_round, federation.num_seen)
+    most = int(federation.count[TRAIN].max())
+    plan = Plan(
+        weights=problem.model.size,
+        networks=networks,
+        clients=clients if hardware.engine == "vector" else min(hardware.processes, clients),
+        round_clients=clients,
+        steps=int(settings.get("local_steps") or 1),
+        batch=min(int(settings.get("batch_size") or most), most),
+        values=sample_values(problem),
+        runs=runs,
+        device=hardware.device,
+    )
+    check_fits(plan, config.method)
+
+
+def clients_per_round(config: Config, federation: Federation) -> int:
+    """Return c: as asked for, or 5% of all clients as in the paper."""
+    return config.clients_per_round or math.ceil(federation.num_clients / 20)
