@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pefll.backend import recorded
+from pefll.backend import optim, recorded
 from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, Samples, assemble
 from pefll.engines.cohort import Ledger
@@ -277,6 +277,7 @@ def test_steps_by_number_are_the_steps_one_after_another(name, monkeypatch):
         return state
 
     wanted = models()
+    monkeypatch.setattr(optim, "is_on_gpu", lambda theta: True)
     monkeypatch.setattr(recorded, "worth_recording", lambda *_: True)
     monkeypatch.setattr(recorded, "repeat", repeat)
     for mine, theirs in zip(models(), wanted, strict=True):

@@ -73,11 +73,12 @@ def _clipped(gradient: Tensor, limit: float | None) -> Tensor:
 # Many clients on a GPU.
 
 
-def _is_on_gpu(function: Any, theta: Tensor, *rest: Any) -> bool:
+def is_on_gpu(theta: Tensor) -> bool:
+    """Return whether a client's parameters lie where steps are kernels, and may be recorded."""
     return theta.is_cuda or client_axis.available(theta)
 
 
-@fast(optim.sgd_along, when=_is_on_gpu)
+@fast(optim.sgd_along, when=lambda direction, theta, *rest: is_on_gpu(theta))
 def sgd_on_gpu(
     direction: Direction, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
