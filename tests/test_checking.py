@@ -14,8 +14,8 @@ import torch
 
 from pefll.data.federation import TEST
 from pefll.methods import FedAvg
+from pefll.methods.averaging import Server
 from pefll.methods.contract import everyone
-from pefll.methods.fedavg import Server
 from pefll.training import checking
 from pefll.training.checking import CHECKS, check_method
 

@@ -282,7 +282,7 @@ def test_what_a_killed_process_left_behind_goes(tmp_path):
 
 
 def test_trees_are_walked_in_one_order_and_rebuilt_by_name():
-    from pefll.methods.fedavg import Update
+    from pefll.methods.averaging import Update
     from pefll.methods.optim import Moments
 
     tree = Update(Moments(torch.zeros(2), torch.ones(1)), torch.full((3,), 2.0))

@@ -12,7 +12,7 @@ from pefll.data.federation import TEST, TRAIN, VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
-from pefll.methods.fedavg import Server
+from pefll.methods.averaging import Server
 from pefll.training.evaluation import Evaluator, descriptors, evaluate, split_number, summarise
 from tests.federations import problem_of, ragged
 

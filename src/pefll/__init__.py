@@ -23,8 +23,21 @@ from pefll.data import (
     samples_from_arrays,
     summarise,
 )
-from pefll.methods import METHODS, FedAvg, FedRep, KNNPer, Local, PeFLL, PeFLLPrior, PerFedAvg, PFedHN, PFedMe
+from pefll.methods import (
+    METHODS,
+    BaseMethod,
+    FedAvg,
+    FedRep,
+    KNNPer,
+    Local,
+    PeFLL,
+    PeFLLPrior,
+    PerFedAvg,
+    PFedHN,
+    PFedMe,
+)
 from pefll.runs.personal import PersonalModel
+from pefll.tasks import Classification, Task
 from pefll.training.checking import check_method
 from pefll.training.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
@@ -35,6 +48,8 @@ from pefll.version import __version__
 __all__ = [
     "METHODS",
     "Accuracy",
+    "BaseMethod",
+    "Classification",
     "ClientsFailed",
     "Cost",
     "Evaluation",
@@ -54,6 +69,7 @@ __all__ = [
     "RunsFailed",
     "Samples",
     "Stopped",
+    "Task",
     "__version__",
     "by_class",
     "check_method",

@@ -175,7 +175,7 @@ class SendsAnEmptyPart(FedAvg):
 @pytest.mark.parametrize(("value", "blamed"), [(1.0, False), (np.nan, True)])
 def test_replies_may_have_empty_parts(engine, value, blamed):
     federation = spoilt(value, 5)
-    made = engine(federation, SendsAnEmptyPart(problem_of(federation), local_steps=1), 0, CLIENTS)
+    made = engine(federation, SendsAnEmptyPart(local_steps=1).bind(problem_of(federation)), 0, CLIENTS)
     match = f"client {federation.name_of(5)} replied"
     try:
         with pytest.raises(Diverged, match=match) if blamed else nullcontext():

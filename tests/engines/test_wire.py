@@ -25,11 +25,11 @@ def test_messages_come_back_as_they_were_sent():
 
 
 def test_a_message_cannot_name_anything_but_message_types():
-    from pefll.methods.fedavg import Server
+    from pefll.methods.averaging import Server
 
     message = pack(Server(torch.zeros(1)))
     for module, name in (("os", "system"), ("builtins", "tuple"), ("not_loaded", "X")):
-        forged = message.replace(b'"pefll.methods.fedavg", "Server"', f'"{module}", "{name}"'.encode())
+        forged = message.replace(b'"pefll.methods.averaging", "Server"', f'"{module}", "{name}"'.encode())
         size = int.from_bytes(message[:4], "little") + len(forged) - len(message)
         with pytest.raises(ValueError, match="is not a message type"):
             unpack(size.to_bytes(4, "little") + forged[4:])

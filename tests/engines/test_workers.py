@@ -38,7 +38,7 @@ class Troubled(FedAvg):
 
 def troubled(trouble: str, processes: int) -> SerialEngine:
     federation = small(FEATURES)
-    method = Troubled(problem_of(federation), local_steps=1, trouble=trouble)
+    method = Troubled(local_steps=1, trouble=trouble).bind(problem_of(federation))
     return SerialEngine(federation, method, seed=0, clients_per_round=4, processes=processes)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
+import pefll
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
 from pefll.methods import Problem, build_method
+from pefll.methods.averaging import update
 from pefll.models import Network, build_model
 from pefll.training.evaluation import evaluate
 from tests.federations import problem_of, ragged
@@ -87,3 +91,31 @@ def test_training_helps():
         assert result.seen.per_sample > 0.65, name
         assert result.unseen.per_sample > 0.65, name
         assert all(leaf.isfinite().all() for leaf in leaves(server))
+
+
+def test_a_method_is_a_value():
+    federation = clients_of()
+    settings = {"rounds": 3, "clients_per_round": 2, "engine": "serial", "processes": 1, "model": two_layers()}
+    by_value = pefll.fit(federation, pefll.FedAvg(local_steps=2, client_lr=0.02), **settings)
+    by_name = pefll.fit(federation, "fedavg", local_steps=2, client_lr=0.02, **settings)
+    assert torch.equal(by_value.final.theta, by_name.final.theta)
+    assert by_value.config.settings == by_name.config.settings
+    assert pefll.FedAvg(local_steps=2) == pefll.FedAvg(local_steps=2)
+    with pytest.raises(PefllError, match="PEFLL-T126"):
+        pefll.fit(federation, pefll.FedAvg(local_steps=2), local_steps=3, **settings)
+    with pytest.raises(PefllError, match="PEFLL-S021"):
+        _ = pefll.FedAvg().problem
+
+
+@dataclass(frozen=True)
+class Frozen(pefll.FedAvg):
+    """One's own method, given as a value: nobody trains."""
+
+    def train(self, client, theta):
+        return update(client, theta)
+
+
+def test_ones_own_method_is_a_value_too():
+    run = pefll.fit(clients_of(), Frozen(), rounds=2, clients_per_round=2, model=two_layers(), engine="serial")
+    assert run.config.method == f"{__name__}:Frozen"
+    torch.testing.assert_close(run.final.theta, run.method.problem.model.init(0, "model"))

@@ -10,7 +10,7 @@ from typing import Any
 from pefll.core.arguments import MOST, plain, shown
 from pefll.core.errors import PefllError, unknown
 from pefll.core.named import import_name
-from pefll.methods.contract import Method, Problem
+from pefll.methods.contract import BaseMethod, Method, Problem
 from pefll.methods.fedavg import FedAvg
 from pefll.methods.fedrep import FedRep
 from pefll.methods.knn_per import KNNPer
@@ -23,6 +23,7 @@ from pefll.methods.pfedme import PFedMe
 
 __all__ = [
     "METHODS",
+    "BaseMethod",
     "FedAvg",
     "FedRep",
     "KNNPer",
@@ -37,6 +38,7 @@ __all__ = [
     "hyperparameters",
     "method_class",
     "method_name",
+    "method_value",
     "typed_settings",
 ]
 
@@ -76,6 +78,21 @@ def method_name(method: Any) -> str:
     raise PefllError(f"the method is {shown(method)}; it must be one of {', '.join(METHODS)}", code="PEFLL-A013")
 
 
+def method_value(method: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what names a method, and its hyper-parameters that differ from the defaults.
+
+    Args:
+        method: a name, a class, or a value such as `PeFLL(client_lr=0.02)`.
+    """
+    if isinstance(method, type) or not isinstance(method, BaseMethod):
+        return method, {}
+    kind: Any = type(method)
+    defaults = {each.name: each.default for each in dataclasses.fields(method)}
+    settings = {name: getattr(method, name) for name in defaults if name != "bound_to"}
+    name: Any = kind if any(kind is known for known in METHODS.values()) else f"{kind.__module__}:{kind.__qualname__}"
+    return name, {key: value for key, value in settings.items() if value != defaults[key]}
+
+
 def method_class(name: str) -> Callable[..., Method[Any]]:
     """Return the class of a method: a key of METHODS, or `"package.module:Class"`."""
     if ":" in name:
@@ -93,7 +110,7 @@ def hyperparameters(name: str) -> dict[str, Any]:
             f"{name} is not a dataclass; see pefll.methods.contract.Method for what a method is", code="PEFLL-S001"
         )
     fields = dataclasses.fields(kind)
-    return {field.name: field.default for field in fields if field.name != "problem"}
+    return {field.name: field.default for field in fields if field.name not in ("problem", "bound_to")}
 
 
 def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:
@@ -104,7 +121,11 @@ def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Metho
         problem: what there is to learn.
         settings: values, or strings that are read as the default's type.
     """
-    return method_class(name)(problem=problem, **typed_settings(name, settings))
+    kind: Any = method_class(name)
+    typed = typed_settings(name, settings)
+    bindable = isinstance(kind, type) and issubclass(kind, BaseMethod)
+    method: Method[Any] = kind(**typed).bind(problem) if bindable else kind(problem=problem, **typed)
+    return method
 
 
 def typed_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:

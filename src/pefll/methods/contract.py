@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -215,6 +215,61 @@ class Method(Protocol[State]):
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score a client's personal model on its own samples."""
         ...
+
+
+@dataclass(frozen=True)
+class BaseMethod:
+    """What most methods share. A method is a frozen dataclass of hyper-parameters, a value made before any data.
+
+    `fit` binds it to a problem. A subclass writes `init`, `round`, `personalize`, its functions for one client, and
+    the names of those in `client_tasks`; it changes what differs of the rest.
+    """
+
+    bound_to: Problem | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    trains_in_rounds: ClassVar[bool] = True
+    trains_new_clients: ClassVar[bool] = False
+
+    @property
+    def problem(self) -> Problem:
+        """What there is to learn."""
+        if self.bound_to is None:
+            raise PefllError(
+                f"{type(self).__name__} knows no data yet: give it to pefll.fit, or bind it to a problem",
+                code="PEFLL-S021",
+            )
+        return self.bound_to
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether a client needs labels to be personalised."""
+        return True
+
+    @property
+    def local_steps(self) -> int:
+        """How many gradients of a batch a client computes in a round; 0 where `local_epochs` says it."""
+        return 0
+
+    @property
+    def local_epochs(self) -> int:
+        """How many gradients of each sample a client computes in a round; 0 where `local_steps` says it."""
+        return 0
+
+    def bind(self, problem: Problem) -> Self:
+        """Return the same method for a problem; PefllError where it does not fit."""
+        bound = replace(self, bound_to=problem)
+        bound.check()
+        return bound
+
+    def check(self) -> None:
+        """Raise PefllError where the hyper-parameters do not fit the problem."""
+
+    def descriptors(self, server: Any, cohort: Cohort) -> Tensor | None:
+        """Return nothing: clients are not described."""
+
+    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+        """Score a client's personal model on its own samples."""
+        return score(self.problem, client, theta, split)
 
 
 def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATION) -> Score:

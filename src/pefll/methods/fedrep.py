@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
-from pefll.methods.contract import Cohort, Own, Problem, Score, check_kept, everyone, own, score
+from pefll.methods.averaging import mean
+from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head, NoHead
 
@@ -40,11 +40,10 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRep:
+class FedRep(BaseMethod):
     """A representation for everybody, learned together, and a head for each client, learned alone.
 
     Attributes:
-        problem: what there is to learn.
         head: auto for the model's last linear layer, none for no head at all (FedAvg), or the name of a layer.
         head_epochs: passes over a client's samples, in a round, for its head.
         body_epochs: passes for the body, after those for the head.
@@ -56,7 +55,6 @@ class FedRep:
         weight_decay: of SGD.
     """
 
-    problem: Problem
     head: str = "auto"
     head_epochs: int = 5
     body_epochs: int = 1
@@ -67,16 +65,15 @@ class FedRep:
     client_clip: float = 50.0
     weight_decay: float = 5e-5
 
-    trains_in_rounds: ClassVar[bool] = True
-    uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
-    local_steps: ClassVar[int] = 0
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "assemble", "predict")
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.body_epochs < 1:
             raise PefllError("batch_size and body_epochs must be at least 1", code="PEFLL-S005")
-        # Found now, so that a name that is wrong is told before a run starts.
+
+    def check(self) -> None:
+        """Find the head now, so that a name that is wrong is told before a run starts."""
         check_kept(self.problem.num_clients, self.parts.size, "take fewer clients, or a smaller layer as the head")
 
     @cached_property
@@ -105,8 +102,7 @@ class FedRep:
     def round(self, server: Server, cohort: Cohort) -> Server:
         """Everyone fits its own head to the body, then the body to its head; the server takes the mean of bodies."""
         update = cohort.run(self.train, everyone(server.body), own(server.heads))
-        share = update.samples / update.samples.sum()
-        body = torch.einsum("c,cb->b", share, update.body)
+        body = mean(update.body, update.samples)
         return Server(body, server.head, cohort.keep(server.heads, update.head))
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
@@ -116,9 +112,6 @@ class FedRep:
         else:
             theta = cohort.run(self.assemble, everyone(server.body), own(server.heads)).value
         return theta
-
-    def descriptors(self, server: Server, cohort: Cohort) -> None:
-        """Return nothing: clients are not described."""
 
     def train(self, client: Client, body: Tensor, head: Tensor) -> Update:
         """Do a client's part of a round: many steps for the head, then few for the body."""
@@ -146,7 +139,3 @@ class FedRep:
         """Put the newest body under the head that a client kept, [D]."""
         del client
         return Own(self.parts.join(body, head))
-
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score the client's own model."""
-        return score(self.problem, client, theta, split)

@@ -11,24 +11,11 @@ from torch import Tensor, nn
 
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.data.federation import TRAIN
-from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, measured
+from pefll.methods.averaging import Averaging, Update, update
+from pefll.methods.contract import Cohort, Own, Score, everyone, measured
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
-
-
-class Server(NamedTuple):
-    """The global model θ, [D]."""
-
-    theta: Tensor
-
-
-class Update(NamedTuple):
-    """A client's reply: its model [D] and how many samples made it []."""
-
-    theta: Tensor
-    samples: Tensor
 
 
 class Memory(NamedTuple):
@@ -50,11 +37,10 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KNNPer:
+class KNNPer(Averaging):
     """A global model as FedAvg trains it, and each client's own samples as its memory: no training to personalise.
 
     Attributes:
-        problem: what there is to learn.
         local_steps: of SGD in a round.
         batch_size: of a local step; 0 for all samples.
         client_lr: learning rate.
@@ -67,7 +53,6 @@ class KNNPer:
         max_weight: λ is one of 0, 0.1, 0.2, ... up to this; 0 for the global model alone.
     """
 
-    problem: Problem
     local_steps: int = 50
     batch_size: int = 32
     client_lr: float = 1e-2
@@ -79,10 +64,6 @@ class KNNPer:
     many_neighbours: int = 10
     max_weight: float = 1.0
 
-    trains_in_rounds: ClassVar[bool] = True
-    uses_labels: ClassVar[bool] = True
-    trains_new_clients: ClassVar[bool] = False
-    local_epochs: ClassVar[int] = 0
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "keep_memory", "predict")
 
     def __post_init__(self) -> None:
@@ -90,36 +71,21 @@ class KNNPer:
             raise PefllError("few_neighbours must be at least 1, and many_neighbours no less", code="PEFLL-S006")
         if not (self.scale > 0 and self.max_weight <= 1):
             raise PefllError("scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
-        _ = self.head  # found now, so that a model without one is told before a run starts
+
+    def check(self) -> None:
+        """Find the head now, so that a model without one is told before a run starts."""
+        _ = self.head
 
     @cached_property
     def head(self) -> Head:
         """Tells where the model's features end."""
         return Head(self.problem.model)
 
-    def init(self, seed: int, cohort: Cohort) -> Server:
-        """Draw the first global model."""
-        del cohort
-        return Server(self.problem.model.init(seed, "model"))
-
-    def round(self, server: Server, cohort: Cohort) -> Server:
-        """Everyone trains the global model, the server takes the mean."""
-        update = cohort.run(self.train, everyone(server.theta))
-        share = update.samples / update.samples.sum()
-        return Server(torch.einsum("c,cd->d", share, update.theta))
-
-    def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the global model for each, [c, D]: what makes it personal is on the client already."""
-        return server.theta.expand(cohort.size, -1)
-
-    def descriptors(self, server: Server, cohort: Cohort) -> None:
-        """Return nothing: clients are not described."""
-
     def train(self, client: Client, theta: Tensor) -> Update:
         """Train the global model on one client's samples."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
-        return Update(sgd_on_loss(self.problem.loss, theta, batches, sgd), client.count[TRAIN].to(theta.dtype))
+        return update(client, sgd_on_loss(self.problem.loss, theta, batches, sgd))
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score the mixture of the global model and the client's memory."""

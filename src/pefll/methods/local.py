@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
+from pefll.methods.contract import BaseMethod, Cohort, Own, everyone
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
@@ -20,11 +20,10 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(BaseMethod):
     """No federation: what a client would get without one. All training happens when a client is personalised.
 
     Attributes:
-        problem: what there is to learn.
         epochs: of as many steps as make one pass over a client's samples; each step draws its batch afresh.
         batch_size: of a step.
         client_lr: learning rate.
@@ -33,7 +32,6 @@ class Local:
         weight_decay: of SGD.
     """
 
-    problem: Problem
     epochs: int = 200
     batch_size: int = 32
     client_lr: float = 5e-3
@@ -42,10 +40,7 @@ class Local:
     weight_decay: float = 5e-5
 
     trains_in_rounds: ClassVar[bool] = False
-    uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
-    local_steps: ClassVar[int] = 0
-    local_epochs: ClassVar[int] = 0
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def __post_init__(self) -> None:
@@ -67,15 +62,8 @@ class Local:
         theta: Tensor = cohort.run(self.train, everyone(server.theta)).value
         return theta
 
-    def descriptors(self, server: Server, cohort: Cohort) -> None:
-        """Return nothing: clients are not described."""
-
     def train(self, client: Client, theta: Tensor) -> Own:
         """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches, steps = client.epochs("train", self.batch_size, self.epochs)
         return Own(sgd_on_loss(self.problem.loss, theta, batches, sgd, steps))
-
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score the client's own model."""
-        return score(self.problem, client, theta, split)

@@ -13,7 +13,7 @@ from pefll.core import randomness
 from pefll.core.derivatives import network_vjp, pull_back
 from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Client
-from pefll.methods.contract import Cohort, Problem, Score, each, everyone, score
+from pefll.methods.contract import BaseMethod, Cohort, each, everyone
 from pefll.methods.optim import SGD, Adam, Moments, adam, as_vector, no_moments, norm, sgd_on_loss, shrinkage
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
@@ -61,11 +61,10 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PeFLL:
+class PeFLL(BaseMethod):
     """Algorithms 1 and 2 of the paper; the defaults are the recipe behind its numbers.
 
     Attributes:
-        problem: what there is to learn.
         embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, linear, or auto.
         hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
         descriptor_size: l; 0 for int(1 + n / 4).
@@ -85,7 +84,6 @@ class PeFLL:
         lambda_theta: λ_θ of the objective; 2.5e-5 is the published code's weight decay of 5e-5.
     """
 
-    problem: Problem
     embedding: str = "auto"
     hypernetwork: str = "M"
     descriptor_size: int = 0
@@ -103,9 +101,6 @@ class PeFLL:
     lambda_v: float = 0.0
     lambda_theta: float = 2.5e-5
 
-    trains_in_rounds: ClassVar[bool] = True
-    trains_new_clients: ClassVar[bool] = False
-    local_epochs: ClassVar[int] = 0
     client_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_backward", "adapt", "describe_all", "predict")
     describing_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_all")
 
@@ -116,7 +111,10 @@ class PeFLL:
             raise PefllError("local_steps must be at least 1", code="PEFLL-S009")
         if self.server_average >= 1:
             raise PefllError("server_average must be less than 1, or the mean would never change", code="PEFLL-S010")
-        _ = self.phi, self.h  # built now, so that names that are wrong are told before a run starts
+
+    def check(self) -> None:
+        """Build the networks now, so that names that are wrong are told before a run starts."""
+        _ = self.phi, self.h
 
     # The networks.
 
@@ -255,7 +253,3 @@ class PeFLL:
             total = total + batch.sum(self.phi(eta_v, batch.x, batch.y))
             samples = samples + batch.weight.sum()
         return total / samples
-
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score the personal model as it came: no training on the client."""
-        return score(self.problem, client, theta, split)

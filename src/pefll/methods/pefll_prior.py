@@ -39,6 +39,10 @@ class PeFLLPrior(PeFLL):
         super().__post_init__()
         if self.epsilon == 0:
             raise PefllError("epsilon must be more than 0", code="PEFLL-S011")
+
+    def check(self) -> None:
+        """Raise PefllError where the model has no output bias for each class."""
+        super().check()
         start, stop = self.bias
         if stop - start != self.problem.classes:
             raise PefllError(

@@ -6,39 +6,24 @@ Fallah, Mokhtari and Ozdaglar, NeurIPS 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Batch, Client
-from pefll.data.federation import TRAIN
-from pefll.methods.contract import Cohort, Own, Problem, Score, everyone, score
+from pefll.methods.averaging import Averaging, Server, Update, update
+from pefll.methods.contract import Cohort, Own, everyone
 from pefll.methods.optim import SGD, sgd_along, sgd_on_loss
 
 VARIANTS = ("fo", "hf")
 
 
-class Server(NamedTuple):
-    """The global model w, [D], from which few steps lead to a good model for anybody."""
-
-    theta: Tensor
-
-
-class Update(NamedTuple):
-    """A client's reply: its model [D] and how many samples made it []."""
-
-    theta: Tensor
-    samples: Tensor
-
-
 @dataclass(frozen=True)
-class PerFedAvg:
+class PerFedAvg(Averaging):
     """One initial model, trained for what it becomes after a step on a client's own samples.
 
     Attributes:
-        problem: what there is to learn.
         variant: fo, which leaves the second derivative out, or hf, which replaces it by a difference of gradients.
         epochs: of as many steps as make one pass over a client's samples.
         batch_size: of each of the independent batches that a step takes.
@@ -51,7 +36,6 @@ class PerFedAvg:
         personal_steps: how many steps of rate α a client takes from the global model before it uses it.
     """
 
-    problem: Problem
     variant: str = "fo"
     epochs: int = 1
     batch_size: int = 32
@@ -63,10 +47,7 @@ class PerFedAvg:
     difference: float = 1e-3
     personal_steps: int = 5
 
-    trains_in_rounds: ClassVar[bool] = True
-    uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
-    local_steps: ClassVar[int] = 0
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "adapt", "predict")
 
     def __post_init__(self) -> None:
@@ -82,24 +63,10 @@ class PerFedAvg:
         """How many gradients of each sample a client computes in a round: two in a step, or four with hf."""
         return self.epochs * (2 if self.variant == "fo" else 4)
 
-    def init(self, seed: int, cohort: Cohort) -> Server:
-        """Draw the first global model."""
-        del cohort
-        return Server(self.problem.model.init(seed, "model"))
-
-    def round(self, server: Server, cohort: Cohort) -> Server:
-        """Everyone trains the global model, the server takes the mean."""
-        update = cohort.run(self.train, everyone(server.theta))
-        share = update.samples / update.samples.sum()
-        return Server(torch.einsum("c,cd->d", share, update.theta))
-
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Let every client, seen or new, take its few steps, [c, D]."""
         theta: Tensor = cohort.run(self.adapt, everyone(server.theta)).value
         return theta
-
-    def descriptors(self, server: Server, cohort: Cohort) -> None:
-        """Return nothing: clients are not described."""
 
     def train(self, client: Client, theta: Tensor) -> Update:
         """Follow the meta-gradient; each step draws batches D, D' and, for hf, D''."""
@@ -111,7 +78,7 @@ class PerFedAvg:
         else:
             curved, _ = client.epochs("curvature", self.batch_size, self.epochs)
             theta = sgd_along(self.meta_gradient, theta, zip(inner, outer, curved, strict=True), sgd, steps)
-        return Update(theta, client.count[TRAIN].to(theta.dtype))
+        return update(client, theta)
 
     def meta_gradient(self, theta: Tensor, batches: tuple[Batch, ...]) -> Tensor:
         """Return the gradient of f(w - α∇f(w)) with respect to w, [D], to first order or free of the Hessian."""
@@ -128,7 +95,3 @@ class PerFedAvg:
         return Own(
             sgd_on_loss(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
         )
-
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score the client's own model."""
-        return score(self.problem, client, theta, split)

@@ -13,7 +13,7 @@ from torch.func import vjp
 from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.methods.contract import Cohort, Problem, Score, check_kept, each, score
+from pefll.methods.contract import BaseMethod, Cohort, check_kept, each
 from pefll.methods.optim import SGD, sgd_on_loss, sgd_step
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
@@ -38,11 +38,10 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedHN:
+class PFedHN(BaseMethod):
     """A hypernetwork makes each client's model from an embedding of the client, which the server learns.
 
     Attributes:
-        problem: what there is to learn.
         hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
         embedding_size: l; 0 for int(1 + n / 4).
         local_steps: of SGD on a client.
@@ -60,7 +59,6 @@ class PFedHN:
         new_lr: of that embedding's SGD; 0 for embedding_lr.
     """
 
-    problem: Problem
     hypernetwork: str = "M"
     embedding_size: int = 0
     local_steps: int = 50
@@ -77,17 +75,17 @@ class PFedHN:
     new_rounds: int = 20
     new_lr: float = 0.0
 
-    trains_in_rounds: ClassVar[bool] = True
-    uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
-    local_epochs: ClassVar[int] = 0
     client_tasks: ClassVar[tuple[str, ...]] = ("adapt", "predict")
 
     def __post_init__(self) -> None:
         if self.local_steps < 1:
             raise PefllError("local_steps must be at least 1", code="PEFLL-S015")
+
+    def check(self) -> None:
+        """Build the hypernetwork now, so that a size that is wrong is told before a run starts."""
         check_kept(self.problem.num_clients, self.size, "set embedding_size, or take fewer clients")
-        _ = self.h  # built now, so that a size that is wrong is told before a run starts
+        _ = self.h
 
     @cached_property
     def size(self) -> int:
@@ -149,15 +147,8 @@ class PFedHN:
             v, velocity = torch.vmap(lambda at, speed, along: sgd_step(at, speed, along, sgd))(v, velocity, d_v)
         return v
 
-    def descriptors(self, server: Server, cohort: Cohort) -> None:
-        """Return nothing: new clients would have to train for an embedding."""
-
     def adapt(self, client: Client, theta: Tensor, exchange: int) -> Tensor:
         """Run local SGD; the way back, θ_before - θ_after [D], stands for the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
         return theta - sgd_on_loss(self.problem.loss, theta, batches, sgd)
-
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score the model as it came."""
-        return score(self.problem, client, theta, split)

@@ -10,7 +10,7 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.data.client import Batch, Client
 from pefll.data.federation import TRAIN
-from pefll.methods.contract import Cohort, Own, Problem, Score, check_kept, everyone, own, score
+from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
@@ -34,11 +34,10 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(BaseMethod):
     """A personal model near the global one, which is trained to have good models near it.
 
     Attributes:
-        problem: what there is to learn.
         lambda_: λ: the pull of the global model on personal ones, λ/2 ‖θ - w‖².
         local_rounds: R: steps of the global model on a client, each with a batch of its own.
         inner_steps: K: steps of the personal model on each of these batches.
@@ -53,7 +52,6 @@ class PFedMe:
         new_lr: of a new client's own steps; 0 for personal_lr.
     """
 
-    problem: Problem
     lambda_: float = 15.0
     local_rounds: int = 20
     inner_steps: int = 3
@@ -67,15 +65,15 @@ class PFedMe:
     new_epochs: int = 20
     new_lr: float = 0.0
 
-    trains_in_rounds: ClassVar[bool] = True
-    uses_labels: ClassVar[bool] = True
     trains_new_clients: ClassVar[bool] = True
-    local_epochs: ClassVar[int] = 0
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "recall", "predict")
 
     def __post_init__(self) -> None:
         if self.local_rounds < 1 or self.inner_steps < 1:
             raise PefllError("local_rounds and inner_steps must be at least 1", code="PEFLL-S016")
+
+    def check(self) -> None:
+        """Raise PefllError where the models that clients keep do not fit into memory."""
         advice = "take fewer clients, a smaller model, or a method whose clients keep no model"
         check_kept(self.problem.num_clients, self.problem.model.size, advice)
 
@@ -109,9 +107,6 @@ class PFedMe:
             theta = cohort.run(self.recall, own(server.personal)).value
         return theta
 
-    def descriptors(self, server: Server, cohort: Cohort) -> None:
-        """Return nothing: clients are not described."""
-
     def train(self, client: Client, theta: Tensor) -> Update:
         """R times: K steps for the personal model on one batch, then one step for the global one."""
         w, personal = theta, theta
@@ -142,7 +137,3 @@ class PFedMe:
         """Return the model [D] that a client kept."""
         del client
         return Own(personal)
-
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score the client's own model."""
-        return score(self.problem, client, theta, split)

@@ -31,7 +31,7 @@ from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method, hyperparameters, method_class
-from pefll.methods.contract import Method, Problem, each
+from pefll.methods.contract import BaseMethod, Method, Problem, each
 from pefll.models import MLP, Network
 from pefll.runs import checkpoint
 from pefll.training.evaluation import Floats, client_scores, evaluate, scores_of
@@ -143,8 +143,8 @@ def is_a_method(subject: Subject) -> None:
         raise Broken(f"{subject.name} is not a dataclass")
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise Broken("it can be changed after it is made: write @dataclass(frozen=True)")
-    if "problem" not in {field.name for field in dataclasses.fields(kind)}:
-        raise Broken("it has no field `problem`")
+    if not issubclass(kind, BaseMethod) and "problem" not in {field.name for field in dataclasses.fields(kind)}:
+        raise Broken("it is no BaseMethod, and has no field `problem`")
     missing = [key for key, default in hyperparameters(subject.name).items() if default is dataclasses.MISSING]
     if missing:
         raise Broken(f"no default for {', '.join(missing)}")

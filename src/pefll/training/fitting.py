@@ -21,7 +21,7 @@ from pefll.data.federation import Federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
-from pefll.methods import method_name, typed_settings
+from pefll.methods import BaseMethod, method_name, method_value, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import seed_folder
@@ -37,7 +37,7 @@ from pefll.training.summary import summary_of, write_descriptors
 
 def fit(
     federation: Federation,
-    method: str | type = "pefll",
+    method: str | type | BaseMethod = "pefll",
     *,
     model: str | nn.Module = "auto",
     rounds: int = 1000,
@@ -51,7 +51,8 @@ def fit(
 
     Args:
         federation: who has what.
-        method: a key of `pefll.METHODS`, or its class, such as `pefll.FedAvg`; or package.module:Class, your own.
+        method: a value such as `pefll.PeFLL(client_lr=0.02)`, a key of `pefll.METHODS`, or its class; or your own, as a
+            value of a `BaseMethod` or as package.module:Class.
         model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
         rounds: of training.
@@ -67,6 +68,7 @@ def fit(
         The run, with the state of the round that was best on seen clients' validation samples.
     """
     _check_asked(federation, model)
+    method, settings = _named(method, settings)
     allow(method, model)
     out = _checked_places(out, console)
     if config is None:
@@ -82,7 +84,7 @@ def fit(
 
 def fit_seeds(
     federation: Federation | Callable[[int], Federation],
-    method: str | type = "pefll",
+    method: str | type | BaseMethod = "pefll",
     *,
     seeds: Sequence[int],
     model: str | nn.Module = "auto",
@@ -115,6 +117,7 @@ def fit_seeds(
     seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must be different from each other, and there must be at least one", code="PEFLL-T104")
+    method, settings = _named(method, settings)
     allow(method, model)
     out = _checked_places(out, console)
     specs = []
@@ -322,8 +325,16 @@ def _checked_places(out: Any, console: Any) -> Path | None:
     return None if out is None else arguments.path(out, "out")
 
 
+def _named(method: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a method's name, and all settings; of a method that is a value, its hyper-parameters are among these."""
+    named, own = method_value(method)
+    if own and (twice := own.keys() & settings.keys()):
+        raise PefllError(f"{min(twice)} is given twice, in the method and beside it; give it once", code="PEFLL-T126")
+    return named, own | settings
+
+
 def _config(
-    federation: Federation, method: str | type, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
+    federation: Federation, method: Any, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
 ) -> Config:
     method = method_name(method)
     names = {each.name for each in dataclasses.fields(Config)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import subprocess
@@ -25,6 +24,7 @@ from pefll.core.wording import counted
 from pefll.data import DATASETS
 from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
+from pefll.methods import hyperparameters
 from pefll.methods.contract import Method
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.training.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
@@ -107,9 +107,7 @@ def summary_of(
     return {
         "command": config.command() if config.data in DATASETS or Path(config.data).exists() else "",
         "method": config.method,
-        "settings": {
-            field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != "problem"
-        },
+        "settings": {name: getattr(method, name) for name in hyperparameters(config.method)},
         "dataset": federation.name,
         "partition": federation.partition,
         "model": spec.model,
