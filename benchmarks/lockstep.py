@@ -27,6 +27,7 @@ from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
+from pefll.engines.device_queue import queue_of
 from pefll.methods import build_method
 from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.hardware import (
@@ -58,26 +59,27 @@ class Contestant:
         self.method = build_method("pefll", problem, {"embedding": "convnet", "local_steps": options.steps})
         hardware = Hardware(options.device, "vector", pick_precision(options.precision, options.device))
         self.engine = make_engine(hardware, federation, self.method, seed, max(1, federation.num_clients // 20))
+        self.queue = queue_of(self.engine)
         self.round = 0
-        with self.engine.turn():
+        with self.queue.turn():
             self.evaluator = Evaluator(self.engine, self.method, VALIDATION)
             self.server = self.engine.start()
 
     def launch(self, rounds: int) -> Callable[[], None]:
         """Start some rounds and return what waits for them."""
-        with self.engine.turn():
-            self.server, under_way = self.engine.launch(self.server, self.round, rounds)
+        with self.queue.turn():
+            self.server, under_way = self.queue.launch(self.server, self.round, rounds)
         self.round += rounds
         return under_way.wait
 
     def examine(self) -> None:
         """Evaluate all clients with what the training loop records, but alone on the card, and wait for the result."""
-        with self.engine.turn():
+        with self.queue.turn():
             self.evaluator.begin(self.server).wait()
 
     def evaluate(self) -> None:
         """Evaluate all clients call by call."""
-        with self.engine.turn():
+        with self.queue.turn():
             evaluate(self.engine, self.method, self.server, VALIDATION)
 
 

@@ -30,6 +30,7 @@ from benchmarks.lockstep import pictures
 from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import TRAIN, Federation, make_federation
+from pefll.engines.device_queue import queue_of
 from pefll.methods import METHODS, build_method
 from pefll.training.hardware import (
     Hardware,
@@ -80,20 +81,20 @@ class Contestant:
             self.steps = settings["epochs"] * float(batches.sum())
             self.work = self.train_alone
             self.rounds = 1  # all clients train in it, and not a twentieth of them
-        with self.engine.turn():
+        with queue_of(self.engine).turn():
             self.server = self.engine.start()
         self.work(1)
         self.memory = max(0, peak_memory_bytes(options.device) - before)
 
     def train(self, rounds: int) -> None:
         """Do some rounds."""
-        with self.engine.turn():
+        with queue_of(self.engine).turn():
             self.server = self.engine.advance(self.server, self.round, rounds)
         self.round += rounds
 
     def train_alone(self, rounds: int) -> None:
         """Let every seen client train on its own, so many times."""
-        with self.engine.turn(), torch.no_grad():
+        with queue_of(self.engine).turn(), torch.no_grad():
             for _ in range(rounds):
                 for _, cohort in self.engine.cohorts(self.seen):
                     self.method.personalize(self.server, cohort)

@@ -19,7 +19,7 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, own_seconds, run_folders
-from pefll.training import fitting, loop, summary
+from pefll.training import fitting, pipeline, summary
 from pefll.training.federations import federations_of
 from pefll.training.fitting import fit, fit_seeds
 from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, round_robin, stop_signals
@@ -168,24 +168,24 @@ def test_the_summary_says_that_the_time_was_shared(tmp_path, alone):
 
 def test_turns_are_short_compared_with_runs(monkeypatch):
     """Nobody runs to the end while the others wait."""
-    monkeypatch.setattr(loop, "STRETCH_SECONDS", 0.0)  # one round a turn, however fast the machine is
+    monkeypatch.setattr(pipeline, "STRETCH_SECONDS", 0.0)  # one round a turn, however fast the machine is
     order = []
-    launch = VectorEngine.launch
-    monkeypatch.setattr(VectorEngine, "launch", lambda self, *rest: order.append(self.seed) or launch(self, *rest))
+    advance = VectorEngine.advance
+    monkeypatch.setattr(VectorEngine, "advance", lambda self, *rest: order.append(self.seed) or advance(self, *rest))
     fit_seeds(ragged(), seeds=SEEDS, engine="vector", **QUICK)
     assert order == list(SEEDS) * QUICK["rounds"]
 
 
 def failing(monkeypatch, engine, seed: int, at: int, action) -> None:
     """Let one seed's engine do something when it comes to a round."""
-    launch = engine.launch
+    advance = engine.advance
 
     def instead(self, server, first, rounds):
         if self.seed == seed and first <= at < first + rounds:
             action()
-        return launch(self, server, first, rounds)
+        return advance(self, server, first, rounds)
 
-    monkeypatch.setattr(engine, "launch", instead)
+    monkeypatch.setattr(engine, "advance", instead)
 
 
 def diverge() -> None:

@@ -18,11 +18,11 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import Silent
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
-from pefll.engines.device_queue import Clock, DeviceFuture
+from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
-from pefll.training import loop, saving
+from pefll.training import loop, pipeline, saving
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import fit
 from pefll.training.lockstep import Job, round_robin, stop_signals
@@ -41,7 +41,6 @@ class Counting:
 
     name = "counting"
     device = torch.device("cpu")
-    queues = False
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -51,21 +50,15 @@ class Counting:
     def start(self) -> State:
         return State(torch.zeros(1))
 
-    def launch(self, server: State, first: int, rounds: int) -> tuple[State, DeviceFuture]:
+    def advance(self, server: State, first: int, rounds: int) -> State:
         assert float(server.theta) == first
         self.calls.append((first, rounds))
         self.ledger.up += rounds
-        return State(server.theta + rounds), ready(None)
-
-    def snapshot(self, server: State) -> State:
-        return server
-
-    def aside(self):
-        return nullcontext()
+        return State(server.theta + rounds)
 
 
 def ready(value: object) -> DeviceFuture:
-    return Clock(torch.device("cpu")).later(torch.empty(0), lambda _: value)
+    return Clock(torch.device("cpu")).future(torch.empty(0), lambda _: value)
 
 
 def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list[int]:
@@ -161,13 +154,13 @@ def test_no_more_than_five_minutes_and_a_round_are_lost(monkeypatch, tmp_path, e
     scripted(monkeypatch, dict.fromkeys(range(7), (0.5, 0.5)))
     now, saved, save = [0.0], [], checkpoint.save
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(loop, "STRETCH_SECONDS", 0.0)  # a round at a time
+    monkeypatch.setattr(pipeline, "STRETCH_SECONDS", 0.0)  # a round at a time
     monkeypatch.setattr(checkpoint, "save", lambda folder, t, *rest: saved.append(t) or save(folder, t, *rest))
 
     class Slow(Counting):
-        def launch(self, server, first, rounds):
+        def advance(self, server, first, rounds):
             now[0] += each * rounds
-            return super().launch(server, first, rounds)
+            return super().advance(server, first, rounds)
 
     run_loop(Config(rounds=6, eval_every=100), RunFolder(tmp_path), Slow())
     assert saved == wanted
@@ -204,12 +197,11 @@ class Waited:
 class Busy(Counting):
     """An engine that works on while others do something else; its states all lie in the same memory."""
 
-    queues = True
-
     def __init__(self, bad: int | None = None) -> None:
         super().__init__()
         self.theta, self.bad = torch.zeros(1), bad
         self.log: list = []
+        self.queue = BusyQueue(self)
 
     def launch(self, server: State, first: int, rounds: int) -> tuple[State, Waited]:
         assert float(server.theta) == first
@@ -218,6 +210,13 @@ class Busy(Counting):
         self.theta.fill_(first + rounds)
         diverged = self.bad is not None and first + rounds >= self.bad
         return State(self.theta), Waited(PefllError("diverged") if diverged else None, self.log, first + rounds)
+
+
+class BusyQueue(DeviceQueue):
+    works_on = True
+
+    def launch(self, server: State, first: int, rounds: int) -> tuple[State, Waited]:
+        return self._engine.launch(server, first, rounds)
 
     def snapshot(self, server: State) -> State:
         return State(server.theta.clone())
@@ -354,10 +353,10 @@ def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_pa
     before = signal.getsignal(number)
 
     class Signalled(Counting):
-        def launch(self, server, first, rounds):
+        def advance(self, server, first, rounds):
             if first >= 11:
                 os.kill(os.getpid(), number)
-            return super().launch(server, first, rounds)
+            return super().advance(server, first, rounds)
 
     with pytest.raises(loop.Stopped) as stopped:
         run_loop(Config(rounds=100, eval_every=10), RunFolder(tmp_path), Signalled())
@@ -371,7 +370,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch):
     scripted(monkeypatch, dict.fromkeys(range(0, 101, 10), (0.5, 0.5)))
 
     class Impatient(Counting):
-        def launch(self, server, first, rounds):
+        def advance(self, server, first, rounds):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             raise AssertionError("the second one should not come back")

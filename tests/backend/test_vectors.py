@@ -14,6 +14,7 @@ from pefll.backend.alone import gradient
 from pefll.backend.recorded import overwriting
 from pefll.core.errors import PefllError
 from pefll.data.client import Batch
+from pefll.engines.device_queue import queue_of
 from pefll.engines.vector import VectorEngine
 from pefll.methods import Problem, build_method
 from pefll.methods.adam import Adam, Moments, adam, joined, norm
@@ -298,10 +299,12 @@ def test_a_round_takes_its_steps_in_place(name, in_place):
     rest = {"descriptor_batch": 3, "server_optimizer": "sgd"} if name == "pefll" else {}
     method = build_method(name, problem_of(federation, "cnn"), {"local_steps": 3, "batch_size": 3} | rest)
     engine = VectorEngine(federation, method, seed=1, clients_per_round=2, device=DEVICE)
-    with engine.turn():
+    with queue_of(engine).turn():
         start = engine.start()
         before = flat(start).clone()
-        engine._round(start, torch.zeros((), dtype=torch.int64, device=DEVICE))  # once; `advance` would also record it
+        engine.checked_round(
+            start, torch.zeros((), dtype=torch.int64, device=DEVICE)
+        )  # once; `advance` would also record it
     engine.close()
     assert len(in_place) == 2
     assert len(in_place[0][2]) == len(method.problem.model.names)

@@ -137,14 +137,14 @@ def test_one_seed_that_fails_among_several(pefll, tmp_path, monkeypatch):
     from pefll.core.errors import PefllError
     from pefll.engines.vector import VectorEngine
 
-    launch = VectorEngine.launch
+    advance = VectorEngine.advance
 
     def instead(self, server, first, rounds):
         if self.seed == 1 and first == 2:
             raise PefllError("it diverged")
-        return launch(self, server, first, rounds)
+        return advance(self, server, first, rounds)
 
-    monkeypatch.setattr(VectorEngine, "launch", instead)
+    monkeypatch.setattr(VectorEngine, "advance", instead)
     said = pefll("train", *DIGITS, "--engine", "vector", "--seeds", "0,1", "--out", tmp_path / "r")
     assert said.code == 2
     assert "seed 1 failed: it diverged" in said.err

@@ -74,7 +74,7 @@ def test_a_gpu_can_record_rounds_and_exams_with_pictures(method):
     cohorts = [cohort for _, cohort in engine.cohorts(np.arange(pictures.num_clients))]
     for record in (contextlib.nullcontext, Recording):
         with record():
-            after, *_ = engine._round(server, torch.zeros((), dtype=torch.int64))
+            after, *_ = engine.checked_round(server, torch.zeros((), dtype=torch.int64))
             for cohort in cohorts:
                 scores_of(learner, server, cohort.anew(), VALIDATION)
     assert len(list(leaves(after))) == len(list(leaves(server)))

@@ -15,6 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
+from pefll.engines.device_queue import queue_of
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
@@ -71,7 +72,7 @@ def test_steps_that_are_recorded_and_repeated_are_those_of_the_serial_engine(nam
     made = []
     for make, place in ((SerialEngine, {}), (VectorEngine, {"device": "cuda"})):
         engine = make(federation, method, seed=1, clients_per_round=3, dtype=dtype, **place)
-        with engine.turn():
+        with queue_of(engine).turn():
             server = engine.start()  # no rounds, which would have compiled the kernels before the recording
             models = torch.empty(len(clients), method.problem.model.size, dtype=dtype)
             for _ in range(2):  # a second time, after the first one's graphs are gone
@@ -98,7 +99,7 @@ def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_cap
     last, there = [old], weakref.ref(old)
     del old
     engine, lived = opened(), []
-    real = engine._round
+    real = engine.checked_round
 
     def forgetting(server, t):
         if torch.cuda.is_current_stream_capturing():
@@ -108,7 +109,7 @@ def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_cap
             lived.append(there() is not None)
         return after
 
-    engine._round = forgetting
+    engine.checked_round = forgetting
     often = gc.get_threshold()
     gc.set_threshold(1, 1, 1)
     try:
@@ -177,7 +178,7 @@ def test_the_client_whose_data_it_is_gets_the_blame(method, value):
     learner = build_method(method, problem_of(federation), {})
     engine = VectorEngine(federation, learner, 0, federation.num_clients, device="cuda")
     try:
-        with engine.turn(), pytest.raises(PefllError, match=f"client {federation.name_of(5)} replied"):
+        with queue_of(engine).turn(), pytest.raises(PefllError, match=f"client {federation.name_of(5)} replied"):
             engine.advance(engine.start(), 0, 3)
     finally:
         engine.close()
@@ -190,14 +191,14 @@ def test_a_recorded_evaluation_is_an_evaluation(name, model, monkeypatch):
     federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")
     method = build_method(name, problem_of(federation, model), SETTINGS[name])
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
-    with engine.turn():
+    with queue_of(engine).turn():
         evaluator = Evaluator(engine, method, VALIDATION)
         server = engine.start()
         pending = []
         for t in range(0, 20, 5):  # nothing is waited for, and later rounds go on beside each evaluation
-            server, _ = engine.launch(server, t, 5)
-            state = engine.snapshot(server)
-            with engine.aside():
+            server, _ = engine.queue.launch(server, t, 5)
+            state = engine.queue.snapshot(server)
+            with engine.queue.beside():
                 pending.append((evaluator.begin(state), state))
         for later, state in pending:
             wanted = evaluate(engine, method, state, VALIDATION)
@@ -215,12 +216,12 @@ def test_a_state_that_is_written_in_place_is_the_one_made_step_by_step(average):
     federation = pictures()
     method = build_method("pefll", problem_of(federation, "lenet"), {"local_steps": 3, "server_average": average})
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", precision="tf32")
-    with engine.turn():
+    with queue_of(engine).turn():
         start = engine.start()
-        before, state = engine.snapshot(start), start
+        before, state = engine.queue.snapshot(start), start
         for t in range(5):
-            state, *_ = engine._round(state, torch.full((), t, device="cuda"))
-        recorded_, under_way = engine.launch(start, 0, 5)
+            state, *_ = engine.checked_round(state, torch.full((), t, device="cuda"))
+        recorded_, under_way = engine.queue.launch(start, 0, 5)
         under_way.wait()
     assert same(recorded_, state)
     assert same(start, before)
@@ -231,10 +232,10 @@ def test_a_snapshot_is_not_written_to():
     federation = ragged()
     method = build_method("pefll", problem_of(federation), {"local_steps": 3})
     engine = VectorEngine(federation, method, seed=1, clients_per_round=3, device="cuda", dtype=torch.float64)
-    server, _ = engine.launch(engine.start(), 0, 1)
-    kept = engine.snapshot(server)
+    server, _ = engine.queue.launch(engine.start(), 0, 1)
+    kept = engine.queue.snapshot(server)
     before = flat(kept)
-    server, under_way = engine.launch(server, 1, 3)
+    server, under_way = engine.queue.launch(server, 1, 3)
     under_way.wait()
     assert torch.equal(flat(kept), before)
     assert not torch.equal(flat(server), before)
@@ -280,7 +281,7 @@ def test_samples_are_on_the_device_once():
         for seed, data in enumerate(placed)
     ]
     assert len({engine.federation.x.data_ptr() for engine in engines}) == 1
-    assert len({engine.stream.cuda_stream for engine in engines}) == 3
+    assert len({engine.queue.stream.cuda_stream for engine in engines}) == 3
     for engine in reversed(engines):
         engine.close()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,6 @@ from pefll.core.errors import Diverged, PefllError
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.core.wording import counted
 from pefll.data.federation import Federation
-from pefll.engines.device_queue import DeviceFuture
 from pefll.methods.contract import Each, Everyone, Method, Own
 
 Ids = npt.NDArray[np.int64]
@@ -122,62 +120,30 @@ class BaseCohort:
 
 
 class Engine(Protocol):
-    """How a method's rounds are carried out."""
+    """How a method's rounds are carried out.
 
+    An engine whose device works on by itself also has a `queue`: see `device_queue.DeviceQueue`.
+    """
+
+    name: str
     federation: Federation
     method: Method[Any]
     ledger: Ledger
     device: torch.device
     dtype: torch.dtype
     clients_per_round: int
-    name: str
-    queues: bool  # whether it goes on with rounds that were launched while whoever launched them does something else
-    breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
     processes: int  # of this machine that share its clients
+    breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         ...
 
-    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, DeviceFuture[None]]:
-        """Start rounds first..first+rounds-1.
-
-        Returns:
-            The state that the server will have after them, and the rounds under way. Waiting for these raises
-            PefllError where training diverged. A GPU may use the memory of the state for later rounds: see `snapshot`.
-        """
-        ...
-
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
-        """Return the server's state after rounds first..first+rounds-1, once they are done."""
-        ...
+        """Return the server's state after rounds first..first+rounds-1, once they are done.
 
-    def snapshot(self, server: Tree) -> Tree:
-        """Return the state as it is after the rounds launched so far, which later rounds do not write to."""
-        ...
-
-    def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
-        """Return `function` of a state, to be called with many states; a GPU records its work at the first call.
-
-        The returned tensor is good until the next call.
-        """
-        ...
-
-    def turn(self) -> AbstractContextManager[Any]:
-        """Hold this while the engine is used beside others: on a GPU its work goes into a stream of its own."""
-        ...
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """Hold this for work that later rounds need not wait for: on a GPU it goes on beside them."""
-        ...
-
-    def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
-        """Return clients' sums with the weights that they have in means; those of simulated clients as they are.
-
-        Args:
-            clients: their numbers.
-            sums: samples, correct, masked correct and summed loss of each, float64 [clients, 4].
-            chooses: whether the best round is chosen by them.
+        Raises:
+            PefllError: where training diverged.
         """
         ...
 
@@ -191,6 +157,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds: processes, graphs."""
+        ...
+
+
+@runtime_checkable
+class LimitsWeights(Protocol):
+    """An engine whose clients may claim more samples than they are believed."""
+
+    def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
+        """Return clients' sums with the weights that they have in means.
+
+        Args:
+            clients: their numbers.
+            sums: samples, correct, masked correct and summed loss of each, float64 [clients, 4].
+            chooses: whether the best round is chosen by them.
+        """
         ...
 
 

@@ -183,7 +183,7 @@ def states_are_not_written_to(subject: Subject) -> None:
         kept = [engine.start()]
         before = [_bytes(kept[0])]
         for t in range(ROUNDS):
-            kept.append(engine.snapshot(engine.advance(kept[-1], t, 1)))
+            kept.append(engine.advance(kept[-1], t, 1))
             before.append(_bytes(kept[-1]))
             evaluate(engine, engine.method, kept[-1], TEST)
         engine.close()
@@ -257,7 +257,7 @@ def a_gpu_can_record_it(subject: Subject) -> None:
     for record in (nullcontext, Recording):  # a GPU, too, does everything once before it records: caches are filled
         t = torch.zeros((), dtype=torch.int64)
         with record():
-            engine._round(server, t)
+            engine.checked_round(server, t)
             for cohort in cohorts:
                 scores_of(engine.method, server, cohort.anew(), TEST)
     engine.close()

@@ -17,8 +17,8 @@ from pefll.core.arguments import shown, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.tree import Tree, map_tree
 from pefll.data.federation import SPLITS, Federation
-from pefll.engines.cohort import BaseCohort, Engine, Ids, not_finite
-from pefll.engines.device_queue import Clock, DeviceFuture
+from pefll.engines.cohort import BaseCohort, Engine, Ids, LimitsWeights, not_finite
+from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Each, Everyone, Method, Own, each
 
@@ -112,20 +112,20 @@ class Evaluator:
         cohorts = list(engine.cohorts(clients))
         # The place of each client, in the order in which the engine takes them, among the clients.
         self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
-        self._scores = engine.repeated(
+        self._scores = queue_of(engine).repeated(
             lambda server: torch.cat([scores_of(method, server, cohort.anew(), split) for _, cohort in cohorts])
         )
 
     def begin(self, server: Any) -> DeviceFuture[Evaluation]:
         """Score a state; the result is there later."""
         clock = Clock(self._engine.device)
-        return clock.later(self._scores(server), self._read)
+        return clock.future(self._scores(server), self._read)
 
     def _read(self, scores: Tensor) -> Evaluation:
         sums = np.zeros((len(self._place), 4))
         sums[self._place] = scores.numpy()
         _check_finite(sums, self._engine, self._clients)
-        sums = self._engine.weighed(self._clients, sums, chooses=True)
+        sums = _weighed(self._engine, self._clients, sums, chooses=True)
         return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
 
 
@@ -185,8 +185,7 @@ def client_scores(
     # Gathered at the end: the first look at a number would wait for the device.
     sums[_places(engine, clients)[np.concatenate(order)]] = torch.cat(parts).numpy(force=True)
     _check_finite(sums, engine, clients)
-    weighed: Floats = engine.weighed(clients, sums, chooses=False)
-    return weighed
+    return _weighed(engine, clients, sums, chooses=False)
 
 
 class _PerClient:
@@ -216,6 +215,12 @@ def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tens
     theta = method.personalize(server, cohort)
     scores = cohort.run(method.predict, each(theta), split=split)
     return torch.stack([part.double() for part in scores], dim=1)
+
+
+def _weighed(engine: Engine, clients: Ids, sums: Floats, chooses: bool) -> Floats:
+    """Return clients' sums with the weights that they have in means; see `LimitsWeights`."""
+    limited: Floats = engine.weighed(clients, sums, chooses) if isinstance(engine, LimitsWeights) else sums
+    return limited
 
 
 def _check_finite(values: Floats, engine: Engine, clients: Ids) -> None:

@@ -20,6 +20,7 @@ from pefll.core.progress import Display, display, say
 from pefll.data.federation import Federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
+from pefll.engines.device_queue import queue_of
 from pefll.methods import method_name, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
@@ -195,7 +196,7 @@ def train_all(
                 warnings.warn(f"training in float32: {note}", stacklevel=2)
             _tell_of_ranges(spec.federation, console)
             turns = _fitting(spec, engine, screen, asked_to_stop, len(unfinished))
-            jobs.append(Job(_told(turns, spec, ended), engine.turn))
+            jobs.append(Job(_told(turns, spec, ended), queue_of(engine).turn))
         for place, spec in enumerate(specs):  # the first place first, so that each comes to its own
             if spec.finished is not None:
                 if console and spec.folder:
@@ -229,7 +230,7 @@ def fit_on(
             say(console, spec.headline)
         with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:
             turns = _fitting(spec, engine, screen, asked_to_stop, 1)
-            (outcome,) = round_robin([Job(turns, engine.turn)])
+            (outcome,) = round_robin([Job(turns, queue_of(engine).turn)])
     if isinstance(outcome, BaseException):
         raise outcome
     made: Run = outcome

@@ -19,8 +19,9 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
+from pefll.engines.cuda_queue import one_thread
 from pefll.engines.serial import SerialEngine
-from pefll.engines.vector import VectorEngine, one_thread
+from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
 from pefll.methods.contract import Method, Problem
 from pefll.runs.config import Config

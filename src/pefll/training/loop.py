@@ -4,55 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pefll.core.progress import Monitor
-from pefll.core.tree import Tree
 from pefll.data.federation import TRAIN, VALIDATION, Federation
-from pefll.engines.cohort import Engine, Ledger
-from pefll.engines.device_queue import DeviceFuture, copy_under_way
+from pefll.engines.cohort import Engine
+from pefll.engines.device_queue import queue_of
 from pefll.methods.contract import Method
 from pefll.runs.config import Config
 from pefll.runs.events import Events
 from pefll.runs.record import RunFolder
-from pefll.training.evaluation import Evaluation, Evaluator
+from pefll.training.evaluation import Evaluator
 from pefll.training.lockstep import Stopped, Turns
+from pefll.training.pipeline import Pipeline, Stretch, is_scheduled
 from pefll.training.saving import Best, Progress, Saver, resume
-
-STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
-# So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records. Several
-# runs at once keep the host for longer than one stretch takes when they come to a checkpoint.
-AHEAD = 2
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Some rounds that are under way.
-
-    Attributes:
-        first: rounds done before them.
-        last: rounds done after them.
-        rounds: to wait for; PefllError where training diverged.
-        state: after them, where it is evaluated or saved.
-        evaluation: of that state, where one is due.
-        copy: of that state in the host's memory, where a checkpoint is due.
-        ledger: what had crossed the door after them.
-    """
-
-    first: int
-    last: int
-    rounds: DeviceFuture[None]
-    state: Tree
-    evaluation: DeviceFuture[Evaluation] | None
-    copy: DeviceFuture[Tree] | None
-    ledger: Ledger
-
-    def done(self) -> bool:
-        """Whether there is nothing left to wait for."""
-        return all(part is None or part.done() for part in (self.rounds, self.evaluation, self.copy))
 
 
 def train(
@@ -97,42 +63,28 @@ def train(
     monitor.begin(progress.round)
     evaluator = Evaluator(engine, method, VALIDATION, evaluated_share(engine, method, config))
     saver = Saver(engine, config, folder, facts, progress.round)
-    under_way: deque[Stretch] = deque()
-    launched, size = progress.round, 1
+    pipeline = Pipeline(engine, config, progress, evaluator, saver)
     try:
-        while progress.round < config.rounds:
+        while progress.round < config.rounds and not (asked_to_stop and pipeline.idle):
             if not asked_to_stop:
-                last = _until(launched, size, config)
-                evaluates = _scheduled(last, config) or last == config.rounds
-                stretch = _launch(engine, progress, launched, last, evaluator if evaluates else None, saver.due(last))
-                under_way.append(stretch)
-                launched = last
-                yield
-            stopping = bool(asked_to_stop)
-            while under_way and (
-                stopping or launched == config.rounds or len(under_way) > AHEAD or under_way[0].done()
-            ):
-                stretch = under_way.popleft()
-                seconds = _settle(stretch, config, progress, folder, events, monitor)
+                pipeline.launch()
+                yield  # other runs have a turn
+            for stretch in pipeline.finished(asked_to_stop):
+                _record(stretch, config, progress, folder, events, monitor)
                 progress.wall_seconds = time.monotonic() - began
                 if stretch.copy is not None:
                     saver.save(progress, stretch.copy.wait(), stretch.ledger)
-                size = max(1, min(4 * (stretch.last - stretch.first), int(STRETCH_SECONDS / max(seconds, 1e-9))))
-                # Again, since a signal mostly comes while a stretch is waited for.
-                stopping = bool(asked_to_stop)
-            ended = progress.round == config.rounds
-            if stopping or (saver.overdue() and not engine.queues):
-                saver.save_now(progress)
-            if ended:
-                yield  # others have theirs written at the same time
-            if stopping or ended or not engine.queues:
+            if not pipeline.works_on:  # then no round begins before the last checkpoint is kept
+                saver.save_if_overdue(progress)
                 saver.wait()
-                progress.wall_seconds = time.monotonic() - began
-            if stopping and not ended:
-                raise Stopped(progress.round, asked_to_stop[0])
-        if progress.round == 0:  # a method that does not train in rounds
-            saver.save_now(progress)
-            saver.wait()
+        saver.save_now(progress)
+        ended = progress.round == config.rounds
+        if ended:
+            yield  # others have theirs written at the same time
+        saver.wait()
+        progress.wall_seconds = time.monotonic() - began
+        if not ended:
+            raise Stopped(progress.round, asked_to_stop[0])
     finally:
         saver.close()
         if events:
@@ -145,7 +97,7 @@ def _taken_up(engine: Engine, config: Config, folder: RunFolder | None, monitor:
     progress, copy = resume(engine, folder, monitor) or (_begin(engine), None)
     if before := progress.take_over(engine.name):
         monitor.say(f"rounds up to {progress.round} were done by the engine {before}; {engine.name} goes on with them")
-    between = progress.round < config.rounds and not _scheduled(progress.round, config)
+    between = progress.round < config.rounds and not is_scheduled(progress.round, config)
     if between and progress.scheduled is not None:  # the run ended here, and is being extended
         progress.best, progress.best_round, progress.best_value = progress.scheduled
         progress.scheduled = None
@@ -188,43 +140,18 @@ def local_steps(method: Method[Any], federation: Federation) -> float:
 
 def _begin(engine: Engine) -> Progress:
     server = engine.start()
-    return Progress(round=0, server=server, best=engine.snapshot(server))
+    return Progress(round=0, server=server, best=queue_of(engine).snapshot(server))
 
 
-def _scheduled(round_: int, config: Config) -> bool:
-    """Return whether an evaluation is due after a round however long the run is."""
-    return round_ % config.eval_every == 0
-
-
-def _until(round_: int, size: int, config: Config) -> int:
-    """Return up to which round the next stretch goes: so many rounds, or fewer, until something is due."""
-    due = ((round_ // every + 1) * every for every in (config.eval_every, config.checkpoint_every))
-    return min(round_ + size, config.rounds, *due)
-
-
-def _launch(
-    engine: Engine, progress: Progress, first: int, last: int, evaluator: Evaluator | None, saves: bool
-) -> Stretch:
-    """Start the rounds first..last-1, then the evaluation and the copy of their state, where these are due."""
-    progress.server, rounds = engine.launch(progress.server, first, last - first)
-    # Kept, because later rounds change the server's when this one is being written, or turns out to be the best.
-    state = engine.snapshot(progress.server) if evaluator or saves else None
-    with engine.aside():
-        evaluation = evaluator.begin(state) if evaluator else None
-        copy = copy_under_way(state, engine.device) if saves else None
-    return Stretch(first, last, rounds, state, evaluation, copy, engine.ledger.copy())
-
-
-def _settle(
+def _record(
     stretch: Stretch,
     config: Config,
     progress: Progress,
     folder: RunFolder | None,
     events: Events | None,
     monitor: Monitor,
-) -> float:
-    """Wait for a stretch, count it as done and record its evaluation; return the seconds that a round took."""
-    stretch.rounds.wait()
+) -> None:
+    """Count a stretch as done, and record its evaluation in the run's history and TensorBoard's events."""
     progress.round = stretch.last
     progress.train_seconds += stretch.rounds.seconds
     news = ""
@@ -234,31 +161,23 @@ def _settle(
         # Without validation samples the last round is the best one.
         value = result.seen.per_sample if result.seen else float(progress.round)
         if value > progress.best_value:
-            if not _scheduled(progress.round, config):
+            if not is_scheduled(progress.round, config):
                 progress.scheduled = Best(progress.best, progress.best_round, progress.best_value)
             progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
-        _record(result, stretch.ledger, progress, folder, events)
+        row = {
+            "round": progress.round,
+            "seconds": round(progress.train_seconds, 3),
+            "bytes_down": stretch.ledger.down,
+            "bytes_up": stretch.ledger.up,
+            "engine": progress.engines[-1][0],
+            "seen": result.seen._asdict() if result.seen else None,
+            "unseen": result.unseen._asdict() if result.unseen else None,
+        }
+        if folder:
+            folder.append_history(row)
+        if events:
+            groups = {"seen": result.seen, "unseen": result.unseen}
+            scalars = {f"validation/{g}/{k}": v for g, a in groups.items() if a for k, v in a._asdict().items()}
+            events.scalars(scalars, progress.round)
         news = str(result)
     monitor.at(progress.round, news)
-    return stretch.rounds.seconds / (stretch.last - stretch.first)
-
-
-def _record(
-    result: Evaluation, ledger: Ledger, progress: Progress, folder: RunFolder | None, events: Events | None
-) -> None:
-    """Write an evaluation into the run's history and TensorBoard's events."""
-    row = {
-        "round": progress.round,
-        "seconds": round(progress.train_seconds, 3),
-        "bytes_down": ledger.down,
-        "bytes_up": ledger.up,
-        "engine": progress.engines[-1][0],
-        "seen": result.seen._asdict() if result.seen else None,
-        "unseen": result.unseen._asdict() if result.unseen else None,
-    }
-    if folder:
-        folder.append_history(row)
-    if events:
-        groups = {"seen": result.seen, "unseen": result.unseen}
-        scalars = {f"validation/{g}/{k}": v for g, a in groups.items() if a for k, v in a._asdict().items()}
-        events.scalars(scalars, progress.round)

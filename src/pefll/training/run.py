@@ -27,6 +27,7 @@ from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
+from pefll.engines.device_queue import queue_of
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
@@ -171,7 +172,7 @@ class Run:
         hardware = pick_hardware(self.config, self.method.problem)
         with (
             opened(hardware, data, self.method, self.config.seed, 0) as engine,
-            engine.turn(),
+            queue_of(engine).turn(),
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)

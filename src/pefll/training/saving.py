@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import Monitor
 from pefll.core.tree import Tree, from_named, map_tree, named_leaves
 from pefll.engines.cohort import Engine, Ledger
-from pefll.engines.device_queue import copy_under_way, fetched
+from pefll.engines.device_queue import copy_to_host, fetched
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checkpoint import Writer
 from pefll.runs.config import Config
@@ -97,12 +97,12 @@ class Saver:
             return False
         self._writer.look()  # before the next copy, too: a GPU's are made in memory that takes long to get
         by_number = round_ % self._config.checkpoint_every == 0 or round_ == self._config.rounds
-        if by_number or self.overdue():
+        if by_number or self._overdue():
             self._at = time.monotonic()  # it is not due again while it is under way
             return True
         return False
 
-    def overdue(self) -> bool:
+    def _overdue(self) -> bool:
         """Return whether the last one was begun too long ago."""
         return self._writer is not None and time.monotonic() - self._at > CHECKPOINT_SECONDS
 
@@ -147,7 +147,12 @@ class Saver:
         """Begin to write how far a run is that has nothing under way, unless that is saved already."""
         if self._round != progress.round or progress.round == 0:
             # In the current stream: after all that the states come from.
-            self.save(progress, copy_under_way(progress.server, self._engine.device).wait(), self._engine.ledger)
+            self.save(progress, copy_to_host(progress.server, self._engine.device).wait(), self._engine.ledger)
+
+    def save_if_overdue(self, progress: Progress) -> None:
+        """Do as `save_now` where the last one was begun too long ago."""
+        if self._overdue():
+            self.save_now(progress)
 
     def wait(self) -> None:
         """Return when everything is on the disk; PefllError where it cannot be written."""

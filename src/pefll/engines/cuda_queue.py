@@ -1,0 +1,175 @@
+"""The work of a vector engine on a GPU: streams of its own, a whole round as one CUDA graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pefll.backend.recorded import overwriting, recording, rehearsal
+from pefll.core.tree import Tree, leaves, map_tree
+from pefll.engines.cohort import Ledger
+from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
+
+_gpu = threading.RLock()
+
+
+def one_thread(device: torch.device) -> AbstractContextManager[Any]:
+    """Let other threads wait with a GPU while the block is at work; on a CPU they need not.
+
+    A recording would get, or be broken by, what another thread launches.
+    """
+    return _gpu if device.type == "cuda" else nullcontext()
+
+
+class RecordableEngine(Protocol):
+    """What a queue needs of its engine."""
+
+    device: torch.device
+    ledger: Ledger
+
+    def checked_round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
+        """Return the state after round t, whether all replies were finite, bool [], and else whose fault, int64 []."""
+        ...
+
+    def raise_if_bad(self, bad: Tensor) -> None:
+        """Raise PefllError where there was a bad round; see `_RoundGraph.bad`."""
+        ...
+
+
+class CudaQueue(DeviceQueue):
+    """Gives a GPU rounds, and evaluations beside them, without waiting for any.
+
+    Args:
+        engine: whose rounds.
+
+    Attributes:
+        stream: of the rounds.
+        side: the stream of what goes on beside them.
+    """
+
+    works_on = True
+
+    def __init__(self, engine: RecordableEngine) -> None:
+        self.engine, self.device = engine, engine.device
+        # Graphs are captured in these streams too: libraries keep scratch memory for each stream, and what is done
+        # at the same time must not share it. Rounds come first; what is beside them gets what they leave free.
+        self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+        self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._graph: _RoundGraph | None = None
+
+    def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, DeviceFuture[None]]:
+        """Queue rounds first..first+rounds-1; the first call records a round."""
+        if self._graph is None:
+            self._graph = _RoundGraph(self.engine, self.stream, server)
+        clock = Clock(self.device)  # compiling and recording are no part of a round
+        server, bad = self._graph.replay(server, first, rounds)
+        return server, clock.future(bad, self.engine.raise_if_bad)
+
+    def snapshot(self, server: Tree) -> Tree:
+        """Return a copy: the next round writes into the same memory."""
+        return map_tree(torch.clone, server)
+
+    def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
+        """Return `function` as a graph."""
+        return _Recorded(self, function)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Make the stream of the rounds the current one; what was begun before the turn comes first."""
+        with one_thread(self.device):
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.stream):
+                yield
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """Make the other stream the current one; what the current one was given comes first."""
+        self.side.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.side)
+
+    def close(self) -> None:
+        """Free the graph."""
+        with one_thread(self.device):
+            for stream in (self.stream, self.side):
+                stream.synchronize()  # after an error there may be work left, whose memory others must not get
+            self._graph = None
+
+
+class _RoundGraph:
+    """A round as one CUDA graph: it reads and writes the same memory, where the round number is a counter.
+
+    Attributes:
+        bad: the first round with a reply that is not finite, and the client whose fault it was, int64 [2]; -1 for none.
+    """
+
+    def __init__(self, engine: RecordableEngine, side: torch.cuda.Stream, server: Tree) -> None:
+        device = engine.device
+        self.engine = engine
+        self.server = map_tree(torch.clone, server)
+        self.t = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad = torch.full((2,), -1, dtype=torch.int64, device=device)
+        spare = engine.ledger.copy()
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side), rehearsal():
+            for _ in range(2):
+                engine.checked_round(self.server, self.t)
+        torch.cuda.current_stream(device).wait_stream(side)
+        before = engine.ledger.copy()
+        self.graph = torch.cuda.CUDAGraph()
+        with recording(self.graph, side), overwriting():
+            after, healthy, blamed = engine.checked_round(self.server, self.t)
+            put_back(self.server, after)
+            self.bad.copy_(torch.where(healthy | (self.bad[0] >= 0), self.bad, torch.stack([self.t, blamed])))
+            self.t.add_(1)
+        self.cost = engine.ledger.since(before)
+        engine.ledger = spare
+
+    def replay(self, server: Tree, first: int, rounds: int) -> tuple[Tree, Tensor]:
+        for mine, given in zip(leaves(self.server), leaves(server), strict=True):
+            if mine.data_ptr() != given.data_ptr():
+                mine.copy_(given)
+                self.bad.fill_(-1)  # it may be another state than one that diverged
+        self.t.fill_(first)
+        for _ in range(rounds):
+            self.graph.replay()
+        self.engine.ledger.add(self.cost, rounds)
+        return self.server, self.bad
+
+
+class _Recorded:
+    """A function of a state as one CUDA graph, captured at the first call and replayed at every one.
+
+    It has memory of its own for intermediate values: rounds may go on at the same time.
+    """
+
+    def __init__(self, queue: CudaQueue, function: Callable[[Tree], Tensor]) -> None:
+        self.queue, self.function = queue, function
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, state: Tree) -> Tensor:
+        if self.graph is None:
+            self.state = map_tree(torch.clone, state)
+            self._capture()
+            assert self.graph is not None
+        map_tree(lambda mine, given: mine.copy_(given), self.state, state)
+        self.graph.replay()
+        return self.result
+
+    def _capture(self) -> None:
+        side, current = self.queue.side, torch.cuda.current_stream(self.queue.device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side), rehearsal():
+            self.function(self.state)
+        current.wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with recording(self.graph, side):
+            self.result = self.function(self.state)
+
+
+def put_back(old: Tree, new: Tree) -> Tree:
+    """Write a new state to where the old one lies, and return that; what was written there already is not copied."""
+    return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)
