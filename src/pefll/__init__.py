@@ -25,18 +25,22 @@ from pefll.data import (
 )
 from pefll.methods import METHODS, FedAvg, FedRep, KNNPer, Local, PeFLL, PeFLLPrior, PerFedAvg, PFedHN, PFedMe
 from pefll.runs.personal import PersonalModel
+from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
 from pefll.training.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
 from pefll.training.lockstep import Stopped
 from pefll.training.run import ClientsFailed, Run, load
+from pefll.training.tensorboard import TensorBoard
 from pefll.version import __version__
 
 __all__ = [
     "METHODS",
     "Accuracy",
+    "Callback",
     "ClientsFailed",
     "Cost",
+    "EarlyStopping",
     "Evaluation",
     "FedAvg",
     "FedRep",
@@ -54,6 +58,7 @@ __all__ = [
     "RunsFailed",
     "Samples",
     "Stopped",
+    "TensorBoard",
     "__version__",
     "by_class",
     "check_method",
