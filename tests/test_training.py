@@ -26,7 +26,7 @@ from pefll.training.callbacks import ActiveRun, CallbackList, History
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import fit
 from pefll.training.hardware import TO_READ
-from pefll.training.lockstep import Job, round_robin, stop_signals
+from pefll.training.lockstep import ScheduledRun, round_robin, stop_signals
 from pefll.training.resolve import RunSpec
 from tests.federations import ragged
 
@@ -89,7 +89,7 @@ def run_loop(
     told = CallbackList([History(), *callbacks])
     with stop_signals() as asked_to_stop:
         turns = loop.train(engine, ActiveRun(spec), told, lambda sentence: None, asked_to_stop)
-        (outcome,) = round_robin([Job(turns, nullcontext)])
+        (outcome,) = round_robin([ScheduledRun(turns, nullcontext)])
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

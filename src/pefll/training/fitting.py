@@ -35,7 +35,7 @@ from pefll.training.callbacks import (
 )
 from pefll.training.folders import claim, held
 from pefll.training.hardware import opened, place_data
-from pefll.training.lockstep import Job, Signals, Stopped, Turns, round_robin, stop_signals
+from pefll.training.lockstep import ScheduledRun, Signals, Stopped, Turns, round_robin, stop_signals
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.run import Run, method_template
@@ -189,7 +189,7 @@ def train_all(
         seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
         callbacks: see `fit`.
     """
-    jobs: list[Job] = []
+    jobs: list[ScheduledRun] = []
     copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
     unfinished = [spec for spec in specs if spec.finished is None]
     with ExitStack() as stack:
@@ -212,12 +212,14 @@ def train_all(
                 warnings.warn(f"training in float32: {note}", stacklevel=2)
             _tell_of_ranges(spec.federation, console)
             turns = _fitting(spec, engine, callbacks, screen, asked_to_stop, len(unfinished))
-            jobs.append(Job(_told(turns, spec, ended), queue_of(engine).turn))
+            jobs.append(ScheduledRun(_told(turns, spec, ended), queue_of(engine).turn))
         for place, spec in enumerate(specs):  # the first place first, so that each comes to its own
             if spec.finished is not None:
                 if console and spec.folder:
                     say(console, f"{spec.folder.path} was finished already, and nothing is done again")
-                jobs.insert(place, Job(_told(_at_once(_recorded(spec, spec.finished)), spec, ended), nullcontext))
+                jobs.insert(
+                    place, ScheduledRun(_told(_at_once(_recorded(spec, spec.finished)), spec, ended), nullcontext)
+                )
         return round_robin(jobs)
 
 
@@ -246,7 +248,7 @@ def fit_on(
             say(console, spec.headline)
         with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:
             turns = _fitting(spec, engine, (), screen, asked_to_stop, 1)
-            (outcome,) = round_robin([Job(turns, queue_of(engine).turn)])
+            (outcome,) = round_robin([ScheduledRun(turns, queue_of(engine).turn)])
     if isinstance(outcome, BaseException):
         raise outcome
     made: Run = outcome

@@ -38,7 +38,7 @@ from pefll.runs.config import Config
 from pefll.runs.facts import check_problem
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
 from pefll.runs.record import RunFolder, last_round, rounds_of
-from pefll.training.evaluation import Evaluation, client_scores, split_number, summarise
+from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
 from pefll.training.federations import federation_of
 from pefll.training.hardware import opened, pick_hardware
 from pefll.training.resolve import build_checked_method, build_checked_model
@@ -79,7 +79,7 @@ class ClientScore(NamedTuple):
 def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
     """Return the accuracies of seen and unseen clients from each client's own score."""
     groups = (
-        summarise(
+        accuracy_of(
             np.array(
                 [(one.samples, one.correct, one.masked, one.loss) for one in clients if one.seen == seen],
                 dtype=np.float64,

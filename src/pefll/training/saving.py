@@ -121,7 +121,7 @@ class Saver:
         Args:
             progress: with everything recorded until its round.
             server: the state after that round, in the host's memory.
-            ledger: what had crossed the door after it.
+            ledger: what had crossed the client interface after it.
         """
         if self._writer is None:
             return

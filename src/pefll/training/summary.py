@@ -28,7 +28,7 @@ from pefll.engines.cohort import Engine
 from pefll.methods.contract import Method
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.training.callbacks import ActiveRun
-from pefll.training.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
+from pefll.training.evaluation import accuracy_of, client_scores, counts_of, descriptors, evaluation_of
 from pefll.training.hardware import device_name, peak_memory_bytes
 from pefll.training.lockstep import Signals, Stopped
 from pefll.training.loop import local_steps
@@ -101,7 +101,7 @@ def summary_of(
     for moment in moments:
         result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
         accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
-    as_new = summarise(sums["as new"]) if strangers else None
+    as_new = accuracy_of(sums["as new"]) if strangers else None
     c = spec.clients_per_round
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
