@@ -73,7 +73,7 @@ $(FLOWER): $(READY) requirements-flower.lock
 lock: ## Make requirements.lock again, with the newest versions that pyproject.toml allows
 	@echo "installing into build/lock, a few minutes"
 	@rm -rf build/lock && $$($(FIND_PYTHON)) -m venv build/lock
-	@build/lock/bin/python $(PIP) install '.[plot,files,dev]' hatchling editables 'typer<0.21' 'click<8.5' 'rich<15' 'packaging<26'
+	@build/lock/bin/python $(PIP) install '.[plot,files,tensorboard,dev]' hatchling editables 'typer<0.21' 'click<8.5' 'rich<15' 'packaging<26'
 	@{ grep '^#' requirements.lock; build/lock/bin/python $(PIP) freeze --all --exclude pip --exclude pefll \
 	  | sed 's/+[a-z0-9.]*$$//' | grep -viE '^(nvidia|cuda|triton)'; } > build/lock.txt
 	@build/lock/bin/python $(PIP) install '.[flower]' -c build/lock.txt

@@ -41,7 +41,7 @@ from pefll.engines.flower.message import header_of, pack, tensors_of
 from pefll.engines.flower.request import Visit
 from pefll.engines.flower.terms import Dropped
 from pefll.methods.contract import Each, Everyone, each, everyone
-from pefll.training.evaluation import client_scores, summarise
+from pefll.training.evaluation import accuracy_of, client_scores
 from pefll.training.summary import commit
 
 COMMAND = "python -m benchmarks.curious_server --out results/privacy.json"
@@ -285,7 +285,7 @@ def sign_flip(folder: Path, factor: float, clients: int, rounds: int, step: Step
         step()
     here.grid.postman = lambda node, request, deliver: [deliver(request)]
     honest = np.array([number for number in range(clients) if number % 5 != 4])
-    result = summarise(client_scores(engine, engine.method, state, honest, TEST))
+    result = accuracy_of(client_scores(engine, engine.method, state, honest, TEST))
     engine.close()
     assert result is not None
     return {

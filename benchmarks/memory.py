@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 
 import pefll
-from pefll.engines.memory import Plan, parts_of
+from pefll.engines.memory import MemoryPlan, parts_of
 
 CASES: dict[str, tuple[tuple[int, ...], int | str]] = {
     "mlp of 100,000 weights": ((64,), 1_333),
@@ -52,7 +52,7 @@ def measure(case: str, method: str, engine: str) -> dict[str, float | str]:
     networks = sum(getattr(run.method, name).size for name in ("h", "phi") if hasattr(run.method, name))
     clients = PER_ROUND if engine == "vector" else 1
     values = int(np.prod(shape))
-    plan = Plan(run.facts["weights"], networks, clients, PER_ROUND, STEPS, EACH, values)
+    plan = MemoryPlan(run.facts["weights"], networks, clients, PER_ROUND, STEPS, EACH, values)
     estimated, measured = sum(parts_of(plan)) / 1e6, (_peak() - before) / 1e6
     return {
         "case": case,

@@ -122,14 +122,14 @@ def test_a_writer_lets_go_of_what_is_written_and_of_nothing_else(tmp_path, monke
     held = weakref.ref(content["server.theta"])
     writer.begin(1, content, FACTS)
     del content
-    writer.look()
+    assert writer.busy
     assert held() is not None
     may_write.set()
     writer._thread.join()
+    assert not writer.busy
     assert held() is not None  # not freed by the other thread
-    writer.look()
-    assert held() is None
     writer.wait()
+    assert held() is None
     assert entries(tmp_path) == ["round-00000001"]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pefll.core.errors import PefllError
 from pefll.methods import FedAvg, Local, PeFLL
 from pefll.methods.contract import Own, everyone
-from pefll.training.cost import cost_of_new_client
+from pefll.training.cost import cost_of_median_client
 from tests.federations import problem_of, ragged
 
 FEATURES, CLASSES = 6, 3
@@ -29,13 +29,13 @@ def linear(federation):
 
 
 def test_fedavg_hands_the_global_model_out(federation):
-    cost = cost_of_new_client(FedAvg().bind(linear(federation)), federation)
+    cost = cost_of_median_client(FedAvg().bind(linear(federation)), federation)
     assert cost[:4] == (1, 4 * WEIGHTS, 0, 0)
     assert cost.samples == 40  # of the client in the middle
 
 
 def test_local_has_no_server_and_trains(federation):
-    cost = cost_of_new_client(Local(epochs=5, batch_size=16).bind(linear(federation)), federation)
+    cost = cost_of_median_client(Local(epochs=5, batch_size=16).bind(linear(federation)), federation)
     assert (cost.exchanges, cost.bytes_down, cost.bytes_up) == (0, 0, 0)
     steps = 5 * 3  # 40 samples are three batches of 16
     forward = 2 * 16 * FEATURES * CLASSES
@@ -45,7 +45,7 @@ def test_local_has_no_server_and_trains(federation):
 
 def test_pefll_pays_an_embedding_network_down_a_descriptor_up_and_a_model_down(federation):
     method = PeFLL(embedding="linear", descriptor_size=5).bind(linear(federation))
-    cost = cost_of_new_client(method, federation)
+    cost = cost_of_median_client(method, federation)
     embedder = CLASSES * 5 + 5
     assert cost.exchanges == 2
     assert cost.bytes_down == 4 * (embedder + WEIGHTS)
@@ -56,7 +56,7 @@ def test_pefll_pays_an_embedding_network_down_a_descriptor_up_and_a_model_down(f
 
 def test_weights_do_not_matter_and_neither_do_other_clients(federation):
     method = PeFLL(embedding="linear", descriptor_size=5).bind(linear(federation))
-    one, other = (cost_of_new_client(method, federation, seed) for seed in (0, 1))
+    one, other = (cost_of_median_client(method, federation, seed) for seed in (0, 1))
     assert one._replace(seconds=0) == other._replace(seconds=0)
 
 
@@ -83,17 +83,17 @@ class ByTheServer(FineTuned):
     [(FineTuned, 1, 1, 0), (ByTheServer, 2, 2, WEIGHTS + 1)],  # how many samples it has goes up too
 )
 def test_what_a_client_keeps_is_not_sent(federation, kind, exchanges, models_down, floats_up):
-    cost = cost_of_new_client(kind(local_steps=2).bind(linear(federation)), federation)
+    cost = cost_of_median_client(kind(local_steps=2).bind(linear(federation)), federation)
     assert cost[:3] == (exchanges, 4 * WEIGHTS * models_down, 4 * floats_up)
 
 
 def test_without_unseen_clients_there_is_nothing_to_count():
     everybody = ragged(seen=8)
     with pytest.raises(PefllError, match="no unseen clients"):
-        cost_of_new_client(FedAvg().bind(problem_of(everybody)), everybody)
+        cost_of_median_client(FedAvg().bind(problem_of(everybody)), everybody)
 
 
 def test_torch_is_left_as_it_was(federation):
     threads = torch.get_num_threads()
-    cost_of_new_client(FedAvg().bind(linear(federation)), federation)
+    cost_of_median_client(FedAvg().bind(linear(federation)), federation)
     assert torch.get_num_threads() == threads

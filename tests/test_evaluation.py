@@ -13,28 +13,28 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from pefll.methods.averaging import Server
-from pefll.training.evaluation import Evaluator, descriptors, evaluate, split_number, summarise
+from pefll.training.evaluation import Evaluator, accuracy_of, descriptors, evaluate, split_number
 from tests.federations import problem_of, ragged
 
 
 def test_groups_are_summed_up():
     #              samples, right, right when masked, loss
     sums = np.array([[10, 5, 6, 20.0], [1, 1, 1, 0.5], [0, 0, 0, 0.0], [4, 0, 2, 8.0], [5, 5, 5, 1.5]])
-    result = summarise(sums)
+    result = accuracy_of(sums)
     assert result.per_sample == 11 / 20
     assert result.per_client == pytest.approx((0.5 + 1 + 0 + 1) / 4)
     assert result.masked == 14 / 20
     assert result.worst_tenth == 0
     assert result.loss == 30 / 20
-    assert summarise(sums[2:3]) is None
-    assert summarise(sums[:0]) is None
+    assert accuracy_of(sums[2:3]) is None
+    assert accuracy_of(sums[:0]) is None
 
 
 def test_the_worst_tenth_is_a_tenth_of_the_clients():
     sums = np.zeros((30, 4))
     sums[:, 0] = 30
     sums[:, 1] = np.random.default_rng(0).permutation(30)
-    assert summarise(sums).worst_tenth == pytest.approx((0 + 1 + 2) / 3 / 30)
+    assert accuracy_of(sums).worst_tenth == pytest.approx((0 + 1 + 2) / 3 / 30)
 
 
 @pytest.mark.parametrize("make", [SerialEngine, VectorEngine])

@@ -22,7 +22,7 @@ from pefll.runs.record import RunFolder, own_seconds, run_folders
 from pefll.training import fitting, pipeline, summary
 from pefll.training.federations import federations_of
 from pefll.training.fitting import fit, fit_seeds
-from pefll.training.lockstep import STOPPING, TIME_IS_UP, Job, Stopped, round_robin, stop_signals
+from pefll.training.lockstep import STOPPING, TIME_IS_UP, ScheduledRun, Stopped, round_robin, stop_signals
 from pefll.training.resolve import resolve
 from tests.federations import ragged
 
@@ -73,8 +73,8 @@ def test_everybody_has_a_turn_in_order_and_an_error_ends_only_ones_own():
         return name
 
     error = PefllError("b has diverged")
-    jobs = [Job(run("a", 3), contextlib.nullcontext), Job(run("b", 1, error), contextlib.nullcontext)]
-    assert round_robin([*jobs, Job(run("c", 2), contextlib.nullcontext)]) == ["a", error, "c"]
+    jobs = [ScheduledRun(run("a", 3), contextlib.nullcontext), ScheduledRun(run("b", 1, error), contextlib.nullcontext)]
+    assert round_robin([*jobs, ScheduledRun(run("c", 2), contextlib.nullcontext)]) == ["a", error, "c"]
     assert said == ["a0", "b0", "c0", "a1", "c1", "a2"]
 
 
@@ -96,7 +96,7 @@ def test_each_turn_is_inside_its_own_context():
             seen.append(list(inside))
             yield
 
-    round_robin([Job(run(), turn("a")), Job(run(), turn("b"))])
+    round_robin([ScheduledRun(run(), turn("a")), ScheduledRun(run(), turn("b"))])
     assert seen == [["a"], ["b"], ["a"], ["b"]]
 
 
@@ -114,7 +114,7 @@ def test_what_is_no_runs_own_fault_ends_all_and_closes_them():
         yield
         raise ZeroDivisionError
 
-    jobs = [Job(turns, contextlib.nullcontext) for turns in (holder("a"), broken(), holder("b"))]
+    jobs = [ScheduledRun(turns, contextlib.nullcontext) for turns in (holder("a"), broken(), holder("b"))]
     with pytest.raises(ZeroDivisionError):
         round_robin(jobs)
     assert closed == ["a", "b"]

@@ -14,7 +14,7 @@ from torch import nn
 
 import pefll
 from pefll.core import machine
-from pefll.engines.memory import Plan, check_fits, networks_of, parts_of, there_is
+from pefll.engines.memory import MemoryPlan, check_fits, networks_of, parts_of, there_is
 from pefll.methods import FedAvg
 from tests.federations import flat
 
@@ -71,8 +71,8 @@ def test_absurd_sizes_are_refused_before_they_are_made():
 
 
 def test_what_would_fit_is_said_and_does_fit(eight_gigabytes):
-    def plan(weights: int) -> Plan:
-        return Plan(weights, 101 * weights, 1, 1, 50, 32, 64)
+    def plan(weights: int) -> MemoryPlan:
+        return MemoryPlan(weights, 101 * weights, 1, 1, 50, 32, 64)
 
     with pytest.raises(pefll.PefllError, match=r"at most about 1,100,000 weights \(this one has 6,300,000\)"):
         check_fits(plan(6_300_000), "pefll")
@@ -80,7 +80,7 @@ def test_what_would_fit_is_said_and_does_fit(eight_gigabytes):
 
 
 def test_many_runs_at_once_need_as_many_times_the_memory(eight_gigabytes):
-    one = Plan(100_000, 10_100_000, 5, 5, 50, 32, 64)
+    one = MemoryPlan(100_000, 10_100_000, 5, 5, 50, 32, 64)
     assert sum(parts_of(one._replace(runs=3))) == 3 * sum(parts_of(one))
     check_fits(one, "pefll")
     with pytest.raises(pefll.PefllError, match="for 20 runs at once"):
@@ -108,7 +108,7 @@ def test_a_finished_run_is_read_where_it_could_not_be_trained(monkeypatch, tmp_p
 
 def test_nothing_is_refused_where_nobody_knows(monkeypatch):
     monkeypatch.setattr("pefll.engines.memory.available_memory", lambda: None)
-    check_fits(Plan(10**9, 10**11, 1, 1, 1, 1, 1), "pefll")
+    check_fits(MemoryPlan(10**9, 10**11, 1, 1, 1, 1, 1), "pefll")
 
 
 def test_a_sketch_leaves_the_method_as_it_is(eight_gigabytes):

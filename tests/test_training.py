@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
-from pefll.core.progress import Silent
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
@@ -23,9 +22,12 @@ from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training import loop, pipeline, saving
+from pefll.training.callbacks import ActiveRun, CallbackList, History
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import fit
-from pefll.training.lockstep import Job, round_robin, stop_signals
+from pefll.training.hardware import TO_READ
+from pefll.training.lockstep import ScheduledRun, round_robin, stop_signals
+from pefll.training.resolve import RunSpec
 from tests.federations import ragged
 
 
@@ -79,10 +81,15 @@ def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list
     return looked
 
 
-def run_loop(config: Config, folder: RunFolder | None = None, engine: Counting | None = None) -> saving.Progress:
+def run_loop(
+    config: Config, folder: RunFolder | None = None, engine: Counting | None = None, callbacks: tuple = ()
+) -> saving.Progress:
+    engine = engine or Counting()
+    spec = RunSpec(config, engine.federation, "mlp", {}, METHOD, TO_READ, engine.clients_per_round, folder)
+    told = CallbackList([History(), *callbacks])
     with stop_signals() as asked_to_stop:
-        turns = loop.train(engine or Counting(), METHOD, config, folder, Silent(), {}, asked_to_stop)
-        (outcome,) = round_robin([Job(turns, nullcontext)])
+        turns = loop.train(engine, ActiveRun(spec), told, lambda sentence: None, asked_to_stop)
+        (outcome,) = round_robin([ScheduledRun(turns, nullcontext)])
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
@@ -293,6 +300,8 @@ def test_a_busy_engine_goes_on_while_a_checkpoint_is_written_and_one_that_is_not
     engine = Launches()
     busy_exams(monkeypatch, engine, {})
     monkeypatch.setattr(checkpoint, "save", slow)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
     run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path / "a"), engine)
     assert checkpoint.latest(tmp_path / "a" / "checkpoints", pytest.fail).round == 40
 

@@ -38,20 +38,24 @@ from pefll.methods import (
 )
 from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
+from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
 from pefll.training.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
 from pefll.training.lockstep import Stopped
 from pefll.training.run import ClientsFailed, Run, load
+from pefll.training.tensorboard import TensorBoard
 from pefll.version import __version__
 
 __all__ = [
     "METHODS",
     "Accuracy",
     "BaseMethod",
+    "Callback",
     "Classification",
     "ClientsFailed",
     "Cost",
+    "EarlyStopping",
     "Evaluation",
     "FedAvg",
     "FedRep",
@@ -70,6 +74,7 @@ __all__ = [
     "Samples",
     "Stopped",
     "Task",
+    "TensorBoard",
     "__version__",
     "by_class",
     "check_method",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -23,6 +24,17 @@ def test_train_says_what_came_out(pefll, tmp_path, monkeypatch):
     assert "Next: pefll show runs/digits-fedavg-5" in said.out
     assert "4/4" in said.err
     assert RunFolder(tmp_path / "runs/digits-fedavg-5").summary()["seed"] == 5
+
+
+def test_events_for_tensorboard_are_written_where_somebody_asks(pefll, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    for name, option, events in (("a", [], 0), ("b", ["--tensorboard"], 1)):
+        assert pefll("train", "--method", "fedavg", *DIGITS, *option, "--out", tmp_path / name).code == 0
+        assert len([*(tmp_path / name).glob("events.out.tfevents.*")]) == events
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    said = pefll("train", "--method", "fedavg", *DIGITS, "--tensorboard", "--out", tmp_path / "c")
+    assert (said.code, (tmp_path / "c").exists()) == (2, False)
+    assert "pip install 'pefll[tensorboard]'" in said.err
 
 
 def test_local_trains_nothing_together(pefll, tmp_path):

@@ -230,24 +230,24 @@ def test_a_search_that_fails_half_way_leaves_the_earlier_choice(tmp_path, monkey
 
 def test_a_search_that_was_stopped_goes_on(tmp_path, monkeypatch):
     whole = search(tmp_path / "whole", seeds=(0,), at_once=1)
-    launch = VectorEngine.launch
+    advance = VectorEngine.advance
     started = []
 
     def interrupted(self, server, first, rounds):
         started.append(first)
         if len(started) > 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return launch(self, server, first, rounds)
+        return advance(self, server, first, rounds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(VectorEngine, "launch", interrupted)
+        patch.setattr(VectorEngine, "advance", interrupted)
         with pytest.raises(Stopped):
             search(tmp_path / "parts", seeds=(0,), at_once=1)
     kept = json.loads((tmp_path / "parts/results/digits-fedavg-n8.json").read_text())
     assert len(kept["trials"]) == 1
     assert kept["best"] is None  # half a search chooses nothing
     started.clear()
-    monkeypatch.setattr(VectorEngine, "launch", lambda *given: started.append(given[2]) or launch(*given))
+    monkeypatch.setattr(VectorEngine, "advance", lambda *given: started.append(given[2]) or advance(*given))
     resumed = search(tmp_path / "parts", seeds=(0,), at_once=1)
     assert started[0] > 0  # not from the first round
     assert [row["seen_validation"] for row in resumed.rows] == [row["seen_validation"] for row in whole.rows]

@@ -28,6 +28,7 @@ from pefll.training import federations, fitting
 from pefll.training.folders import finished_state
 from pefll.training.lockstep import Stopped
 from pefll.training.resolve import resolve
+from pefll.training.tensorboard import TensorBoard
 
 
 def train(
@@ -105,6 +106,10 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option("--tensorboard", help="Write TensorBoard's events into the run's folder: pefll[tensorboard]."),
+    ] = False,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -156,6 +161,7 @@ def train(
     }
     given = {name: value for name, value in given.items() if value is not None}
     allow(given.get("method"), given.get("model"))
+    callbacks = [TensorBoard()] if tensorboard else []
     if seeds is not None and (seed is not None or resume is not None):
         raise PefllError(
             "--seeds is for new runs, and in place of --seed; --resume RUN goes on with all seeds in RUN",
@@ -209,7 +215,7 @@ def train(
         for config, federation, each in zip(configs, federations.federations_of(configs, err), folders, strict=True)
     ]
     try:
-        trained = fitting.fit_together(specs, console=err)
+        trained = fitting.fit_together(specs, err, callbacks)
     except Stopped as stopped:
         say(err, f"{_saved(stopped, len(specs))} Go on with: pefll train --resume {target}{_own_code(configs[0])}")
         sys.exit(128 + stopped.signal)

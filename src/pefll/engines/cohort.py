@@ -1,4 +1,4 @@
-"""The door: what is true of everything that crosses between server and clients, whatever the engine."""
+"""The client interface: what is true of everything that crosses between server and clients, whatever the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass
 class Ledger:
-    """Bytes that crossed the door, counted as tensors: down to the clients and up to the server."""
+    """Bytes that crossed the client interface, counted as tensors: down to the clients and up to the server."""
 
     down: int = 0
     up: int = 0

@@ -30,7 +30,7 @@ DRAWN, PER_STEP = 8 * 8, 8 * 60
 VALUES = 8
 
 
-class Plan(NamedTuple):
+class MemoryPlan(NamedTuple):
     """What a run is about to do, in numbers.
 
     Attributes:
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
     batches: int
 
 
-def parts_of(plan: Plan) -> Parts:
+def parts_of(plan: MemoryPlan) -> Parts:
     """Return the bytes that a run is estimated to take, beside its data and the program itself."""
     models = MODELS * plan.weights * plan.clients + 3 * plan.weights * plan.round_clients + 3 * plan.weights
     drawn = plan.clients * plan.steps * (PER_STEP + DRAWN * plan.batch)
@@ -108,7 +108,7 @@ def there_is(device: torch.device) -> int | None:
     return available_memory()
 
 
-def check_fits(plan: Plan, method: str) -> None:
+def check_fits(plan: MemoryPlan, method: str) -> None:
     """Raise PefllError where a run would clearly take more memory than there is.
 
     Args:
@@ -149,7 +149,7 @@ def sample_values(problem: Problem) -> int:
     return prod(problem.input_shape)
 
 
-def _words(parts: Parts, plan: Plan) -> str:
+def _words(parts: Parts, plan: MemoryPlan) -> str:
     """Return what the memory is for, the largest part first."""
     optimiser = " with their optimiser" if plan.copies == NETWORKS else ""
     called = {
@@ -161,7 +161,7 @@ def _words(parts: Parts, plan: Plan) -> str:
     return ", ".join(called[name] for name in order if getattr(parts, name) > sum(parts) / 100)
 
 
-def _advice(parts: Parts, plan: Plan, there: int) -> str:
+def _advice(parts: Parts, plan: MemoryPlan, there: int) -> str:
     """Return what would fit, by what takes the most."""
     largest = max(Parts._fields, key=lambda name: getattr(parts, name))
     rest = sum(parts) - getattr(parts, largest)

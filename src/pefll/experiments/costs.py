@@ -21,7 +21,7 @@ from pefll.methods import build_method, hyperparameters
 from pefll.report.table import new_table
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders
-from pefll.training.cost import NewClientCost, cost_of_new_client
+from pefll.training.cost import NewClientCost, cost_of_median_client
 from pefll.training.federations import federation_of
 from pefll.training.resolve import describe_problem
 
@@ -150,7 +150,7 @@ def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Conso
 def _cost(config: Config) -> NewClientCost:
     federation = federation_of(config, None)
     problem, _ = describe_problem(federation, config.model)
-    return cost_of_new_client(build_method(config.method, problem, config.settings), federation, config.seed)
+    return cost_of_median_client(build_method(config.method, problem, config.settings), federation, config.seed)
 
 
 _HEADINGS = ("method", "unseen, %", "exchanges", "down", "up", "FLOPs", "seconds")

@@ -92,7 +92,7 @@ class Writer:
             history: the run's evaluations until then, to be kept beside them.
         """
         self.wait()
-        # Held here until somebody waits or looks: memory that a GPU copied into is not to be freed by another thread,
+        # Held here until somebody waits: memory that a GPU copied into is not to be freed by another thread,
         # which would ask the GPU about it in the middle of a recording.
         self._held = tensors
         context = copy_context()  # sentences about a full disk are made there
@@ -114,10 +114,10 @@ class Writer:
         if error is not None:
             raise error
 
-    def look(self) -> None:
-        """Do as `wait` where that takes no time: memory is free for the next copies, and an error is not told late."""
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
         """Let what is being written be finished, and raise nothing: the run ends for reasons of its own."""

@@ -1,4 +1,4 @@
-"""A run is a folder: config.toml, history.jsonl, summary.json, descriptors.npz, checkpoints/, TensorBoard's events."""
+"""A run is a folder: config.toml, history.jsonl, summary.json, descriptors.npz, checkpoints/."""
 
 from __future__ import annotations
 
@@ -228,8 +228,8 @@ class RunFolder:
 
     def keep_history_until(
         self, round_: int, copy: bytes | None = None, report: Callable[[str], None] = lambda sentence: None
-    ) -> None:
-        """Drop evaluations after a round: a resumed run makes them again.
+    ) -> list[dict[str, Any]]:
+        """Drop evaluations after a round: a resumed run makes them again. Return the others.
 
         A damaged file is kept aside, and its evaluations are restored.
 
@@ -240,7 +240,7 @@ class RunFolder:
         """
         run, found = self.run_id(), self._read_history()
         if not found.damage and not os.path.lexists(self.history_file):
-            return
+            return []
         if found.damage:
             kept = set_aside(self.history_file).name if os.path.lexists(self.history_file) else "nothing"
             restored = found if copy is None else read_rows(copy, run)
@@ -249,8 +249,9 @@ class RunFolder:
                 f"{counted(sum(row['round'] <= round_ for row in restored.rows), 'evaluation')} of it are restored"
             )
             found = restored
-        content = b"".join(line for row, line in zip(found.rows, found.lines, strict=True) if row["round"] <= round_)
-        write_whole(self.history_file, content)
+        kept_rows = [pair for pair in zip(found.rows, found.lines, strict=True) if pair[0]["round"] <= round_]
+        write_whole(self.history_file, b"".join(line for _, line in kept_rows))
+        return [row for row, _ in kept_rows]
 
     def give_checks(self, run: str) -> None:
         """Write the evaluations and the summary of an earlier version anew, with checks; damaged ones stay as they are.
@@ -353,6 +354,18 @@ def rounds_of(summary: Mapping[str, Any] | None) -> int:
     """Return the rounds that a summary is of; -1 where there is none, or it does not say."""
     rounds = (summary or {}).get("rounds")
     return rounds if type(rounds) is int else -1
+
+
+def last_round(summary: Mapping[str, Any] | None, rounds: int) -> int:
+    """Return with which round a run ends that is to have so many: an earlier one, where a callback stopped it.
+
+    Args:
+        summary: of the run; None where there is none.
+        rounds: that are asked for; more than when it was stopped go on with it.
+    """
+    stopped = (summary or {}).get("stopped")
+    asked = stopped.get("rounds") if isinstance(stopped, dict) else None
+    return min(rounds, rounds_of(summary)) if type(asked) is int and rounds <= asked else rounds
 
 
 def own_seconds(summary: Mapping[str, Any]) -> bool:

@@ -174,7 +174,7 @@ def engines_agree(subject: Subject) -> None:
         if not apart <= TOLERANCE:
             raise Broken(f"the {what} are {apart:.1e} apart in float64: something depends on padding or on neighbours")
     if serial[3] != vector[3]:
-        raise Broken(f"bytes at the door differ: {serial[3]} and {vector[3]}")
+        raise Broken(f"bytes sent and received differ: {serial[3]} and {vector[3]}")
 
 
 def order_does_not_matter(subject: Subject) -> None:

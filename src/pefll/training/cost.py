@@ -33,7 +33,7 @@ class NewClientCost(NamedTuple):
     samples: int
 
 
-def cost_of_new_client(method: Method[Any], federation: Federation, seed: int = 0) -> NewClientCost:
+def cost_of_median_client(method: Method[Any], federation: Federation, seed: int = 0) -> NewClientCost:
     """Personalise for the unseen client with the median number of training samples, and count.
 
     No trained weights are needed: what is sent and computed does not depend on their values.

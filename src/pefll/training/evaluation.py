@@ -79,7 +79,7 @@ def evaluate(
 
 def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
     """Reduce sums per client [clients, 4], those of seen clients first, to the accuracies of the two groups."""
-    return Evaluation(summarise(sums[:num_seen]), summarise(sums[num_seen:]))
+    return Evaluation(accuracy_of(sums[:num_seen]), accuracy_of(sums[num_seen:]))
 
 
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
@@ -126,7 +126,7 @@ class Evaluator:
         sums[self._place] = scores.numpy()
         _check_finite(sums, self._engine, self._clients)
         sums = _weighed(self._engine, self._clients, sums, chooses=True)
-        return Evaluation(summarise(sums[: self._seen]), summarise(sums[self._seen :]))
+        return Evaluation(accuracy_of(sums[: self._seen]), accuracy_of(sums[self._seen :]))
 
 
 def _groups(engine: Engine, share: float) -> tuple[Ids, Ids]:
@@ -238,7 +238,7 @@ def _check_finite(values: Floats, engine: Engine, clients: Ids) -> None:
         raise not_finite("evaluation", who, None)
 
 
-def summarise(sums: Floats) -> Accuracy | None:
+def accuracy_of(sums: Floats) -> Accuracy | None:
     """Reduce sums per client [clients, 4] to the accuracy of the group."""
     sums = sums[sums[:, 0] > 0]
     if len(sums) == 0:

@@ -25,9 +25,17 @@ from pefll.methods import BaseMethod, method_name, method_value, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import seed_folder
+from pefll.training.callbacks import (
+    ActiveRun,
+    Callback,
+    CallbackList,
+    History,
+    ProgressBar,
+    check_callbacks,
+)
 from pefll.training.folders import claim, held
 from pefll.training.hardware import opened, place_data
-from pefll.training.lockstep import Job, Signals, Stopped, Turns, round_robin, stop_signals
+from pefll.training.lockstep import ScheduledRun, Signals, Stopped, Turns, round_robin, stop_signals
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.run import Run, method_template
@@ -45,6 +53,7 @@ def fit(
     out: str | Path | None = None,
     console: Console | None = None,
     config: Config | None = None,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Run:
     """Train a method on a federation.
@@ -62,6 +71,7 @@ def fit(
         console: shows progress; None for silence.
         config: all settings at once, instead of the arguments above. It may come from a file, so that code of your own
             that it names is named in `method` or `model` too.
+        callbacks: are told what happens, such as `pefll.EarlyStopping()`; see `pefll.Callback`.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
 
     Returns:
@@ -70,7 +80,7 @@ def fit(
     _check_asked(federation, model)
     method, settings = _named(method, settings)
     allow(method, model)
-    out = _checked_places(out, console)
+    out, callbacks = _checked_places(out, console), check_callbacks(callbacks)
     if config is None:
         config = _config(federation, method, model, rounds, seed, settings)
     elif not isinstance(config, Config):
@@ -79,7 +89,7 @@ def fit(
             "arguments, such as rounds=100",
             code="PEFLL-A017",
         )
-    return fit_together([resolve(config, federation, out, model=model)], console)[0]
+    return fit_together([resolve(config, federation, out, model=model)], console, callbacks)[0]
 
 
 def fit_seeds(
@@ -91,6 +101,7 @@ def fit_seeds(
     rounds: int = 1000,
     out: str | Path | None = None,
     console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> list[Run]:
     """Train a method with several seeds at once; each run is what `fit` makes of its seed alone.
@@ -105,6 +116,7 @@ def fit_seeds(
         rounds: see `fit`.
         out: a folder for the runs, each in a folder seed-N of its own; see `fit` for those that are there.
         console: see `fit`.
+        callbacks: see `fit`; all runs share them.
         settings: see `fit`.
 
     Returns:
@@ -119,7 +131,7 @@ def fit_seeds(
         raise PefllError("seeds must be different from each other, and there must be at least one", code="PEFLL-T104")
     method, settings = _named(method, settings)
     allow(method, model)
-    out = _checked_places(out, console)
+    out, callbacks = _checked_places(out, console), check_callbacks(callbacks)
     specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
@@ -127,7 +139,7 @@ def fit_seeds(
         config = _config(data, method, model, rounds, seed, settings)
         folder = None if out is None else seed_folder(Path(out), seed)
         specs.append(resolve(config, data, folder, model=model, runs=len(seeds)))
-    return fit_together(specs, console)
+    return fit_together(specs, console, callbacks)
 
 
 class RunsFailed(PefllError):
@@ -144,9 +156,11 @@ class RunsFailed(PefllError):
         self.runs, self.errors = runs, errors
 
 
-def fit_together(specs: Sequence[RunSpec], console: Console | None = None) -> list[Run]:
+def fit_together(
+    specs: Sequence[RunSpec], console: Console | None = None, callbacks: Sequence[Callback] = ()
+) -> list[Run]:
     """Train several runs at once; see `fit_seeds`."""
-    outcomes = train_all(specs, console)
+    outcomes = train_all(specs, console, callbacks=callbacks)
     stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
     if stopped:
         raise min(stopped, key=lambda one: (one.round, one.testing))
@@ -165,6 +179,7 @@ def train_all(
     console: Console | None = None,
     ended: Callable[[RunSpec, Run], None] | None = None,
     seconds: float | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> list[Run | PefllError | Stopped]:
     """Train several runs at once and return, for each, the run or why there is none.
 
@@ -175,8 +190,9 @@ def train_all(
         console: see `fit`.
         ended: told of each run as it ends, while others may still go on.
         seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
+        callbacks: see `fit`.
     """
-    jobs: list[Job] = []
+    jobs: list[ScheduledRun] = []
     copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
     unfinished = [spec for spec in specs if spec.finished is None]
     with ExitStack() as stack:
@@ -198,13 +214,15 @@ def train_all(
             elif note := spec.precision_note:
                 warnings.warn(f"training in float32: {note}", stacklevel=2)
             _tell_of_ranges(spec.federation, console)
-            turns = _fitting(spec, engine, screen, asked_to_stop, len(unfinished))
-            jobs.append(Job(_told(turns, spec, ended), queue_of(engine).turn))
+            turns = _fitting(spec, engine, callbacks, screen, asked_to_stop, len(unfinished))
+            jobs.append(ScheduledRun(_told(turns, spec, ended), queue_of(engine).turn))
         for place, spec in enumerate(specs):  # the first place first, so that each comes to its own
             if spec.finished is not None:
                 if console and spec.folder:
                     say(console, f"{spec.folder.path} was finished already, and nothing is done again")
-                jobs.insert(place, Job(_told(_at_once(_recorded(spec, spec.finished)), spec, ended), nullcontext))
+                jobs.insert(
+                    place, ScheduledRun(_told(_at_once(_recorded(spec, spec.finished)), spec, ended), nullcontext)
+                )
         return round_robin(jobs)
 
 
@@ -232,8 +250,8 @@ def fit_on(
         if console:
             say(console, spec.headline)
         with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:
-            turns = _fitting(spec, engine, screen, asked_to_stop, 1)
-            (outcome,) = round_robin([Job(turns, queue_of(engine).turn)])
+            turns = _fitting(spec, engine, (), screen, asked_to_stop, 1)
+            (outcome,) = round_robin([ScheduledRun(turns, queue_of(engine).turn)])
     if isinstance(outcome, BaseException):
         raise outcome
     made: Run = outcome
@@ -245,7 +263,8 @@ def _recorded(spec: RunSpec, saved: checkpoint.Checkpoint) -> Run:
     assert spec.folder is not None
     template = method_template(spec.method, spec.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
-    return Run(spec.config, spec.method, best, final, spec.facts, spec.folder.summary() or {}, spec.federation)
+    summary, history = spec.folder.summary() or {}, spec.folder.history()
+    return Run(spec.config, spec.method, best, final, spec.facts, summary, spec.federation, history)
 
 
 def _at_once(made: Run) -> Turns[Run]:
@@ -262,23 +281,37 @@ def _told(turns: Turns[Run], spec: RunSpec, ended: Callable[[RunSpec, Run], None
     return made
 
 
-def _fitting(spec: RunSpec, engine: Engine, screen: Display, asked_to_stop: Signals, together: int) -> Turns[Run]:
+def _fitting(
+    spec: RunSpec,
+    engine: Engine,
+    callbacks: Sequence[Callback],
+    screen: Display,
+    asked_to_stop: Signals,
+    together: int,
+) -> Turns[Run]:
     """Train and test one run, in turns with others."""
-    config, federation, method, folder, facts = spec.config, spec.federation, spec.method, spec.folder, spec.facts
-    with screen.line(spec.title, config.rounds) as watch:
-        try:
-            progress = yield from train(engine, method, config, folder, watch, facts, asked_to_stop, together)
-        except PefllError as problem:
-            error = _with_cause(problem, federation)
-            if together > 1:  # said now, because the others may go on for long
-                watch.say(f"{spec.label or f'seed {config.seed}'} failed: {error}")
-            raise error from problem
-    summary = summary_of(engine, spec, progress, screen, asked_to_stop)
-    if folder:
-        if spec.maps and not spec.tunes:
-            write_descriptors(engine, method, progress.best, federation, folder)
-        folder.write_summary(summary)
-    return Run(config, method, progress.best, progress.server, facts, summary, federation)
+    run = ActiveRun(spec)
+    try:
+        with screen.line(spec.title, spec.config.rounds) as bar:
+            told = CallbackList([History(), *callbacks, ProgressBar(bar)])
+            try:
+                progress = yield from train(engine, run, told, bar.say, asked_to_stop, together)
+            except PefllError as problem:
+                error = _with_cause(problem, spec.federation)
+                if together > 1:  # said now, because the others may go on for long
+                    bar.say(f"{spec.label or f'seed {spec.config.seed}'} failed: {error}")
+                raise error from problem
+        summary = summary_of(engine, run, progress, screen, asked_to_stop)
+        if spec.folder:
+            if spec.maps and not spec.tunes:
+                write_descriptors(engine, spec.method, progress.best, spec.federation, spec.folder)
+            spec.folder.write_summary(summary)
+        run.summary = summary
+    finally:
+        CallbackList(callbacks).on_end(run)
+    return Run(
+        spec.config, spec.method, progress.best, progress.server, spec.facts, summary, spec.federation, run.history
+    )
 
 
 def _tell_of_ranges(federation: Federation, console: Console | None) -> None:

@@ -14,7 +14,7 @@ from pefll.models.probe import check_same_model
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checksums import new_run
 from pefll.runs.config import Config
-from pefll.runs.record import LOCK, RunFolder, rounds_of
+from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 
 
 def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
@@ -57,6 +57,7 @@ def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoi
         return None
     try:
         summary = folder.summary()
+        rounds = last_round(summary, rounds)
         if summary is None or rounds_of(summary) < rounds or summary.get("split", "test") != "test":
             return None
         folder.history()

@@ -84,7 +84,7 @@ class Signals(list[int]):
             threading.Thread(target=self._tell, args=(STOPPING,), daemon=True).start()
 
 
-class Job(NamedTuple):
+class ScheduledRun(NamedTuple):
     """A run among others.
 
     Attributes:
@@ -96,7 +96,7 @@ class Job(NamedTuple):
     turn: Callable[[], AbstractContextManager[Any]]
 
 
-def round_robin(jobs: Sequence[Job]) -> list[Any]:
+def round_robin(jobs: Sequence[ScheduledRun]) -> list[Any]:
     """Give each job a turn after the other until all have ended.
 
     Returns:

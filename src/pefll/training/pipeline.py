@@ -108,6 +108,12 @@ class Pipeline:
             seconds = stretch.rounds.seconds / rounds
             self._size = max(1, min(4 * rounds, int(STRETCH_SECONDS / max(seconds, 1e-9))))
 
+    def end_with(self, stretch: Stretch) -> None:
+        """Forget what was launched after a stretch that has an evaluation: the run ends with its state."""
+        self._under_way.clear()
+        self._launched, self._progress.server = stretch.last, stretch.state
+        vars(self._engine.ledger).update(vars(stretch.ledger))
+
     def _until(self) -> int:
         """Return up to which round the next stretch goes: so many rounds, or fewer, until something is due."""
         config, round_ = self._config, self._launched

@@ -15,7 +15,7 @@ from torch import nn
 from pefll.core.wording import counted
 from pefll.data.federation import TRAIN, Federation
 from pefll.engines.cohort import Engine
-from pefll.engines.memory import Plan, check_fits, check_model_fits, networks_of, sample_values
+from pefll.engines.memory import MemoryPlan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, resolve_model
@@ -239,7 +239,7 @@ def check_memory(
     networks = networks_of(lambda: build_method(config.method, problem, config.settings))
     clients = min(clients_per_round, federation.num_seen)
     most = int(federation.count[TRAIN].max())
-    plan = Plan(
+    plan = MemoryPlan(
         weights=problem.model.size,
         networks=networks,
         clients=clients if hardware.engine == "vector" else min(hardware.processes, clients),

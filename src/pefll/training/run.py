@@ -6,7 +6,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +37,8 @@ from pefll.models.probe import check_same_model, probe
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
-from pefll.runs.record import RunFolder, rounds_of
-from pefll.training.evaluation import Evaluation, client_scores, split_number, summarise
+from pefll.runs.record import RunFolder, last_round, rounds_of
+from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
 from pefll.training.federations import federation_of
 from pefll.training.hardware import opened, pick_hardware
 from pefll.training.resolve import build_checked_method, build_checked_model
@@ -79,7 +79,7 @@ class ClientScore(NamedTuple):
 def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
     """Return the accuracies of seen and unseen clients from each client's own score."""
     groups = (
-        summarise(
+        accuracy_of(
             np.array(
                 [(one.samples, one.correct, one.masked, one.loss) for one in clients if one.seen == seen],
                 dtype=np.float64,
@@ -120,6 +120,7 @@ class Run:
         facts: what the models take: see `PersonalModel.facts`.
         summary: what came out, as in summary.json; empty for a run that is not finished.
         federation: the data; None for a run loaded from its folder.
+        history: its evaluations while it was trained, oldest first, as in history.jsonl.
     """
 
     config: Config
@@ -129,6 +130,7 @@ class Run:
     facts: dict[str, Any]
     summary: dict[str, Any]
     federation: Federation | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"Run({self.config.method} on {self.config.data}, best of {self.summary.get('rounds', '?')} rounds)"
@@ -346,7 +348,7 @@ def load(
     check_progress(saved.facts, path)
     check_problem(saved.facts.get("problem"), path)
     summary = folder.summary() or {}
-    if saved.round < max(config.rounds, rounds_of(summary)):
+    if saved.round < max(last_round(summary, config.rounds), rounds_of(summary)):
         best = saved.facts["progress"]["best_round"]
         note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
     elif not summary:
@@ -370,7 +372,12 @@ def load(
     # Only now: a model of another size has a sentence of its own.
     found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
     check_same_model(facts, found, str(path))
-    return Run(config, learner, best, final, facts, summary)
+    try:
+        history = folder.history()
+    except PefllError as error:  # personal models need none
+        note(str(error))
+        history = []
+    return Run(config, learner, best, final, facts, summary, history=history)
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
-from pefll.core.progress import Monitor
 from pefll.core.tree import Tree, from_named, map_tree, named_leaves
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import copy_to_host, fetched
@@ -78,14 +78,22 @@ class Saver:
         folder: of the run; None for nowhere.
         facts: about the problem, for whoever reads a checkpoint without the data.
         round_: that the run begins with.
+        on_checkpoint: is told of each round whose checkpoint is on the disk.
     """
 
     def __init__(
-        self, engine: Engine, config: Config, folder: RunFolder | None, facts: dict[str, Any], round_: int
+        self,
+        engine: Engine,
+        config: Config,
+        folder: RunFolder | None,
+        facts: dict[str, Any],
+        round_: int,
+        on_checkpoint: Callable[[int], None] = lambda round_: None,
     ) -> None:
         self._engine, self._config, self._facts, self._folder = engine, config, facts, folder
         self._writer = Writer(folder.checkpoints, folder.sync_history, folder.go_on) if folder else None
         self._at, self._round = time.monotonic(), round_
+        self._on_checkpoint, self._under_way = on_checkpoint, -1
 
     def due(self, round_: int) -> bool:
         """Return whether the state after a round, which is about to be launched, is to be saved.
@@ -95,7 +103,8 @@ class Saver:
         """
         if self._writer is None:
             return False
-        self._writer.look()  # before the next copy, too: a GPU's are made in memory that takes long to get
+        if not self._writer.busy:  # before the next copy, too: a GPU's are made in memory that takes long to get
+            self.wait()
         by_number = round_ % self._config.checkpoint_every == 0 or round_ == self._config.rounds
         if by_number or self._overdue():
             self._at = time.monotonic()  # it is not due again while it is under way
@@ -112,7 +121,7 @@ class Saver:
         Args:
             progress: with everything recorded until its round.
             server: the state after that round, in the host's memory.
-            ledger: what had crossed the door after it.
+            ledger: what had crossed the client interface after it.
         """
         if self._writer is None:
             return
@@ -140,8 +149,9 @@ class Saver:
         if self._folder is not None and (run := self._folder.run_id()):
             history, last = self._folder.history_to_keep(self._config.eval_every)
             facts["run"] = {"id": run, "config": self._config.toml(), "history": last}
+        self.wait()
         self._writer.begin(progress.round, tensors, facts, history)
-        self._at, self._round = time.monotonic(), progress.round
+        self._at, self._round, self._under_way = time.monotonic(), progress.round, progress.round
 
     def save_now(self, progress: Progress) -> None:
         """Begin to write how far a run is that has nothing under way, unless that is saved already."""
@@ -158,6 +168,13 @@ class Saver:
         """Return when everything is on the disk; PefllError where it cannot be written."""
         if self._writer is not None:
             self._writer.wait()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell of a checkpoint that is on the disk since the last call."""
+        if self._under_way >= 0:
+            round_, self._under_way = self._under_way, -1
+            self._on_checkpoint(round_)
 
     def close(self) -> None:
         """Let what is being written be finished."""
@@ -165,12 +182,14 @@ class Saver:
             self._writer.close()
 
 
-def resume(engine: Engine, folder: RunFolder | None, monitor: Monitor) -> tuple[Progress, bytes | None] | None:
+def resume(
+    engine: Engine, folder: RunFolder | None, say: Callable[[str], None]
+) -> tuple[Progress, bytes | None] | None:
     """Return how far the run in a folder is, and its evaluations until then; None for one that has not begun."""
     if folder is None or not manifest.newest_first(folder.checkpoints):
         return None
-    saved = checkpoint.latest(folder.checkpoints, monitor.say, folder.run_id())
-    checkpoint.set_newer_aside(folder.checkpoints, saved.round, monitor.say)
+    saved = checkpoint.latest(folder.checkpoints, say, folder.run_id())
+    checkpoint.set_newer_aside(folder.checkpoints, saved.round, say)
     check_progress(saved.facts, folder.path)
     numbers = dict(saved.facts["progress"])
     template = engine.start()

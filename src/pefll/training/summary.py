@@ -27,11 +27,11 @@ from pefll.engines.cohort import Engine
 from pefll.methods import hyperparameters
 from pefll.methods.contract import Method
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
-from pefll.training.evaluation import client_scores, counts_of, descriptors, evaluation_of, summarise
+from pefll.training.callbacks import ActiveRun
+from pefll.training.evaluation import accuracy_of, client_scores, counts_of, descriptors, evaluation_of
 from pefll.training.hardware import device_name, peak_memory_bytes
 from pefll.training.lockstep import Signals, Stopped
 from pefll.training.loop import local_steps
-from pefll.training.resolve import RunSpec
 from pefll.training.saving import Progress
 from pefll.version import __version__
 
@@ -54,7 +54,7 @@ def counting(watch: Monitor) -> Callable[[int], None]:
 
 def summary_of(
     engine: Engine,
-    spec: RunSpec,
+    run: ActiveRun,
     progress: Progress,
     screen: Display,
     asked_to_stop: Signals,
@@ -68,6 +68,7 @@ def summary_of(
     Raises:
         Stopped: when asked to stop. All rounds are saved, and testing is done again when the run is resumed.
     """
+    spec = run.spec
     config, federation, method = spec.config, spec.federation, spec.method
     split = VALIDATION if spec.tunes else TEST
     clients = federation.num_seen if spec.tunes and not spec.holds_out else federation.num_clients
@@ -100,7 +101,7 @@ def summary_of(
     for moment in moments:
         result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
         accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
-    as_new = summarise(sums["as new"]) if strangers else None
+    as_new = accuracy_of(sums["as new"]) if strangers else None
     c = spec.clients_per_round
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
@@ -115,6 +116,7 @@ def summary_of(
         "num_seen": federation.num_seen,
         "num_unseen": federation.num_unseen,
         "rounds": progress.round,
+        **({"stopped": {"by": run.stopped_by, "rounds": config.rounds}} if progress.round < config.rounds else {}),
         "clients_per_round": c,
         "local_steps": steps,
         "seed": config.seed,

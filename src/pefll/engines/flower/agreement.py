@@ -20,7 +20,7 @@ from pefll.core.arguments import shown, text, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.files import parse_json
 from pefll.data.federation import Normalise
-from pefll.engines.memory import CLIENT_NETWORKS, Plan, check_fits, check_model_fits, networks_of, sample_values
+from pefll.engines.memory import CLIENT_NETWORKS, MemoryPlan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, weights_of
@@ -191,10 +191,10 @@ def _built(sha256: str, config: str) -> Method[Any]:
     return build_method(agreed.method, problem, agreed.settings)
 
 
-def _plan(agreed: Agreement, problem: Problem) -> Plan:
+def _plan(agreed: Agreement, problem: Problem) -> MemoryPlan:
     """Return, in numbers, what one client of an agreement does."""
     settings = {**hyperparameters(agreed.method), **typed_settings(agreed.method, agreed.settings)}
-    return Plan(
+    return MemoryPlan(
         weights=problem.model.size,
         networks=networks_of(lambda: build_method(agreed.method, problem, agreed.settings)),
         clients=1,

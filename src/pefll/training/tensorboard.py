@@ -1,0 +1,68 @@
+"""TensorBoard's events, where the `tensorboard` package is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pefll.core import arguments
+from pefll.core.errors import PefllError
+from pefll.core.files import safe_file_name, sentences_for_disk_errors
+from pefll.runs.record import GROUPS
+from pefll.training.callbacks import ActiveRun, Callback, Row
+
+
+class TensorBoard(Callback):
+    """Writes evaluations as TensorBoard's events: `validation/seen/per_sample` and so on.
+
+    A resumed run writes a second file in the same folder; TensorBoard shows both as one run.
+
+    Args:
+        folder: for the events, with a folder for each run inside; None for the folders of the runs.
+
+    Raises:
+        PefllError: where the package is not installed.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = None if folder is None else arguments.path(folder, "folder")
+        self._writers: dict[ActiveRun, Any] = {}
+        _writer_class()
+
+    def on_start(self, run: ActiveRun) -> None:
+        """Open a file."""
+        if self._folder is None and run.spec.folder is None:
+            raise PefllError(
+                "TensorBoard's events need a folder: give the run one with out=..., or say where with "
+                "pefll.TensorBoard('events')",
+                code="PEFLL-T126",
+            )
+        title = safe_file_name(run.spec.title.replace(" ", "-"))
+        place = run.spec.folder.path if run.spec.folder and not self._folder else Path(self._folder or "") / title
+        with sentences_for_disk_errors(f"TensorBoard's events to {place}"):
+            self._writers[run] = _writer_class()(str(place))
+
+    def on_evaluation(self, run: ActiveRun, row: Row) -> None:
+        """Append the figures, so that a running TensorBoard sees them at once."""
+        writer = self._writers[run]
+        with sentences_for_disk_errors("TensorBoard's events"):
+            for group in GROUPS:
+                for name, value in (row[group] or {}).items():
+                    writer.add_scalar(f"validation/{group}/{name}", value, row["round"])
+            writer.flush()
+
+    def on_end(self, run: ActiveRun) -> None:
+        """Close the file."""
+        if (writer := self._writers.pop(run, None)) is not None:
+            writer.close()
+
+
+def _writer_class() -> Any:
+    """Return torch's writer of events, which needs a package that pefll itself does not."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise PefllError(
+            "TensorBoard's events need the tensorboard package: pip install 'pefll[tensorboard]'", code="PEFLL-T125"
+        ) from error
+    return SummaryWriter

@@ -1,0 +1,195 @@
+"""Callbacks: who is told what, in which order, and who may end a run."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+import pefll
+from pefll.core.errors import PefllError
+from pefll.runs.config import Config
+from pefll.runs.record import RunFolder
+from pefll.training.folders import finished_state
+from tests.federations import flat, ragged
+from tests.test_training import Busy, Counting, busy_exams, run_loop, scripted
+
+QUICK = {
+    "clients_per_round": 2,
+    "local_steps": 1,
+    "eval_every": 2,
+    "checkpoint_every": 4,
+    "processes": 1,
+}
+
+
+class Told(pefll.Callback):
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def on_start(self, run):
+        self.calls.append(("start", run.spec.config.seed, run.round, len(run.history)))
+
+    def on_evaluation(self, run, row):
+        assert run.history[-1] is row
+        assert run.round == row["round"]
+        self.calls.append(("evaluation", run.spec.config.seed, row["round"]))
+
+    def on_checkpoint(self, run, round_):
+        assert (run.spec.folder.checkpoints / f"round-{round_:08d}").is_dir()
+        self.calls.append(("checkpoint", run.spec.config.seed, round_))
+
+    def on_end(self, run):
+        self.calls.append(("end", run.spec.config.seed, run.summary.get("rounds")))
+
+
+class Stop(pefll.Callback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_evaluation(self, run, row):
+        return row["round"] >= self.at
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_what_a_callback_is_told(tmp_path, engine):
+    told = Told()
+    run = pefll.fit(ragged(), "fedavg", rounds=6, out=tmp_path, engine=engine, callbacks=[told], **QUICK)
+    evaluations = [call for call in told.calls if call[0] == "evaluation"]
+    assert evaluations == [("evaluation", 0, 2), ("evaluation", 0, 4), ("evaluation", 0, 6)]
+    assert [call for call in told.calls if call[0] == "checkpoint"] == [("checkpoint", 0, 4), ("checkpoint", 0, 6)]
+    assert told.calls[0] == ("start", 0, 0, 0)
+    assert told.calls[-1] == ("end", 0, 6)
+    told.calls.clear()
+    longer = pefll.fit(ragged(), "fedavg", rounds=8, out=tmp_path, engine=engine, callbacks=[told], **QUICK)
+    assert told.calls[0] == ("start", 0, 6, 3)
+    assert longer.history[:3] == run.history
+
+
+def test_runs_at_once_share_their_callbacks():
+    told = Told()
+    pefll.fit_seeds(ragged(), "fedavg", seeds=[3, 4], rounds=2, callbacks=[told], **QUICK)
+    for seed in (3, 4):
+        mine = [call for call in told.calls if call[1] == seed]
+        assert mine == [("start", seed, 0, 0), ("evaluation", seed, 2), ("end", seed, 2)]
+
+
+def test_the_end_is_told_also_where_a_run_fails_or_is_stopped():
+    told = Told()
+    wild = QUICK | {"client_lr": 1e30, "client_clip": 0.0}
+    with pytest.raises(PefllError, match="PEFLL-D012"):
+        pefll.fit(ragged(), "fedavg", rounds=6, callbacks=[told], **wild)
+    assert told.calls[-1] == ("end", 0, None)
+
+    class CtrlC(pefll.Callback):
+        def on_evaluation(self, run, row):
+            signal.raise_signal(signal.SIGINT)
+
+    told.calls.clear()
+    with pytest.raises(pefll.Stopped):
+        pefll.fit(ragged(), "fedavg", rounds=6, callbacks=[told, CtrlC()], **QUICK)
+    assert told.calls == [("start", 0, 0, 0), ("evaluation", 0, 2), ("end", 0, None)]
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_a_run_that_a_callback_ends_is_a_shorter_run(tmp_path, engine):
+    told = Told()
+    settings = QUICK | {"engine": engine}
+    run = pefll.fit(ragged(), "fedavg", rounds=20, out=tmp_path / "a", callbacks=[Stop(4), told], **settings)
+    short = pefll.fit(ragged(), "fedavg", rounds=4, **settings)
+    assert (run.summary["rounds"], run.summary["stopped"]) == (4, {"by": "Stop", "rounds": 20})
+    assert "stopped" not in short.summary
+    assert torch.equal(flat(run.final), flat(short.final))
+    assert torch.equal(flat(run.server), flat(short.server))
+    assert run.summary["accuracy"] == short.summary["accuracy"]
+    assert run.summary["bytes_up"] == short.summary["bytes_up"]
+    assert told.calls[-2:] == [("checkpoint", 0, 4), ("end", 0, 4)]
+    # It is finished: nothing is done again, with or without the callback. More rounds go on with it.
+    assert finished_state(RunFolder(tmp_path / "a"), 20) is not None
+    assert pefll.fit(ragged(), "fedavg", rounds=20, out=tmp_path / "a", **settings).summary == run.summary
+    assert pefll.load(tmp_path / "a").history == run.history
+    longer = pefll.fit(ragged(), "fedavg", rounds=21, out=tmp_path / "a", **settings)
+    whole = pefll.fit(ragged(), "fedavg", rounds=21, out=tmp_path / "b", **settings)
+    assert torch.equal(flat(longer.final), flat(whole.final))
+    assert "stopped" not in longer.summary
+
+
+def test_a_busy_engine_ends_with_the_round_that_was_evaluated(monkeypatch, tmp_path):
+    """Rounds after it are under way by then, in the same memory."""
+    engine = Busy()
+    busy_exams(monkeypatch, engine, {})
+    config = Config(rounds=50, eval_every=10)
+    progress = run_loop(config, RunFolder(tmp_path), engine, (Stop(20),))
+    assert max(first + rounds for first, rounds in engine.calls) > 20
+    assert (progress.round, float(progress.server.theta)) == (20, 20)
+    assert [row["round"] for row in RunFolder(tmp_path).history()] == [10, 20]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round-00000020"]
+
+
+def test_a_callback_that_wants_to_stop_after_the_last_round_changes_nothing():
+    run = pefll.fit(ragged(), "fedavg", rounds=4, callbacks=[Stop(4)], **QUICK)
+    assert "stopped" not in run.summary
+
+
+def ended(monkeypatch, values: list[float], stopping: pefll.EarlyStopping, folder: RunFolder | None = None) -> int:
+    scripted(monkeypatch, {10 * (place + 1): (value, 1 - value) for place, value in enumerate(values)})
+    config = Config(rounds=10 * len(values), eval_every=10)
+    return run_loop(config, folder, Counting(), (stopping,)).round
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"patience": 1}, 20),
+        ({"patience": 2}, 50),
+        ({"patience": 3}, 60),
+        ({"patience": 5}, 70),  # all of them: too few are left
+        ({"patience": 2, "min_delta": 0.15}, 30),  # 0.4 is no better than 0.3
+        ({"patience": 2, "group": "unseen"}, 40),  # theirs is 1 - value: best at 20
+        ({"patience": 2, "metric": "per_client"}, 40),  # likewise
+        ({"patience": 2, "metric": "loss"}, 30),  # 0 everywhere
+    ],
+)
+def test_a_run_that_does_not_get_better_is_ended(monkeypatch, settings, wanted):
+    values = [0.3, 0.2, 0.4, 0.4, 0.4, 0.4, 0.4]
+    assert ended(monkeypatch, values, pefll.EarlyStopping(**settings)) == wanted
+
+
+def test_a_resumed_run_ends_where_one_in_one_go_does(monkeypatch, tmp_path):
+    values = [0.3, 0.5, 0.4, 0.4, 0.4, 0.4]
+    assert ended(monkeypatch, values, pefll.EarlyStopping(3)) == 50
+    config = Config(rounds=30, eval_every=10)
+    run_loop(config, RunFolder(tmp_path), Counting())
+    assert ended(monkeypatch, values, pefll.EarlyStopping(3), RunFolder(tmp_path)) == 50
+
+
+def test_without_validation_samples_nobody_stops_early(monkeypatch):
+    scripted(monkeypatch, dict.fromkeys(range(0, 51, 10)))
+    config = Config(rounds=50, eval_every=10)
+    assert run_loop(config, None, Counting(), (pefll.EarlyStopping(1),)).round == 50
+
+
+def test_what_early_stopping_and_fit_refuse():
+    with pytest.raises(PefllError, match="unknown metric 'accuracy'"):
+        pefll.EarlyStopping(metric="accuracy")
+    with pytest.raises(PefllError, match="unknown group 'all'"):
+        pefll.EarlyStopping(group="all")
+    with pytest.raises(PefllError, match="PEFLL-A"):
+        pefll.EarlyStopping(0)
+    for wrong in ([pefll.EarlyStopping], [print], pefll.EarlyStopping(), "history"):
+        with pytest.raises(PefllError, match=r"PEFLL-A0(24|11)"):
+            pefll.fit(ragged(), "fedavg", rounds=2, callbacks=wrong, **QUICK)
+
+
+def test_a_run_has_its_history_with_and_without_a_folder(tmp_path):
+    alone = pefll.fit(ragged(), "fedavg", rounds=5, **QUICK)
+    kept = pefll.fit(ragged(), "fedavg", rounds=5, out=tmp_path, **QUICK)
+    assert [row["round"] for row in alone.history] == [2, 4, 5]
+    assert kept.history == RunFolder(tmp_path).history() == pefll.load(tmp_path).history
+    assert pefll.fit(ragged(), "fedavg", rounds=5, out=tmp_path, **QUICK).history == kept.history
+    for mine, theirs in zip(alone.history, kept.history, strict=True):
+        assert mine | {"seconds": 0} == theirs | {"seconds": 0}
+    RunFolder(tmp_path).history_file.write_text("nonsense\n")
+    with pytest.warns(UserWarning, match=r"history\.jsonl is damaged"):
+        assert pefll.load(tmp_path).history == []
