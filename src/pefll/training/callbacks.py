@@ -130,8 +130,8 @@ class ProgressBar(Callback):
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
         """Remember the accuracies."""
-        groups = (f"{group} {100 * row[group]['per_sample']:.1f}%" for group in GROUPS if row[group])
-        self._news = ", ".join(groups)
+        groups = [f"{group} {100 * row[group]['per_sample']:.1f}%" for group in GROUPS if row[group]]
+        self._news = f"validation: {', '.join(groups)}" if groups else ""
 
     def on_rounds(self, run: ActiveRun) -> None:
         """Move the bar; show accuracies that are new."""
