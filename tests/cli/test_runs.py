@@ -17,7 +17,7 @@ def test_train_evaluate_show(pefll, labelled, tmp_path):
     for group in ("seen", "unseen"):
         assert result[group] == pytest.approx(summary["accuracy"]["best"][group])
     said = pefll("evaluate", labelled, "--split", "validation")
-    assert "validation accuracy" in said.out
+    assert "Validation accuracy" in said.out
     assert "worst tenth" in said.out
     said = pefll("evaluate", labelled, "--mask-labels")
     assert "masked" in said.out

@@ -85,7 +85,7 @@ class PFedHN:
 
     def __post_init__(self) -> None:
         if self.local_steps < 1:
-            raise PefllError("local_steps must be at least 1", code="PEFLL-S015")
+            raise PefllError("local_steps must be at least 1", code="PEFLL-S009")
         check_kept(self.problem.num_clients, self.size, "set embedding_size, or take fewer clients")
         _ = self.h  # built now, so that a size that is wrong is told before a run starts
 

@@ -19,7 +19,7 @@ from pefll.core.files import is_temporary
 from pefll.core.named import allow
 from pefll.core.progress import Display, display, say
 from pefll.core.wording import argument
-from pefll.data.federation import Federation
+from pefll.data.federation import Federation, check_is_federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.methods import build_method, method_name, typed_settings
@@ -140,7 +140,7 @@ class RunsFailed(PefllError):
 
     def __init__(self, runs: list[Run], errors: dict[int, PefllError]) -> None:
         reasons = "; ".join(f"seed {seed}: {error}" for seed, error in errors.items())
-        super().__init__(f"{len(errors)} of {len(runs) + len(errors)} runs failed: {reasons}")
+        super().__init__(f"{len(errors)} of {len(runs) + len(errors)} runs failed: {reasons}", code="PEFLL-T126")
         self.runs, self.errors = runs, errors
 
 
@@ -350,12 +350,7 @@ def _with_cause(error: PefllError, federation: Federation) -> PefllError:
 
 def _check_asked(federation: Any, model: Any) -> None:
     """Raise PefllError for what is easily given in place of a federation or of a model."""
-    if not isinstance(federation, Federation):
-        raise PefllError(
-            f"a federation is needed, not a {type(federation).__name__}: make one with "
-            "pefll.federation_from_arrays(x, y, client)",
-            code="PEFLL-A019",
-        )
+    check_is_federation(federation)
     if isinstance(model, type):
         raise PefllError(
             f"the model is a class, {model.__name__}; give one that is made, such as {model.__name__}(...)",

@@ -112,12 +112,12 @@ class Agreement:
             given = {name: config[name.replace("_", "-")] for name in cls.__dataclass_fields__}
         except KeyError as error:
             raise PefllError(
-                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F431"
+                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
             ) from None
         try:
             return _read(**given)
         except TypeError as error:  # a value that is no single one
-            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F432") from None
+            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F412") from None
 
     @classmethod
     def _from_values(cls, given: dict[str, Any]) -> Agreement:
@@ -133,7 +133,7 @@ class Agreement:
                 given["normalise"] = Normalise(tuple(map(float, mean)), tuple(map(float, std)))
             return cls(**given)
         except (TypeError, ValueError) as error:
-            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F433") from None
+            raise PefllError(f"the run config of the Flower app is damaged: {error}", code="PEFLL-F412") from None
 
 
 # A client gets the same run config with every message.
@@ -179,7 +179,7 @@ def _too_large() -> Iterator[None]:
     try:
         yield
     except PefllError as error:
-        if error.code in ("PEFLL-L006", "PEFLL-L007"):
+        if error.code in ("PEFLL-L006", "PEFLL-L007", "PEFLL-L008"):
             raise TooLarge(error.args[0], error.code) from None
         raise
     except (RuntimeError, OverflowError) as error:
