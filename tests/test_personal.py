@@ -143,10 +143,13 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
     assert torch.equal(again.network.weight, other.network.weight)
 
 
-@pytest.mark.parametrize("name", [3, None, b"x", "a\0b", "a" * 300])
-def test_what_no_file_can_be_called_is_one_sentence(name):
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [(3, "PEFLL-A010"), (None, "PEFLL-A010"), (b"x", "PEFLL-A010"), ("a\0b", "PEFLL-A024"), ("a" * 300, "PEFLL-A025")],
+)
+def test_what_no_file_can_be_called_is_one_sentence(name, code):
     facts = {"model": "", "input_shape": [2], "classes": 2, "normalise": None, "tokens": False, "class_names": None}
     for use in (PersonalModel.load, PersonalModel(nn.Linear(2, 2), facts).save):
         with pytest.raises(PefllError) as refused:
             use(name)
-        assert refused.value.code == "PEFLL-A010"
+        assert refused.value.code == code

@@ -160,7 +160,7 @@ def test_one_seed_that_fails_among_several(pefll, tmp_path, monkeypatch):
     said = pefll("train", *DIGITS, "--engine", "vector", "--seeds", "0,1", "--out", tmp_path / "r")
     assert said.code == 2
     assert "seed 1 failed: it diverged" in said.err
-    assert said.err.endswith("error: 1 of 2 runs failed: seed 1: it diverged\n")
+    assert said.err.endswith("error: 1 of 2 runs failed: seed 1: it diverged [PEFLL-T126]\n")
     assert "Test accuracy" in said.out
     assert RunFolder(tmp_path / "r" / "seed-0").summary() is not None
 

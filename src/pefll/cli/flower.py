@@ -37,7 +37,7 @@ def need_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-C007") from None
+        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 
 @app.command()

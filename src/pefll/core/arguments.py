@@ -97,12 +97,12 @@ def path(value: Any, name: str = "the path") -> Path:
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
         raise PefllError(f"{name} is {shown(value)}; it must be a text or a pathlib.Path", code="PEFLL-A010")
     if "\0" in os.fspath(given):
-        raise PefllError(f"{name} has a zero byte in it; no file can be called so", code="PEFLL-A010")
+        raise PefllError(f"{name} has a zero byte in it; no file can be called so", code="PEFLL-A024")
     long = [part for part in Path(given).parts if len(os.fsencode(part)) > MOST_BYTES]
     if long:
         raise PefllError(
             f"{name} has a part of {len(os.fsencode(long[0])):,} bytes; names of files have at most {MOST_BYTES}",
-            code="PEFLL-A010",
+            code="PEFLL-A025",
         )
     return Path(given)
 

@@ -10,7 +10,7 @@ class PefllError(Exception):
     """Something the user can mend. Its text is one sentence that says what is wrong and what to do.
 
     Attributes:
-        code: stable name of the error, for example `"PEFLL-D012"`; empty for errors that have none yet.
+        code: stable name of the error, for example `"PEFLL-D135"`; empty for errors that have none yet.
     """
 
     def __init__(self, sentence: str = "", code: str = "") -> None:

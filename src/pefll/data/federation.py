@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
 from pefll.core.wording import counted
@@ -408,6 +409,16 @@ class _CalledWritable:
     def __init__(self, array: Array) -> None:
         self._array = array
         self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+
+
+def check_is_federation(value: Any) -> None:
+    """Raise PefllError for what is no federation."""
+    if not isinstance(value, Federation):
+        raise PefllError(
+            f"a federation is needed, not {shown(value)}: make one with pefll.federation_from_arrays(x, y, client), "
+            "or of samples with pefll.make_federation(samples, ...)",
+            code="PEFLL-A019",
+        )
 
 
 def assemble(

@@ -365,7 +365,7 @@ def _kind(path: Path, layout: str = "client/class") -> str:
     if path.is_dir():
         return "folder"
     if not path.is_file():
-        raise PefllError(f"there is no file or folder {path}", code="PEFLL-D183")
+        raise PefllError(f"there is no file or folder {path}", code="PEFLL-D178")
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return "npz"

@@ -56,7 +56,7 @@ def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
     x = as_array(x, "x", name)
     y = None if y is None else as_array(y, "y", name)
     if x.ndim == 0 or len(x) == 0:
-        raise PefllError(f"{name}: there are no samples", code="PEFLL-M039")
+        raise PefllError(f"{name}: there are no samples", code="PEFLL-D134")
     owner, names = owners_of(client, name)
     for what, array in (("client", owner), *((("y", y),) if y is not None else ())):
         if array.ndim != 1 or len(array) != len(x):

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pefll.core.arguments import shown
-from pefll.core.errors import PefllError
 from pefll.core.wording import first_few
 from pefll.data.entries import entries
-from pefll.data.federation import SPLITS, TRAIN, Array, Federation, Samples
+from pefll.data.federation import SPLITS, TRAIN, Array, Federation, Samples, check_is_federation
 
 # Clients are looked at in blocks whose table of clients and classes has about this many cells.
 _CELLS = 1 << 22
@@ -60,12 +58,7 @@ class Summary:
 
 def summarise(federation: Federation) -> Summary:
     """Return the numbers of a federation; cheap in time and memory for a million clients."""
-    if not isinstance(federation, Federation):
-        raise PefllError(
-            f"a federation is needed, not {shown(federation)}: make one with pefll.federation_from_arrays(x, y, "
-            "client), or of samples with pefll.make_federation(samples, ...)",
-            code="PEFLL-A019",
-        )
+    check_is_federation(federation)
     n, classes = federation.num_clients, federation.classes
     labels = federation.y.cpu().numpy()
     count = federation.count.cpu().numpy()

@@ -12,7 +12,7 @@ from pefll.engines.flower.client import PefllClientApp
 try:
     from flwr.serverapp import ServerApp
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F402") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 server = ServerApp()
 client = PefllClientApp({DELIVER: write_model})

@@ -16,7 +16,7 @@ try:
     from flwr.supercore.state.alembic import utils as migrations
     from sqlalchemy.exc import DBAPIError
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F405") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 T = TypeVar("T")
 # Tables that should not be there or should be, a file that is broken, one that is no database. That a disk is full, or

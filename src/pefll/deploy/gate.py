@@ -23,7 +23,7 @@ try:
     from flwr.supercore.date import now
     from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F406") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

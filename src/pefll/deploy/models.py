@@ -31,7 +31,9 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
     """
     del header
     if member.model is None:
-        raise Refusal("was not told where to write a model; it is started with --model FILE for that")
+        raise Refusal(
+            "was not told where to write a model; it is started with --model FILE for that", code="PEFLL-P011"
+        )
     method = member.method()
     (theta,) = trees
     if tuple(theta.shape) != (method.problem.model.size,):

@@ -40,7 +40,7 @@ try:
     from flwr.supernode.servicer.runtime import runtime_handlers
     from flwr.supernode.start_client_internal import start_client_internal
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F407") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 _LOOK_SECONDS = 0.1
 _ERROR = 40  # a level of Python's logging

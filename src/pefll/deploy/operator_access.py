@@ -22,7 +22,7 @@ try:
     from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
     from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F408") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 CREDENTIALS = "credentials.yaml"
 

@@ -19,7 +19,7 @@ try:
     from fastapi import HTTPException
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F409") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 _BAD, _FORBIDDEN = 400, 403
 _YEAR = 366 * 24 * 3600.0

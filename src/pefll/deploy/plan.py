@@ -189,7 +189,7 @@ def read_app(folder: Path) -> Plan:
         config = content["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
         raise PefllError(
-            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F415"
+            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # the last for tables within tables
         raise PefllError(f"{path} is damaged: {first_line(error)}", code="PEFLL-F203") from None

@@ -58,7 +58,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F416")
+        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401")
     return found
 
 

@@ -9,7 +9,7 @@ from pefll.core.errors import PefllError
 try:
     from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F422") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 
 def main() -> None:

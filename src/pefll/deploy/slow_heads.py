@@ -15,7 +15,7 @@ try:
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F427") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 HEAD_SECONDS = 20.0
 

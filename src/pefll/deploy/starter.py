@@ -23,7 +23,7 @@ try:
     from flwr.supercore.constant import TaskType
     from flwr.supercore.servicer.runtime import runtime_handlers
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F428") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 _LOOK_SECONDS = 0.5
 _CLOSE_SECONDS = 10.0

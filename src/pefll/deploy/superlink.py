@@ -45,7 +45,7 @@ try:
     from flwr.superlink.main import create_app
     from flwr.superlink.servicer.fleet import fleet_handlers
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F429") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 LOOPBACK = "127.0.0.1"
 # A client has a connection or two. More than this many at once are told to come back.

@@ -214,7 +214,7 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
     when = "" if round_ is None else f" at round {round_}"
     return Diverged(
         f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr",
-        code="PEFLL-D012",
+        code="PEFLL-E012",
     )
 
 

@@ -91,7 +91,7 @@ def networks_of(build: Callable[[], Method[Any]]) -> int:
     except Exception as error:  # noqa: BLE001
         if "overflow" in str(error):  # torch's word for sizes whose product no number can hold
             raise PefllError(
-                f"the method's networks cannot be built: {first_line(error)}; choose smaller sizes", code="PEFLL-L006"
+                f"the method's networks cannot be built: {first_line(error)}; choose smaller sizes", code="PEFLL-L008"
             ) from None
         # A constructor of one's own may read numbers, which tensors without memory do not have. If it is really at
         # fault, the same error comes when the method is built with memory.

@@ -38,7 +38,7 @@ def collect(folder: RunFolder, target: Path) -> Path:
     run = read_run(folder)
     summary = run.summary
     if summary is None:
-        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}", code="PEFLL-X007")
+        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}", code="PEFLL-X001")
     if summary.get("split", "test") != "test":
         raise PefllError(
             f"{folder.path} was made to choose hyper-parameters; it has no test accuracy", code="PEFLL-X008"

@@ -80,7 +80,7 @@ class PFedHN(BaseMethod):
 
     def __post_init__(self) -> None:
         if self.local_steps < 1:
-            raise PefllError("local_steps must be at least 1", code="PEFLL-S015")
+            raise PefllError("local_steps must be at least 1", code="PEFLL-S009")
 
     def check(self) -> None:
         """Build the hypernetwork now, so that a size that is wrong is told before a run starts."""

@@ -107,7 +107,7 @@ def _check_one_sample(module: nn.Module, name: str, sample: Tensor, scores: Tens
         )
     if not _alike(scores, alone):
         raise PefllError(
-            f"{name} gives a sample other scores in other batches; remove what mixes samples", code="PEFLL-N016"
+            f"{name} gives a sample other scores in other batches; remove what mixes samples", code="PEFLL-N012"
         )
 
 

@@ -50,7 +50,7 @@ class ResNet20(nn.Module):
         if len(input_shape) != 3:
             raise PefllError(
                 f"a convolutional model needs images (channels, height, width), not shape {input_shape}",
-                code="PEFLL-N035",
+                code="PEFLL-N018",
             )
         self.first = nn.Conv2d(input_shape[0], WIDTHS[0], 3, padding=1, bias=False)
         blocks, channels = [], WIDTHS[0]

@@ -53,7 +53,7 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise PefllError(f"{path} is damaged: {error}", code="PEFLL-O003") from error
     if run != folder.run_id():
-        raise PefllError(f"{path} is of another run than config.toml; put back its own", code="PEFLL-R011")
+        raise PefllError(f"{path} is of another run than config.toml; put back its own", code="PEFLL-O011")
     if v.ndim != 2 or histograms.ndim != 2 or seen.ndim != 1 or not len(v) == len(histograms) == len(seen) > 0:
         shapes = f"{v.shape}, {histograms.shape} and {seen.shape}"
         raise PefllError(f"{path} is damaged: descriptors, histograms and seen have shapes {shapes}", code="PEFLL-O004")

@@ -134,7 +134,7 @@ def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
     kept: list[dict[str, Any]] = []
     for line, row in enumerate(folder.history(), start=1):
         if not all(isinstance(row.get(group) or {}, dict) for group in GROUPS):
-            raise PefllError(f"{folder.history_file} is damaged: line {line} is not an evaluation", code="PEFLL-R008")
+            raise PefllError(f"{folder.history_file} is damaged: line {line} is not an evaluation", code="PEFLL-O010")
         # A run that went back (it crashed before its first checkpoint) made these evaluations again.
         while kept and kept[-1]["round"] >= row["round"]:
             kept.pop()

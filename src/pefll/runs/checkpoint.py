@@ -289,7 +289,7 @@ def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkp
             if error.code in (manifest.OTHER_ROUND, manifest.OTHER_RUN):
                 reasons.append(error.args[0])
     if reasons:  # nothing is lost yet
-        raise PefllError(f"no checkpoint in {folder} is in its place: {reasons[0]}", code="PEFLL-R007")
+        raise PefllError(f"no checkpoint in {folder} is in its place: {reasons[0]}", code="PEFLL-R018")
     raise PefllError(f"no checkpoint in {folder} is whole; start the run anew", code="PEFLL-R007")
 
 

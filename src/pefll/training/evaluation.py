@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pefll.backend.flops import FlopCounter
-from pefll.core.arguments import shown, whole_number
+from pefll.core.arguments import whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.tree import Tree, map_tree
-from pefll.data.federation import SPLITS, Federation
+from pefll.data.federation import SPLITS, Federation, check_is_federation
 from pefll.engines.cohort import BaseCohort, Engine, Ids, LimitsWeights, not_finite
 from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
 from pefll.engines.serial import SerialEngine
@@ -312,10 +312,7 @@ def cost_of_new_client(federation: Federation, method: Method[Any], server: Any,
         client: its number, `federation.num_seen` or higher.
         seed: of the run.
     """
-    if not isinstance(federation, Federation):
-        raise PefllError(
-            f"federation is {shown(federation)}; make one with pefll.federation_from_arrays(x, y, client)", "PEFLL-A019"
-        )
+    check_is_federation(federation)
     client, seed = whole_number(client, "client", 0), whole_number(seed, "seed", 0)
     if not federation.num_seen <= client < federation.num_clients:
         raise PefllError(

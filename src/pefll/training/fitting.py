@@ -17,7 +17,7 @@ from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.named import allow
 from pefll.core.progress import Display, display, say
-from pefll.data.federation import Federation
+from pefll.data.federation import Federation, check_is_federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
@@ -152,7 +152,7 @@ class RunsFailed(PefllError):
 
     def __init__(self, runs: list[Run], errors: dict[int, PefllError]) -> None:
         reasons = "; ".join(f"seed {seed}: {error}" for seed, error in errors.items())
-        super().__init__(f"{len(errors)} of {len(runs) + len(errors)} runs failed: {reasons}")
+        super().__init__(f"{len(errors)} of {len(runs) + len(errors)} runs failed: {reasons}", code="PEFLL-T126")
         self.runs, self.errors = runs, errors
 
 
@@ -331,12 +331,7 @@ def _with_cause(error: PefllError, federation: Federation) -> PefllError:
 
 def _check_asked(federation: Any, model: Any) -> None:
     """Raise PefllError for what is easily given in place of a federation or of a model."""
-    if not isinstance(federation, Federation):
-        raise PefllError(
-            f"a federation is needed, not a {type(federation).__name__}: make one with "
-            "pefll.federation_from_arrays(x, y, client)",
-            code="PEFLL-A019",
-        )
+    check_is_federation(federation)
     if isinstance(model, type):
         raise PefllError(
             f"the model is a class, {model.__name__}; give one that is made, such as {model.__name__}(...)",

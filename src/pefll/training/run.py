@@ -23,7 +23,7 @@ from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
 from pefll.data.arrays import labels_of
-from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.data.federation import Federation, Normalise, Samples, assemble, check_is_federation
 from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
@@ -152,12 +152,8 @@ class Run:
     ) -> list[ClientScore]:
         """Do as `evaluate`, but return each client's own score, seen clients first."""
         number = split_number(split)
-        if federation is not None and not isinstance(federation, Federation):
-            raise PefllError(
-                f"federation is {arguments.shown(federation)}; make one with pefll.federation_from_arrays(x, y, "
-                "client)",
-                code="PEFLL-A019",
-            )
+        if federation is not None:
+            check_is_federation(federation)
         data = federation or self.federation or federation_of(self.config, console)
         if data.input_shape != tuple(self.facts["input_shape"]) or data.classes != self.facts["classes"]:
             raise PefllError(

@@ -161,11 +161,14 @@ def test_limits():
     assert open_.limited({0: 1, 1: 1e15}, 0, "here") == {0: 1, 1: 1e15}
 
 
-@pytest.mark.parametrize("wrong", [{"weight_limit": 0.5}, {"choice_limit": -1.0}, {"sample_limit": 0.1}])
-def test_limits_that_cannot_be_are_refused(wrong):
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("weight_limit", 0.5, "PEFLL-P001"), ("choice_limit", -1.0, "PEFLL-P001"), ("sample_limit", 0.1, "PEFLL-P006")],
+)
+def test_limits_that_cannot_be_are_refused(name, value, code):
     with pytest.raises(PefllError) as caught:
-        Terms(**wrong)
-    assert caught.value.code == "PEFLL-P001"
+        Terms(**{name: value})
+    assert caught.value.code == code
 
 
 def test_a_federation_of_before_the_limits_has_their_defaults(tmp_path):

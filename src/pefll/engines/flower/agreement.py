@@ -116,7 +116,7 @@ class Agreement:
             given = {name: config[name.replace("_", "-")] for name in cls.__dataclass_fields__}
         except KeyError as error:
             raise PefllError(
-                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F431"
+                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
             ) from None
         try:
             return _read(**given)
@@ -212,7 +212,7 @@ def _too_large() -> Iterator[None]:
     try:
         yield
     except PefllError as error:
-        if error.code in ("PEFLL-L006", "PEFLL-L007"):
+        if error.code in ("PEFLL-L006", "PEFLL-L007", "PEFLL-L008"):
             raise TooLarge(error.args[0], error.code) from None
         raise
     except (RuntimeError, OverflowError) as error:

@@ -35,7 +35,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.common.logger import log
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F434") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 # What a reply repeats of its request, so that it is never taken for the answer to another one.
 ECHO = ("task", "round", "exchange", "visit", "client", "agreement")
@@ -89,7 +89,7 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         header = header_of(message.content, "client")
         member = Member.of(context)
         if header.get("agreement") != member.agreement.sha256:
-            raise Refusal("was set up for another agreement than the server's")
+            raise Refusal("was set up for another agreement than the server's", code="PEFLL-P012")
         member.policy.check_method(member.agreement.method)  # before any of its code is looked for
         echo = {key: header[key] for key in ECHO} | {"name": member.name}
         EngineSettings.take(settings, keep_memory=False)  # as every engine does: one thread, so that sums repeat

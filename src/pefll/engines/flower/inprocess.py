@@ -25,7 +25,7 @@ try:
     from flwr.serverapp import Grid
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F437") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 RUN_ID, SERVER_ID, TASK_ID = 1, 1, 1
 # Sees a request and makes the reply, by calling its last argument or otherwise: none at all, one, or several.

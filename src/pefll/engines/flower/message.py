@@ -40,7 +40,7 @@ PIECE_BYTES = piece_bytes()  # before Flower is imported, which stumbles over no
 try:
     from flwr.app import ConfigRecord, RecordDict
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F446") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 FORMAT = 3
 # The record of every message; where it has more numbers than one piece, the others are RECORD.1, RECORD.2, ...

@@ -108,7 +108,7 @@ class Policy:
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise PefllError(
-                f"the client's own limits cannot be read: {error}; mend client.toml or its options", code="PEFLL-P002"
+                f"the client's own limits cannot be read: {error}; mend client.toml or its options", code="PEFLL-P007"
             ) from None
 
     def tightened(self, other: Policy) -> Policy:

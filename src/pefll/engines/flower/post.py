@@ -22,7 +22,7 @@ try:
     from flwr.superlink.grid import http_grid
     from google.protobuf.message import DecodeError
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F452") from None
+    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 T = TypeVar("T")
 # Flower's own way of waiting looks for replies every 3 seconds. This looks often at first and then less so.

@@ -52,7 +52,7 @@ class Terms:
                 )
         if not (self.sample_limit == 0 or self.sample_limit >= 1):
             raise PefllError(
-                f"sample_limit is {self.sample_limit:g}; give 1 sample or more, or 0 for no limit", code="PEFLL-P001"
+                f"sample_limit is {self.sample_limit:g}; give 1 sample or more, or 0 for no limit", code="PEFLL-P006"
             )
 
 
