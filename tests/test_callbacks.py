@@ -78,7 +78,7 @@ def test_runs_at_once_share_their_callbacks():
 def test_the_end_is_told_also_where_a_run_fails_or_is_stopped():
     told = Told()
     wild = QUICK | {"client_lr": 1e30, "client_clip": 0.0}
-    with pytest.raises(PefllError, match="PEFLL-D012"):
+    with pytest.raises(PefllError, match="PEFLL-E012"):
         pefll.fit(ragged(), "fedavg", rounds=6, callbacks=[told], **wild)
     assert told.calls[-1] == ("end", 0, None)
 

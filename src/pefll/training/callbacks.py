@@ -181,6 +181,6 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
             raise PefllError(
                 f"callbacks holds {arguments.shown(one)}; each must be an instance of a class that extends "
                 "pefll.Callback, such as pefll.EarlyStopping()",
-                code="PEFLL-A024",
+                code="PEFLL-T127",
             )
     return found
