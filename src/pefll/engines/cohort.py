@@ -233,7 +233,8 @@ def client_to_blame(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each])
     for argument in sent:
         bad = bad & _finite_rows(argument.value, len(ids) if isinstance(argument, Each) else 1, ids.device)
     first = ids.index_select(0, bad.int().argmax(dim=0, keepdim=True)).squeeze(0)
-    return torch.where(bad.any(), first, -1)
+    # Not the number -1, which would be copied from the host: no CUDA graph takes that.
+    return torch.where(bad.any(), first, torch.full_like(first, -1))
 
 
 def _finite_rows(value: Tree, rows: int, device: torch.device) -> Tensor:
