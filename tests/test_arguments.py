@@ -105,7 +105,7 @@ FIT = [
 @pytest.mark.parametrize("argument", FIT)
 def test_every_argument_of_fit_takes_every_guess(argument, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pefll.training.fitting.train_all", lambda specs, *rest: [run for _ in specs])
+    monkeypatch.setattr("pefll.training.fitting.train_all", lambda specs, *rest, **more: [run for _ in specs])
     for guess in GUESSES:
         for call, more in ((pefll.fit, {}), (pefll.fit_seeds, {"seeds": [0, 1]})):
             if argument in ("seed", "config") and call is pefll.fit_seeds:
@@ -116,7 +116,7 @@ def test_every_argument_of_fit_takes_every_guess(argument, run, tmp_path, monkey
 
 @pytest.mark.filterwarnings("ignore")
 def test_fit_takes_no_guess_for_a_federation_or_seeds(run, monkeypatch):
-    monkeypatch.setattr("pefll.training.fitting.train_all", lambda specs, *rest: [run for _ in specs])
+    monkeypatch.setattr("pefll.training.fitting.train_all", lambda specs, *rest, **more: [run for _ in specs])
     for guess in GUESSES:
         if not callable(guess):
             with pytest.raises(pefll.PefllError, match="PEFLL-A019"):

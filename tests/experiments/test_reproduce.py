@@ -434,8 +434,10 @@ def newest(folder: RunFolder) -> int:
 def ended_soon(train_):
     """Train as ever, but only a few rounds more than there are in the newest checkpoint."""
 
-    def shortened(engine, method, config, folder, *others):
-        return train_(engine, method, dataclasses.replace(config, rounds=newest(folder) + 3), folder, *others)
+    def shortened(engine, run, *others):
+        config = dataclasses.replace(run.spec.config, rounds=newest(run.spec.folder) + 3)
+        run.spec = dataclasses.replace(run.spec, config=config)
+        return train_(engine, run, *others)
 
     return shortened
 
