@@ -39,7 +39,7 @@ def test_evaluations_come_back_also_those_of_a_resumed_run(tmp_path):
 
 def test_several_runs_have_folders_of_their_own(tmp_path):
     pytest.importorskip("tensorboard")
-    with pytest.raises(PefllError, match="PEFLL-T126"):
+    with pytest.raises(PefllError, match="PEFLL-T129"):
         pefll.fit(ragged(), "fedavg", callbacks=[pefll.TensorBoard()], **QUICK)
     board = pefll.TensorBoard(tmp_path / "events")
     runs = pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], callbacks=[board], **QUICK)
@@ -58,5 +58,5 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
 
 def test_without_the_package_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(PefllError, match=r"pip install 'pefll\[tensorboard\]' \[PEFLL-T125\]"):
+    with pytest.raises(PefllError, match=r"pip install 'pefll\[tensorboard\]' \[PEFLL-T130\]"):
         pefll.TensorBoard()

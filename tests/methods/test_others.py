@@ -101,7 +101,7 @@ def test_a_method_is_a_value():
     assert torch.equal(by_value.final.theta, by_name.final.theta)
     assert by_value.config.settings == by_name.config.settings
     assert pefll.FedAvg(local_steps=2) == pefll.FedAvg(local_steps=2)
-    with pytest.raises(PefllError, match="PEFLL-T126"):
+    with pytest.raises(PefllError, match="PEFLL-T128"):
         pefll.fit(federation, pefll.FedAvg(local_steps=2), local_steps=3, **settings)
     with pytest.raises(PefllError, match="PEFLL-S021"):
         _ = pefll.FedAvg().problem

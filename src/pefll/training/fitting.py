@@ -357,7 +357,7 @@ def _named(method: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a method's name, and all settings; of a method that is a value, its hyper-parameters are among these."""
     named, own = method_value(method)
     if own and (twice := own.keys() & settings.keys()):
-        raise PefllError(f"{min(twice)} is given twice, in the method and beside it; give it once", code="PEFLL-T126")
+        raise PefllError(f"{min(twice)} is given twice, in the method and beside it; give it once", code="PEFLL-T128")
     return named, own | settings
 
 

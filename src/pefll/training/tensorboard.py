@@ -35,7 +35,7 @@ class TensorBoard(Callback):
             raise PefllError(
                 "TensorBoard's events need a folder: give the run one with out=..., or say where with "
                 "pefll.TensorBoard('events')",
-                code="PEFLL-T126",
+                code="PEFLL-T129",
             )
         title = safe_file_name(run.spec.title.replace(" ", "-"))
         place = run.spec.folder.path if run.spec.folder and not self._folder else Path(self._folder or "") / title
@@ -63,6 +63,6 @@ def _writer_class() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise PefllError(
-            "TensorBoard's events need the tensorboard package: pip install 'pefll[tensorboard]'", code="PEFLL-T125"
+            "TensorBoard's events need the tensorboard package: pip install 'pefll[tensorboard]'", code="PEFLL-T130"
         ) from error
     return SummaryWriter
