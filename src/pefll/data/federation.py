@@ -414,8 +414,9 @@ class _CalledWritable:
 def check_is_federation(value: Any) -> None:
     """Raise PefllError for what is no federation."""
     if not isinstance(value, Federation):
+        given = f"a {type(value).__name__}" if isinstance(value, tuple | list | dict) else shown(value)
         raise PefllError(
-            f"a federation is needed, not {shown(value)}: make one with pefll.federation_from_arrays(x, y, client), "
+            f"a federation is needed, not {given}: make one with pefll.federation_from_arrays(x, y, client), "
             "or of samples with pefll.make_federation(samples, ...)",
             code="PEFLL-A019",
         )
