@@ -48,16 +48,16 @@ def test_a_whole_number_where_a_share_is_wanted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("roundz = 3", "unknown setting in .*did you mean 'rounds'"),
+        ("roundz = 3", r"unknown setting in .*did you mean 'rounds'.*PEFLL-A101"),
         ('rounds = "3"', r"rounds is '3'; it must be a whole number \[PEFLL-A001\]"),
         ("rounds = 3.0", "whole number, for example 3 .PEFLL-A001"),
         ("rounds = true", "PEFLL-A001"),
         ("method = 1", "PEFLL-A008"),
         ("settings = 1", "PEFLL-A012"),
-        ("rounds = ", "is damaged"),
-        ("rounds = -1", "config.toml: rounds is -1; it cannot be negative"),
-        ("eval_every = 0", "config.toml: eval_every is 0; it must be at least 1"),
-        ('engine = "vectr"', "did you mean 'vector'"),
+        ("rounds = ", "PEFLL-R001"),
+        ("rounds = -1", r"config.toml: rounds is -1; it cannot be negative.*PEFLL-A002"),
+        ("eval_every = 0", r"config.toml: eval_every is 0; it must be at least 1.*PEFLL-A002"),
+        ('engine = "vectr"', r"did you mean 'vector'.*PEFLL-A101"),
     ],
 )
 def test_a_config_that_is_wrong_is_refused(tmp_path, text, sentence):
@@ -72,7 +72,7 @@ def test_no_config_is_a_sentence(tmp_path):
     with pytest.raises(PefllError, match=r"there is no .*PEFLL-R022"):
         Config.load(tmp_path / "config.toml")
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PefllError, match="is damaged"):
+    with pytest.raises(PefllError, match="PEFLL-R001"):
         Config.load(tmp_path / "config.toml")
 
 
@@ -117,7 +117,7 @@ def test_what_may_change_on_resuming_and_what_not(name):
     if name in MAY_CHANGE:
         started.check_same(asked)
     else:
-        with pytest.raises(PefllError, match=f"the run was started with {name}(=| )"):
+        with pytest.raises(PefllError, match=f"the run was started with {name}(=| ).*PEFLL-R104"):
             started.check_same(asked)
 
 
@@ -127,11 +127,11 @@ def test_what_may_change_is_known_here():
 
 def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():
     Config(rounds=5).check_same(Config(rounds=5))
-    with pytest.raises(PefllError, match="extended but not shortened"):
+    with pytest.raises(PefllError, match="PEFLL-R105"):
         Config(rounds=5).check_same(Config(rounds=4))
     Config(data_sha256="a").check_same(Config(data_sha256="a"))
     Config(data_sha256="").check_same(Config(data_sha256="a"))
-    with pytest.raises(PefllError, match="the data is not what the run was started on"):
+    with pytest.raises(PefllError, match="PEFLL-R103"):
         Config(data_sha256="a").check_same(Config(data_sha256="b"))
 
 

@@ -91,7 +91,7 @@ def test_some_clients_of_each_group_stand_for_all(share, of_seen, of_unseen, mon
 
 def test_splits_by_name():
     assert [split_number(name) for name in ("train", "validation", "val", "test")] == [0, 1, 1, 2]
-    with pytest.raises(PefllError, match="unknown split 'tset': did you mean 'test'"):
+    with pytest.raises(PefllError, match=r"unknown split 'tset': did you mean 'test'.*PEFLL-A101"):
         split_number("tset")
 
 
@@ -142,7 +142,7 @@ def test_a_state_that_is_not_finite_is_noticed(make, name):
         lambda: evaluate(engine, method, broken, TEST),
         lambda: Evaluator(engine, method, VALIDATION).begin(broken).wait(),
     ):
-        with pytest.raises(PefllError, match="NaN or infinity"):
+        with pytest.raises(PefllError, match="PEFLL-E012"):
             look()
     engine.close()
 
@@ -153,6 +153,6 @@ def test_descriptors_that_are_not_finite_are_noticed():
     for make in (SerialEngine, VectorEngine):
         engine = make(federation, method, seed=0, clients_per_round=2)
         state = engine.start()
-        with pytest.raises(PefllError, match="NaN or infinity"):
+        with pytest.raises(PefllError, match="PEFLL-E012"):
             descriptors(engine, method, state._replace(embedder=state.embedder * torch.inf))
         engine.close()

@@ -261,11 +261,11 @@ def test_a_second_ctrl_c_ends_all_at_once_and_leaves_torch_as_it_was(monkeypatch
 
 
 def test_settings_that_cannot_be_run_leave_no_folder(tmp_path):
-    with pytest.raises(PefllError, match="clients per round"):
+    with pytest.raises(PefllError, match="PEFLL-E008"):
         fit_seeds(ragged(), seeds=SEEDS, out=tmp_path / "r", **QUICK | {"clients_per_round": 100})
-    with pytest.raises(PefllError, match="different"):
+    with pytest.raises(PefllError, match="PEFLL-T104"):
         fit_seeds(ragged(), seeds=[1, 1], out=tmp_path / "r", **QUICK)
-    with pytest.raises(PefllError, match="at least one"):
+    with pytest.raises(PefllError, match="PEFLL-T104"):
         fit_seeds(ragged(), seeds=[], out=tmp_path / "r", **QUICK)
     assert not (tmp_path / "r").exists()
 
@@ -273,7 +273,7 @@ def test_settings_that_cannot_be_run_leave_no_folder(tmp_path):
 def test_a_folder_that_one_seed_may_not_have_keeps_the_others_from_starting(tmp_path):
     (tmp_path / "seed-1").mkdir()
     (tmp_path / "seed-1" / "thesis.tex").write_text("...")
-    with pytest.raises(PefllError, match="seed-1 exists and is not a run folder"):
+    with pytest.raises(PefllError, match="PEFLL-T109"):
         fit_seeds(ragged(), seeds=SEEDS, out=tmp_path, **QUICK)
     assert os.listdir(tmp_path) == ["seed-1"]
 

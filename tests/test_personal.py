@@ -25,15 +25,19 @@ TOKENS = {"model": "lstm", "classes": 6, "input_shape": [5], "normalise": None, 
 @pytest.mark.parametrize(
     ("facts", "x", "sentence"),
     [
-        (PIXELS, np.zeros((2, 3, 3, 3), np.uint8), r"shape \(3, 3, 3\), but the run was trained on \(2, 3, 3\)"),
-        (PIXELS, np.zeros((2, 2, 3, 3)), "uint8 pixels"),
-        (FEATURES, np.zeros((0, 4)), "no samples"),
-        (FEATURES, np.float64(3.0), "one row per sample"),
-        (FEATURES, np.array([["a"] * 4]), "must hold numbers"),
-        (FEATURES, np.array([[1, 2, np.nan, 4]]), "NaN or infinite"),
-        (TOKENS, np.zeros((2, 5)), "tokens"),
-        (TOKENS, np.full((2, 5), 6), "there is a token 6"),
-        (TOKENS, np.full((2, 5), -1), "negative token"),
+        (
+            PIXELS,
+            np.zeros((2, 3, 3, 3), np.uint8),
+            r"shape \(3, 3, 3\), but the run was trained on \(2, 3, 3\).*PEFLL-R117",
+        ),
+        (PIXELS, np.zeros((2, 2, 3, 3)), "PEFLL-R111"),
+        (FEATURES, np.zeros((0, 4)), "PEFLL-R110"),
+        (FEATURES, np.float64(3.0), "PEFLL-D104"),
+        (FEATURES, np.array([["a"] * 4]), "PEFLL-D103"),
+        (FEATURES, np.array([[1, 2, np.nan, 4]]), "PEFLL-R113"),
+        (TOKENS, np.zeros((2, 5)), "PEFLL-D106"),
+        (TOKENS, np.full((2, 5), 6), r"token 6.*PEFLL-R112"),
+        (TOKENS, np.full((2, 5), -1), "PEFLL-D107"),
     ],
 )
 def test_inputs_that_are_refused(facts, x, sentence):
@@ -110,18 +114,30 @@ def test_gradients_reach_the_features_of_a_tensor():
 @pytest.mark.parametrize(
     ("facts", "x", "sentence"),
     [
-        (PIXELS, torch.zeros(2, 2, 3, 3), "uint8 pixels 0..255, but these samples are torch.float32; convert them, or"),
-        (PIXELS, torch.zeros(2, 3, 3, dtype=torch.uint8), r"the shape of one sample, \(2, 3, 3\), .*: write x\[None\]"),
-        (PIXELS, torch.zeros(4, 3, 3, 2, dtype=torch.uint8), r"shape \(3, 3, 2\), but .* an array \[N, 2, 3, 3\]"),
-        (PIXELS, np.zeros((2, 3, 3), np.uint8), r"write x\[None\]"),
-        (PIXELS, np.full((1, 2, 3, 3), 7).tolist()[0], r"write x\[None\]"),
-        (PIXELS, np.full((1, 2, 3, 3), 256).tolist(), "uint8 pixels 0..255"),
-        (FEATURES, torch.tensor(1.0), r"an array \[N, 4\]"),
-        (FEATURES, torch.zeros(2, 4, dtype=torch.complex64), "trained on numbers, but these samples are torch.complex"),
-        (FEATURES, [1.0, 2.0, 3.0, 4.0], r"write x\[None\]"),
-        (FEATURES, [[1.0], [2.0, 3.0]], "the samples: x cannot be made into one array"),
-        (FEATURES, np.zeros((2, 5)), r"shape \(5,\), but .*; N samples are an array \[N, 4\]"),
-        (TOKENS, torch.zeros(2, 5), "whole numbers, which are tokens"),
+        (PIXELS, torch.zeros(2, 2, 3, 3), r"are torch.float32.*PEFLL-R114"),
+        (
+            PIXELS,
+            torch.zeros(2, 3, 3, dtype=torch.uint8),
+            r"the shape of one sample, \(2, 3, 3\), .*: write x\[None\].*PEFLL-R116",
+        ),
+        (
+            PIXELS,
+            torch.zeros(4, 3, 3, 2, dtype=torch.uint8),
+            r"shape \(3, 3, 2\), but .* an array \[N, 2, 3, 3\].*PEFLL-R117",
+        ),
+        (PIXELS, np.zeros((2, 3, 3), np.uint8), "PEFLL-R116"),
+        (PIXELS, np.full((1, 2, 3, 3), 7).tolist()[0], "PEFLL-R116"),
+        (PIXELS, np.full((1, 2, 3, 3), 256).tolist(), "PEFLL-R111"),
+        (FEATURES, torch.tensor(1.0), r"an array \[N, 4\].*PEFLL-R117"),
+        (
+            FEATURES,
+            torch.zeros(2, 4, dtype=torch.complex64),
+            r"on numbers, but these samples are torch.complex.*PEFLL-R115",
+        ),
+        (FEATURES, [1.0, 2.0, 3.0, 4.0], "PEFLL-R116"),
+        (FEATURES, [[1.0], [2.0, 3.0]], r"samples: x.*PEFLL-D109"),
+        (FEATURES, np.zeros((2, 5)), r"shape \(5,\), but .*; N samples are an array \[N, 4\].*PEFLL-R117"),
+        (TOKENS, torch.zeros(2, 5), r"whole numbers, which are tokens.*PEFLL-R115"),
     ],
 )
 def test_called_with_what_is_no_sample(facts, x, sentence):
@@ -135,7 +151,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
     model.save(path)
     before = path.read_bytes()
     other = PersonalModel(nn.Linear(4, 3), FEATURES)
-    with pytest.raises(PefllError, match=r"me\.safetensors is there already: .* overwrite=True"):
+    with pytest.raises(PefllError, match=r"me\.safetensors is there already: .* overwrite=True.*PEFLL-R106"):
         other.save(path)
     assert path.read_bytes() == before
     other.save(path, overwrite=True)

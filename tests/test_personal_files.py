@@ -140,7 +140,7 @@ def test_files_of_earlier_versions_load_with_a_note(pefll, path, tmp_path):  # n
     assert not pefll("predict", path, "--data", tmp_path / "x.npz").err
     # Without its hash, or with the format of those that have none, a file of today is none of these.
     path.write_bytes(path.read_bytes().replace(modelfile.FORMAT.encode(), modelfile.UNCHECKED.encode()))
-    with pytest.raises(PefllError):
+    with pytest.raises(PefllError, match="PEFLL-M010"):
         PersonalModel.load(path)
 
 

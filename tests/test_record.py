@@ -68,7 +68,7 @@ def test_syncing_history_waits_for_the_disk_and_tells_of_its_errors(tmp_path, mo
     assert synced == [folder.history_file.stat().st_ino, folder.path.stat().st_ino]
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
     advice = "free some space, then go on from the last checkpoint, if there is one, with "
-    with pytest.raises(PefllError, match=rf"history\.jsonl: No space left on device; {advice}"):
+    with pytest.raises(PefllError, match=rf"history\.jsonl: No space left on device; {advice}.*PEFLL-A102"):
         folder.sync_history()
 
 
@@ -81,19 +81,20 @@ def test_summary(tmp_path):
     for content in ("{", "[1]"):
         folder.summary_file.write_text(content)
         with pytest.raises(
-            PefllError, match=r"is damaged: .*; move it away, and pefll\.fit\(federation, .*\) makes it again"
+            PefllError,
+            match=r"is damaged: .*; move it away, and pefll\.fit\(federation, .*\) makes it again.*PEFLL-R009",
         ):
             folder.summary()
 
 
 def test_what_is_a_run(tmp_path):
-    with pytest.raises(PefllError, match=r"is not a run folder: it has no config\.toml"):
+    with pytest.raises(PefllError, match=r"is not a run folder: it has no config\.toml.*PEFLL-R120"):
         RunFolder(tmp_path).check_is_run()
-    with pytest.raises(PefllError, match=r"is not a run folder: there is no such folder; pefll\.fit\("):
+    with pytest.raises(PefllError, match=r"is not a run folder: there is no such folder; pefll\.fit\(.*PEFLL-R120"):
         RunFolder(tmp_path / "none").check_is_run()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.toml").write_text("")
-    with pytest.raises(PefllError, match=r"is not a run folder but holds some; name one, such as .*mine"):
+    with pytest.raises(PefllError, match=r"is not a run folder but holds some; name one, such as .*mine.*PEFLL-R119"):
         RunFolder(tmp_path).check_is_run()
     (tmp_path / "config.toml").write_text("")
     RunFolder(tmp_path).check_is_run()
@@ -105,14 +106,14 @@ def test_a_full_disk_while_history_is_written_is_a_sentence(tmp_path, monkeypatc
     full_disk = RunFolder(tmp_path / "full")
     full_disk.path.mkdir()
     full_disk.history_file.symlink_to("/dev/full")
-    with pytest.raises(PefllError, match="No space left"):
+    with pytest.raises(PefllError, match=r"No space left.*PEFLL-A102"):
         full_disk.append_history({"round": 4})
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(PefllError, match="No space left"):
+    with pytest.raises(PefllError, match=r"No space left.*PEFLL-A102"):
         folder.keep_history_until(0)
     assert folder.history()[0] == {"round": 2}
 
@@ -127,7 +128,9 @@ def test_a_folder_of_several_seeds_stands_for_its_runs(tmp_path):
     assert [folder.path.name for folder in run_folders(tmp_path / "c10")] == ["seed-0", "seed-2", "seed-10"]
     assert run_folders(tmp_path / "c10" / "seed-2") == [RunFolder(tmp_path / "c10" / "seed-2")]
     assert run_folders(tmp_path / "none") == [RunFolder(tmp_path / "none")]
-    with pytest.raises(PefllError, match=r"holds runs of several seeds; name one of them, such as .*seed-0"):
+    with pytest.raises(
+        PefllError, match=r"holds runs of several seeds; name one of them, such as .*seed-0.*PEFLL-R118"
+    ):
         RunFolder(tmp_path / "c10").check_is_run()
 
 
@@ -140,7 +143,7 @@ def test_a_folder_is_held_by_one_process_and_let_go_with_it(tmp_path):
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout.readline() == "held\n"
-            with pytest.raises(PefllError, match="is being trained already; wait for it, or stop it"), folder.held():
+            with pytest.raises(PefllError, match="PEFLL-R122"), folder.held():
                 pass
         finally:
             other.kill()
@@ -172,14 +175,14 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
 def test_one_folder_that_is_held_keeps_all_seeds_from_beginning(tmp_path):
     held = RunFolder(seed_folder(tmp_path, 1))
     with held.held():
-        with pytest.raises(PefllError, match="seed-1 is being trained already"):
+        with pytest.raises(PefllError, match="PEFLL-R122"):
             pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], rounds=1, out=tmp_path, device="cpu", clients_per_round=3)
         assert not seed_folder(tmp_path, 0).exists()
 
 
 def test_nobody_trains_into_a_folder_that_is_held(tmp_path):
     federation = ragged()
-    with RunFolder(tmp_path).held(), pytest.raises(PefllError, match="is being trained already"):
+    with RunFolder(tmp_path).held(), pytest.raises(PefllError, match="PEFLL-R122"):
         pefll.fit(federation, "fedavg", rounds=1, out=tmp_path, device="cpu", clients_per_round=3)
     assert not (tmp_path / "config.toml").exists()
     run = pefll.fit(federation, "fedavg", rounds=1, out=tmp_path, device="cpu", clients_per_round=3)

@@ -51,7 +51,7 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
     assert torch.equal(flat(loaded.final), flat(run.final))
     again = loaded.evaluate("test", ragged())
     assert again.seen._asdict() == pytest.approx(summary["accuracy"]["best"]["seen"])
-    with pytest.raises(PefllError, match="trained on data given in Python"):
+    with pytest.raises(PefllError, match="PEFLL-T117"):
         loaded.evaluate()
     if method == "pefll":
         with np.load(tmp_path / "descriptors.npz") as saved:

@@ -71,10 +71,10 @@ def test_verbs_and_names_that_are_wrong(refused, labelled, tmp_path):
     assert "did you mean 'fedavg'" in refused("methods", "fedavgg")
     assert "did you mean 'test'" in refused("evaluate", labelled, "--split", "tset")
     assert "unknown data set 'mnist'" in refused("data", "get", "mnist", "--data-dir", tmp_path)
-    assert "there is no folder" in refused("data", "check", tmp_path / "none")
-    assert "not a run folder" in refused("show", tmp_path)
-    assert "not a run folder" in refused("evaluate", tmp_path)
-    assert "not a run folder" in refused("personalize", tmp_path, "--data", tmp_path, "--out", tmp_path / "m")
+    assert "PEFLL-C002" in refused("data", "check", tmp_path / "none")
+    assert "PEFLL-R120" in refused("show", tmp_path)
+    assert "PEFLL-R120" in refused("evaluate", tmp_path)
+    assert "PEFLL-R120" in refused("personalize", tmp_path, "--data", tmp_path, "--out", tmp_path / "m")
 
 
 def test_a_full_gpu_is_a_sentence(refused, monkeypatch, tmp_path):

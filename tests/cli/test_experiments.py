@@ -107,7 +107,7 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert "of a GPU" not in nothing
     assert refused("reproduce", "table2").startswith("unknown experiment 'table2': did you mean 'table1'?")
     assert "unknown method or cell 'digits-11'" in refused("reproduce", "table1", "--only", "digits-11")
-    assert "--seeds takes" in refused("reproduce", "table1", "--seeds", "a")
+    assert "PEFLL-C012" in refused("reproduce", "table1", "--seeds", "a")
 
     def failing(*given, **more):
         return ["digits-10 fedavg seed 0: it diverged"]
@@ -147,7 +147,7 @@ def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, m
         assert refused(*words, "--precision", "bf61").startswith("unknown precision 'bf61': did you mean 'bf16'?")
         for nothing in ("", ","):
             assert refused(*words, "--only", nothing).startswith("--only names nothing")
-    assert "leave one of them away" in refused("reproduce", "table1", "--dry-run", "--tables-only")
+    assert "PEFLL-C004" in refused("reproduce", "table1", "--dry-run", "--tables-only")
     assert refused("reproduce", "table1", "--tables-only", "--results", "none") == refused("results", "table", "none")
     assert not Path("none").exists()
 
@@ -196,11 +196,11 @@ def test_what_a_new_client_pays(pefll, refused, labelled, tmp_path):
     table = (tmp_path / "e.md").read_text()
     assert "| FedAvg, client_lr 0.125, bf16 |" in table
     assert "| FedAvg, client_lr 0.01, float32 |" in table
-    assert "not a run folder" in refused("cost", tmp_path)
+    assert "PEFLL-R119" in refused("cost", tmp_path)
     (tmp_path / "no.json").write_text("[]")
-    assert "is not a result" in refused("cost", tmp_path / "no.json")
+    assert "PEFLL-X002" in refused("cost", tmp_path / "no.json")
     (fedavg / "summary.json").unlink()
-    assert "is not finished" in refused("cost", fedavg)
+    assert "PEFLL-X001" in refused("cost", fedavg)
 
 
 def trained_beside(pefll, tmp_path) -> Path:

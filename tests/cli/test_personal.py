@@ -79,7 +79,7 @@ def test_a_client_without_labels(pefll, refused, labelled, unlabelled, tmp_path)
     x = load_samples("digits", Path("data")).x[:9]
     bare = npz(tmp_path / "bare.npz", x=x)
     sentence = refused("personalize", labelled, "--data", bare, "--out", tmp_path / "m")
-    assert "needs labels" in sentence
+    assert "PEFLL-T122" in sentence
     assert "--set embedding=convnet-unlabeled" in sentence
     assert not (tmp_path / "m").exists()
     said = pefll("personalize", unlabelled, "--data", bare, "--out", tmp_path / "m")
@@ -106,7 +106,7 @@ def test_scores_of_each_client(pefll, refused, labelled, tmp_path):
     assert pefll("evaluate", labelled, "--mask-labels", "--per-client", tmp_path / "m.csv").code == 0
     masked = list(csv.DictReader((tmp_path / "m.csv").open()))
     assert float(masked[0]["accuracy"]) == pytest.approx(int(rows[0]["masked"]) / int(rows[0]["samples"]), abs=1e-6)
-    assert "cannot write" in refused("evaluate", labelled, "--per-client", tmp_path / "no" / "c.csv")
+    assert "PEFLL-A102" in refused("evaluate", labelled, "--per-client", tmp_path / "no" / "c.csv")
 
 
 def test_samples_unlike_the_training_data(refused, labelled, tmp_path):
@@ -118,7 +118,7 @@ def test_samples_unlike_the_training_data(refused, labelled, tmp_path):
             "shape (3, 8, 8), but the run was trained on (1, 8, 8)",
         ),
         "other size": (np.zeros((4, 1, 9, 8), np.uint8), y, "shape (1, 9, 8)"),
-        "floats": (np.zeros((4, 1, 8, 8)), y, "uint8 pixels 0..255"),
+        "floats": (np.zeros((4, 1, 8, 8)), y, "PEFLL-R111"),
         "no such class": (np.zeros((4, 1, 8, 8), np.uint8), y + 10, "there is a label 10"),
         "more labels": (np.zeros((4, 1, 8, 8), np.uint8), np.zeros(5, dtype=np.int64), "x has 4 samples but y has 5"),
     }
@@ -135,7 +135,7 @@ def test_personalising_into_a_folder_that_is_not_there_yet(pefll, refused, label
     said = refused("personalize", labelled, "--data", client, "--out", tmp_path / "file" / "m")
     assert "choose another place" in said
     assert "space" not in said
-    assert ".safetensors" in refused("personalize", labelled, "--data", client, "--out", tmp_path / "m.pt")
+    assert "PEFLL-M052" in refused("personalize", labelled, "--data", client, "--out", tmp_path / "m.pt")
 
 
 def table(path: Path, label: str = "y", clients: int = 8) -> Path:
@@ -156,24 +156,24 @@ def test_tables_whose_labels_have_another_name(pefll, refused, tmp_path):
     assert "no column 'label' with labels; there are a, b, y, client: say which one it is with --label" in said.err
     assert pefll("train", "--data", named, "--label", "y", *small).code == 0
     one = table(tmp_path / "one.csv", clients=1)
-    assert "--label" in refused("personalize", tmp_path / "run", "--data", one, "--out", tmp_path / "m")
+    assert "PEFLL-M053" in refused("personalize", tmp_path / "run", "--data", one, "--out", tmp_path / "m")
     assert pefll("personalize", tmp_path / "run", "--data", one, "--label", "y", "--out", tmp_path / "m").code == 0
     assert "no column 'label'" in pefll("predict", tmp_path / "m", "--data", one).out
     assert "samples are right" in pefll("predict", tmp_path / "m", "--data", one, "--label", "y").out
 
 
 def test_models_that_are_none(pefll, refused, labelled, client, tmp_path):
-    assert "there is no file" in refused("predict", tmp_path / "none", "--data", client)
+    assert "PEFLL-R108" in refused("predict", tmp_path / "none", "--data", client)
     (tmp_path / "text").write_text("hello")
-    assert "is not a safetensors file, or it is damaged" in refused("predict", tmp_path / "text", "--data", client)
-    assert "is not a safetensors file" in refused("predict", client, "--data", client)
+    assert "PEFLL-M013" in refused("predict", tmp_path / "text", "--data", client)
+    assert "PEFLL-M013" in refused("predict", client, "--data", client)
     (tmp_path / "other").write_bytes(safetensors.torch.save({"a": torch.zeros(2)}))
-    assert "is not a personal model" in refused("predict", tmp_path / "other", "--data", client)
+    assert "PEFLL-M014" in refused("predict", tmp_path / "other", "--data", client)
     assert pefll("personalize", labelled, "--data", client, "--out", tmp_path / "m").code == 0
     content = (tmp_path / "m").read_bytes()
     for size in (0, 4, 100, len(content) // 2, len(content) - 1):
         (tmp_path / "cut").write_bytes(content[:size])
-        assert "damaged" in refused("predict", tmp_path / "cut", "--data", client)
+        assert "PEFLL-M013" in refused("predict", tmp_path / "cut", "--data", client)
     bad = npz(tmp_path / "bad.npz", x=np.zeros((2, 1, 7, 7), np.uint8))
     assert "trained on (1, 8, 8)" in refused("predict", tmp_path / "m", "--data", bad)
 

@@ -60,6 +60,6 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
         assert error.endswith("is whole; start the run anew [PEFLL-R007]")
         assert all("damaged" in note for note in notes)
     shutil.rmtree(folder / "checkpoints")
-    assert "has no checkpoint yet" in refused("evaluate", folder)
+    assert "PEFLL-R015" in refused("evaluate", folder)
     (folder / "config.toml").write_text("rouns = 3")
     assert "unknown setting" in refused("evaluate", folder)

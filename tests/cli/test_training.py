@@ -64,7 +64,7 @@ def test_a_finished_run_is_not_tested_again(pefll, tmp_path, monkeypatch):
         state.write_bytes(state.read_bytes()[:-1])
     said = pefll("train", "--resume", tmp_path / "r")
     assert said.code == 2
-    assert "start the run anew" in said.err, "what cannot be gone on with is not finished"
+    assert "PEFLL-R007" in said.err, "what cannot be gone on with is not finished"
     assert (tmp_path / "r" / "summary.json").read_bytes() == summary, "but keeps its results"
 
 
@@ -96,7 +96,7 @@ def test_ones_own_data_is_trained_resumed_evaluated_and_used(pefll, tmp_path):
     features(path, client=np.repeat(np.arange(8), 12), y=np.zeros(96, dtype=np.int64))
     said = pefll("evaluate", out)
     assert said.code == 2
-    assert "is not what" in said.err
+    assert "PEFLL-T120" in said.err
 
 
 def test_a_model_by_import_path(pefll, tmp_path, client):

@@ -22,7 +22,7 @@ from tests.cli.conftest import DIGITS
         (["--seeds", "0;1"], "not '0;1'"),
         (["--seeds", ""], "not ''"),
         (["--seeds", "0,-1"], "not '0,-1'"),
-        (["--seeds", "0,1", "--seed", "3"], "in place of --seed"),
+        (["--seeds", "0,1", "--seed", "3"], "PEFLL-C015"),
     ],
 )
 def test_seeds_that_are_none(refused, tmp_path, arguments, part):
@@ -33,10 +33,10 @@ def test_seeds_that_are_none(refused, tmp_path, arguments, part):
 def test_folders_that_hold_seeds_already(pefll, refused, labelled, tmp_path):
     assert pefll("train", *DIGITS, "--seeds", "0,1", "--out", tmp_path / "r").code == 0
     for more in (["--seeds", "0,1"], ["--seeds", "5"], ["--seed", "5"]):
-        assert "already holds a run" in refused("train", *DIGITS, *more, "--out", tmp_path / "r")
-    assert "already holds a run" in refused("train", *DIGITS, "--seeds", "0,1", "--out", labelled)
-    assert "in place of --seed" in refused("train", "--resume", tmp_path / "r", "--seeds", "0,1")
-    assert "holds runs of several seeds" in refused("evaluate", tmp_path / "r")
+        assert "PEFLL-C018" in refused("train", *DIGITS, *more, "--out", tmp_path / "r")
+    assert "PEFLL-C018" in refused("train", *DIGITS, "--seeds", "0,1", "--out", labelled)
+    assert "PEFLL-C015" in refused("train", "--resume", tmp_path / "r", "--seeds", "0,1")
+    assert "PEFLL-R118" in refused("evaluate", tmp_path / "r")
     assert "cannot be resumed with 7" in refused("train", "--resume", tmp_path / "r", "--seed", "7")
 
 
@@ -52,27 +52,27 @@ def test_folders_that_hold_seeds_already(pefll, refused, labelled, tmp_path):
         (["--model", "nowhere:f"], "cannot import the model 'nowhere:f'"),
         (["--model", "tests.models.zoo:too_wide"], "gives (12,) scores per sample but there are 10 classes"),
         (["--nope"], "No such option"),
-        (["--engine", "flower"], "only a Flower app reaches clients on other machines"),
+        (["--engine", "flower"], "PEFLL-T114"),
         (["--rounds", "many"], "--rounds"),
         (["--rounds", "-1"], "--rounds is -1; it cannot be negative"),
         (["--eval-every", "0"], "--eval-every is 0; it must be at least 1"),
         (["--unseen", "1.5"], "--unseen is 1.5"),
         (["--set", "server_rl=1"], "unknown hyper-parameter of pefll 'server_rl': did you mean 'server_lr'?"),
         (["--set", "server_lr"], "--set takes NAME=VALUE, not 'server_lr'"),
-        (["--set", "=3"], "--set takes NAME=VALUE"),
+        (["--set", "=3"], "PEFLL-C011"),
         (["--set", "server_lr=fast"], "pefll: server_lr must be a finite number, 0 or more, not 'fast'"),
         (["--set", "local_steps=2.5"], "local_steps must be a whole number"),
-        (["--set", "local_steps=0"], "local_steps must be at least 1"),
+        (["--set", "local_steps=0"], "PEFLL-S009"),
         (["--set", "embedding=cnvnet"], "unknown embedding network 'cnvnet'"),
         (["--set", "hypernetwork=XL"], "unknown hypernetwork size 'XL'"),
-        (["--method", "local", "--set", "batch_size=0"], "batch_size must be at least 1"),
+        (["--method", "local", "--set", "batch_size=0"], "PEFLL-S008"),
         (["--partition", "by-classes 2"], "unknown partition 'by-classes 2'"),
-        (["--partition", "natural"], "digits has no natural clients"),
+        (["--partition", "natural"], "PEFLL-D190"),
         (["--clients-per-round", "9"], "9 clients per round were asked for, but only 7 clients take part in training"),
         (["--engine", "vectr"], "unknown engine 'vectr': did you mean 'vector'?"),
         (["--precision", "half"], "unknown precision 'half'"),
         (["--device", "tpu"], "tpu"),
-        (["--device", "meta"], "is not supported"),
+        (["--device", "meta"], "PEFLL-T111"),
     ],
 )
 def test_arguments_that_are_wrong(refused, tmp_path, monkeypatch, arguments, part):
@@ -99,7 +99,7 @@ def test_cuda_where_there_is_none(refused, tmp_path, device):
         (["--clients", "9"], "started with --clients 8"),
         (["--eval-every", "3"], "started with --eval-every 2, and cannot be resumed with 3"),
         (["--rounds", "2"], "extended but not shortened: start a new run in another folder, with --out"),
-        (["--out", "elsewhere"], "leave --out away"),
+        (["--out", "elsewhere"], "PEFLL-C016"),
         (["--set", "nothing=1"], "unknown hyper-parameter"),
     ],
 )
@@ -116,9 +116,9 @@ def test_folders_that_are_no_place_for_a_run(refused, labelled, tmp_path):
     (tmp_path / "full" / "a").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for name in ("full", "file"):
-        assert "exists and is not a run folder" in refused("train", *DIGITS, "--out", tmp_path / name)
-    assert "already holds a run" in refused("train", *DIGITS, "--out", labelled)
-    assert "is not a run folder" in refused("train", "--resume", tmp_path / "full")
+        assert "PEFLL-T109" in refused("train", *DIGITS, "--out", tmp_path / name)
+    assert "PEFLL-C018" in refused("train", *DIGITS, "--out", labelled)
+    assert "PEFLL-R120" in refused("train", "--resume", tmp_path / "full")
     assert (tmp_path / "file").read_text() == (tmp_path / "full" / "a").read_text() == "mine"
 
 

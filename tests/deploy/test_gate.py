@@ -288,5 +288,5 @@ class TestModes:
 
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path):
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(PefllError, match="cannot write"):
+        with pytest.raises(PefllError, match="PEFLL-A102"):
             make_private_folder(tmp_path / "file" / "folder")

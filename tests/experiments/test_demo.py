@@ -42,8 +42,8 @@ def test_the_demo_trains_compares_and_personalises(small, tmp_path):
 
 def test_the_demo_removes_nothing_that_is_not_its_own(small, tmp_path):
     (tmp_path / "runs" / "thesis").mkdir(parents=True)
-    with pytest.raises(PefllError, match="is not from a demo"):
+    with pytest.raises(PefllError, match="PEFLL-X005"):
         demo.demo(tmp_path, 1, Console(file=io.StringIO()))
     assert (tmp_path / "runs" / "thesis").is_dir()
-    with pytest.raises(PefllError, match="at least one seed"):
+    with pytest.raises(PefllError, match="PEFLL-X004"):
         demo.demo(tmp_path, 0, Console(file=io.StringIO()))

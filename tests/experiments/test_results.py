@@ -71,7 +71,7 @@ def test_results_from_before_a_hyper_parameter_count_as_the_same(tmp_path):
 def test_an_unfinished_run_is_not_a_result(tmp_path):
     fit(ragged(), rounds=2, local_steps=1, clients_per_round=2, out=tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(PefllError, match="not finished"):
+    with pytest.raises(PefllError, match="PEFLL-X001"):
         collect(RunFolder(tmp_path / "run"), tmp_path / "results")
 
 

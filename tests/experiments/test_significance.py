@@ -50,5 +50,5 @@ def test_it_is_the_same_every_time():
 
 @pytest.mark.parametrize("bad", [[], [pair([1, 2], [1, 2], [1])], [pair([0, 0], [0, 0], [0, 0])], [pair([], [], [])]])
 def test_clients_that_cannot_be_paired(bad):
-    with pytest.raises(PefllError, match="the same clients"):
+    with pytest.raises(PefllError, match="PEFLL-X010"):
         paired_bootstrap(bad)

@@ -25,8 +25,8 @@ from tests.methods.test_pfedme import ENVELOPE
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("pfedme", "121182 numbers for each of 1000000 clients are 485 GB in a state"),
-        ("pfedhn", "set embedding_size, or take fewer clients"),
+        ("pfedme", r"of 1000000 clients are 485 GB.*PEFLL-S004"),
+        ("pfedhn", r"set embedding_size, or take fewer clients.*PEFLL-S004"),
     ],
 )
 def test_a_state_that_fits_into_no_memory_gives_a_sentence(name, sentence):
@@ -53,17 +53,17 @@ def test_clients_drop_in_and_out():
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("per-fedavg", {"variant": "so"}, "unknown variant of per-fedavg 'so'"),
-        ("per-fedavg", {"batch_size": 0}, "batch_size and epochs must be at least 1"),
-        ("per-fedavg", {"variant": "hf", "difference": 0.0}, "difference must be more than 0"),
-        ("fedrep", {"body_epochs": 0}, "batch_size and body_epochs must be at least 1"),
-        ("pfedme", {"inner_steps": 0}, "local_rounds and inner_steps must be at least 1"),
+        ("per-fedavg", {"variant": "so"}, r"unknown variant of per-fedavg 'so'.*PEFLL-A101"),
+        ("per-fedavg", {"batch_size": 0}, "PEFLL-S013"),
+        ("per-fedavg", {"variant": "hf", "difference": 0.0}, "PEFLL-S014"),
+        ("fedrep", {"body_epochs": 0}, "PEFLL-S005"),
+        ("pfedme", {"inner_steps": 0}, "PEFLL-S016"),
         ("pfedme", {"new_lr": -0.1}, "pfedme: new_lr .*PEFLL-A014"),
-        ("knn-per", {"few_neighbours": 20}, "many_neighbours no less"),
-        ("knn-per", {"max_weight": 1.5}, "max_weight at most 1"),
-        ("pfedhn", {"local_steps": 0}, "local_steps must be at least 1"),
-        ("pfedhn", {"hypernetwork": "XL"}, "hypernetwork size"),
-        ("pefll-prior", {"epsilon": 0.0}, "epsilon must be more than 0"),
+        ("knn-per", {"few_neighbours": 20}, "PEFLL-S006"),
+        ("knn-per", {"max_weight": 1.5}, "PEFLL-S007"),
+        ("pfedhn", {"local_steps": 0}, "PEFLL-S009"),
+        ("pfedhn", {"hypernetwork": "XL"}, r"hypernetwork size.*PEFLL-A101"),
+        ("pefll-prior", {"epsilon": 0.0}, "PEFLL-S011"),
     ],
 )
 def test_settings_that_make_no_sense(name, settings, sentence):

@@ -68,14 +68,22 @@ def test_evaluations_made_again_replace_the_old_ones(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "sentence"),
     [
-        ("history.jsonl", '{"round": 1}\nnot json\n{"round": 3}\n', r"history\.jsonl is damaged: line 2 is not JSON"),
-        ("history.jsonl", '{"round": 1}\n[1, 2]\n', r"history\.jsonl is damaged: line 2 is not an evaluation"),
-        ("history.jsonl", '{"seconds": 1}\n', r"history\.jsonl is damaged: line 1 is not an evaluation"),
-        ("history.jsonl", '{"round": 1, "seen": 0.5}\n', r"line 1 is not an evaluation"),
-        ("history.jsonl", b"\xff\xfe\xff", r"history\.jsonl is damaged"),
-        ("summary.json", "[]", r"summary\.json is damaged: it must hold a JSON object"),
-        ("summary.json", "{", r"summary\.json is damaged"),
-        ("config.toml", "method = ", r"config\.toml is damaged"),
+        (
+            "history.jsonl",
+            '{"round": 1}\nnot json\n{"round": 3}\n',
+            r"history\.jsonl is damaged: line 2 is not JSON.*PEFLL-R008",
+        ),
+        (
+            "history.jsonl",
+            '{"round": 1}\n[1, 2]\n',
+            r"history\.jsonl is damaged: line 2 is not an evaluation.*PEFLL-R008",
+        ),
+        ("history.jsonl", '{"seconds": 1}\n', r"history\.jsonl is damaged: line 1 is not an evaluation.*PEFLL-R008"),
+        ("history.jsonl", '{"round": 1, "seen": 0.5}\n', r"line 1 is not an evaluation.*PEFLL-R008"),
+        ("history.jsonl", b"\xff\xfe\xff", "PEFLL-R008"),
+        ("summary.json", "[]", "PEFLL-R009"),
+        ("summary.json", "{", "PEFLL-R009"),
+        ("config.toml", "method = ", "PEFLL-R001"),
     ],
 )
 def test_damage_is_one_sentence(make_run: MakeRun, file: str, content: str | bytes, sentence: str) -> None:
@@ -89,7 +97,7 @@ def test_damage_is_one_sentence(make_run: MakeRun, file: str, content: str | byt
 def test_a_folder_that_is_no_run_is_refused(make_run: MakeRun) -> None:
     folder = make_run()
     folder.config_file.unlink()
-    with pytest.raises(PefllError, match="is not a run folder"):
+    with pytest.raises(PefllError, match="PEFLL-R120"):
         read_run(folder)
 
 

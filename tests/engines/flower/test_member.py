@@ -73,7 +73,7 @@ def test_a_shelf_keeps_the_last_and_forgets_what_was_used_longest_ago(tmp_path):
 def test_data_that_is_not_there_is_one_sentence(tmp_path):
     here = setting(tmp_path)
     (tmp_path / "client-000.npz").unlink()
-    with pytest.raises(PefllError, match="there is no file or folder"):
+    with pytest.raises(PefllError, match="PEFLL-D178"):
         member_of(here).federation()
 
 
@@ -82,7 +82,7 @@ def test_an_agreement_is_read_once_and_damaged_ones_are_one_sentence(tmp_path):
     assert Agreement.from_config(config) is Agreement.from_config(dict(config))
     assert Agreement.from_config({**config, "seed": 99}).seed == 99
     for damaged in ({"settings": "{"}, {"seed": [1]}, {"input-shape": "3"}):
-        with pytest.raises(PefllError, match="damaged"):
+        with pytest.raises(PefllError, match="PEFLL-F412"):
             Agreement.from_config({**config, **damaged})
 
 

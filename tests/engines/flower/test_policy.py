@@ -105,7 +105,7 @@ def test_the_limits():
         if allowed:  # all that there is
             few.check_reply(client_with(draws), 1, describes=False)
         else:
-            with pytest.raises(Refusal):
+            with pytest.raises(Refusal, match="PEFLL-P004"):
                 few.check_reply(client_with(draws), 1, describes=False)
     with pytest.raises(Refusal) as caught:
         policy.check_reply(client_with([Draw(0, 20), Draw(0, 12)]), 13, describes=True)
