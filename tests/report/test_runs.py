@@ -79,7 +79,7 @@ def test_evaluations_made_again_replace_the_old_ones(make_run: MakeRun) -> None:
             r"history\.jsonl is damaged: line 2 is not an evaluation.*PEFLL-R008",
         ),
         ("history.jsonl", '{"seconds": 1}\n', r"history\.jsonl is damaged: line 1 is not an evaluation.*PEFLL-R008"),
-        ("history.jsonl", '{"round": 1, "seen": 0.5}\n', r"line 1 is not an evaluation.*PEFLL-R008"),
+        ("history.jsonl", '{"round": 1, "seen": 0.5}\n', r"line 1 is not an evaluation.*PEFLL-O010"),
         ("history.jsonl", b"\xff\xfe\xff", "PEFLL-R008"),
         ("summary.json", "[]", "PEFLL-R009"),
         ("summary.json", "{", "PEFLL-R009"),
