@@ -212,7 +212,7 @@ def test_a_plan_survives_its_way_through_flowers_config(tmp_path):
     del config["rounds"]
     with pytest.raises(PefllError, match=r"no rounds.*PEFLL-F411"):
         Plan.from_config(config)
-    with pytest.raises(PefllError, match="PEFLL-F412"):
+    with pytest.raises(PefllError, match="PEFLL-F211"):
         Plan.from_config(plan.to_config() | {"input-shape": "nonsense"})
     for hostile in (
         *({"names": text} for text in ("[" * 100_000, '"abc"', "[1]", "{}", f'["{"x" * (5 << 20)}"]')),

@@ -82,7 +82,7 @@ def test_an_agreement_is_read_once_and_damaged_ones_are_one_sentence(tmp_path):
     assert Agreement.from_config(config) is Agreement.from_config(dict(config))
     assert Agreement.from_config({**config, "seed": 99}).seed == 99
     for damaged in ({"settings": "{"}, {"seed": [1]}, {"input-shape": "3"}):
-        with pytest.raises(PefllError, match="PEFLL-F412"):
+        with pytest.raises(PefllError, match="PEFLL-F211"):
             Agreement.from_config({**config, **damaged})
 
 
