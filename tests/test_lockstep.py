@@ -22,7 +22,7 @@ from pefll.runs.record import RunFolder, own_seconds, run_folders
 from pefll.training import fitting, pipeline, summary
 from pefll.training.federations import federations_of
 from pefll.training.fitting import fit, fit_seeds
-from pefll.training.lockstep import STOPPING, TIME_IS_UP, ScheduledRun, Stopped, round_robin, stop_signals
+from pefll.training.lockstep import STOPPING, TIME_IS_UP, ScheduledRun, Signals, Stopped, round_robin, stop_signals
 from pefll.training.resolve import resolve
 from tests.federations import ragged
 
@@ -344,3 +344,23 @@ def test_somebody_is_told_of_each_run_as_it_ends(tmp_path):
     assert [seed for seed, _ in told] == list(SEEDS)
     assert [run for _, run in told] == runs
     assert all(spec.folder.summary() for spec in specs)
+
+
+def test_two_ends_of_a_terminal_at_once_are_one():
+    """The second handler runs in the middle of the first, right after that has seen that nothing came before."""
+
+    class Interrupted(Signals):
+        inside = False
+
+        def __bool__(self):
+            if not self.inside:
+                self.inside = True
+                self.note(signal.SIGHUP, None)
+                return False
+            return len(self) > 0
+
+    signals = Interrupted()
+    signals.note(signal.SIGHUP, None)  # no KeyboardInterrupt
+    assert set(signals) == {signal.SIGHUP}
+    with pytest.raises(KeyboardInterrupt):
+        signals.note(signal.SIGINT, None)

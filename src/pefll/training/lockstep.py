@@ -73,7 +73,8 @@ class Signals(list[int]):
         del frame
         if number == HANGUP and self:
             return  # a terminal that is closed sends it twice, by way of the shell and itself
-        again = any(earlier != TIME_IS_UP for earlier in self)
+        # Never so for the end of the terminal: the other one may come between the line above and this one.
+        again = number != HANGUP and any(earlier != TIME_IS_UP for earlier in self)
         self.append(number)
         if again:
             raise KeyboardInterrupt
