@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="CIFAR-10, if it is there [data]")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", nargs="+", default=["bf16", "tf32"], help="as in `pefll train`")
-    parser.add_argument("--seeds", type=int, default=3, help="runs at once")
+    parser.add_argument("--seeds", type=int, default=3, help="runs at once; 1 for single runs only")
     parser.add_argument("--turns", type=int, default=1, help="how often everything is measured")
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument(
@@ -79,6 +79,8 @@ def main() -> None:
         for precision in options.precision:
             one = whole(samples, clients, 1, precision, options)
             note({"turn": turn} | one)
+            if options.seeds == 1:
+                continue
             several = whole(samples, clients, options.seeds, precision, options)
             note({"turn": turn} | several | {"over_one": round(several["seconds"] / one["seconds"], 3)})
         for precision in options.thousand:
