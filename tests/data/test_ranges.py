@@ -18,7 +18,7 @@ import pefll
 from pefll.core.errors import Diverged
 from pefll.data import out_of_proportion
 from pefll.data.own import read_member
-from pefll.engines.cohort import client_to_blame
+from pefll.engines.cohort import client_to_blame, first_to_blame
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import FedAvg, build_method
@@ -192,6 +192,14 @@ def test_the_first_client_that_is_not_itself_sent_bad_numbers_is_blamed():
     assert int(client_to_blame(bad, ids, [Each(bad)])) == -1
     assert int(client_to_blame(bad, ids, [Everyone(torch.tensor(torch.inf))])) == -1
     assert int(client_to_blame(torch.zeros(3), ids, [])) == -1
+    assert int(client_to_blame((torch.arange(3), torch.tensor([1.0, 2.0, -torch.inf])), ids, [])) == 9
+
+
+def test_the_client_of_the_first_bad_exchange_is_blamed():
+    ids, sent = torch.tensor([7, 3, 9]), torch.tensor([[True, True, True], [True, True, False]])
+    assert int(first_to_blame(torch.tensor([[True, True, False], [False, True, False]]), sent, ids)) == 9
+    assert int(first_to_blame(torch.tensor([[True, True, True], [True, False, False]]), sent, ids)) == 3
+    assert int(first_to_blame(torch.tensor([[True, True, True], [True, True, False]]), sent, ids)) == -1
 
 
 def test_several_seeds_at_once_blame_it_too():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, runtime_checkable
@@ -221,25 +222,45 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
 def client_to_blame(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
     """Return the first client whose reply is not finite though everything it was sent is, int64 []; -1 for none.
 
-    After a server's own numbers have overflown every reply is as bad, and no client has a part in it. No number is
-    looked at by the host, so that a CUDA graph may hold this.
-
     Args:
         replies: with a leading client axis.
         ids: int64 [c], who replied.
         sent: what clients were sent.
     """
-    bad = ~_finite_rows(replies, len(ids), ids.device)
-    for argument in sent:
-        bad = bad & _finite_rows(argument.value, len(ids) if isinstance(argument, Each) else 1, ids.device)
-    first = ids.index_select(0, bad.int().argmax(dim=0, keepdim=True)).squeeze(0)
+    return first_to_blame(finite_rows(replies, ids), finite_requests(sent, ids), ids)
+
+
+def first_to_blame(finite: Tensor, requests_finite: Tensor, ids: Tensor) -> Tensor:
+    """Return the first client that was sent finite numbers and replied with others, int64 []; -1 for none.
+
+    After an overflow on the server every reply is bad, and no client is to blame. The host reads no number here, so
+    that a CUDA graph may hold this.
+
+    Args:
+        finite: bool [..., c], which replies were finite, in the order of the exchanges.
+        requests_finite: bool [..., c], which clients were sent finite numbers only.
+        ids: int64 [c].
+    """
+    guilty = (requests_finite & ~finite).flatten()
+    first = ids.index_select(0, guilty.int().argmax(dim=0, keepdim=True) % len(ids)).squeeze(0)
     # Not the number -1, which would be copied from the host: no CUDA graph takes that.
-    return torch.where(bad.any(), first, torch.full_like(first, -1))
+    return torch.where(guilty.any(), first, torch.full_like(first, -1))
 
 
-def _finite_rows(value: Tree, rows: int, device: torch.device) -> Tensor:
-    """Return which rows of all leaves have finite numbers only, bool [rows]; empty leaves have."""
-    finite = torch.ones(rows, dtype=torch.bool, device=device)
+def finite_requests(sent: Iterable[Everyone | Each], ids: Tensor) -> Tensor:
+    """Return which clients were sent finite numbers only, bool [c]."""
+    finite = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    for argument in sent:
+        finite = finite & finite_rows(argument.value, ids if isinstance(argument, Each) else ids[:1])
+    return finite
+
+
+def finite_rows(value: Tree, ids: Tensor) -> Tensor:
+    """Return which rows of all leaves hold finite numbers only, bool [len(ids)]; an empty row does."""
+    finite = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     for leaf in leaves(value):
-        finite = finite & torch.isfinite(leaf.reshape(rows, leaf.numel() // rows)).all(dim=1)
+        if leaf.is_floating_point() and leaf.numel():
+            # The largest number of a row is one kernel; torch.isfinite would be five. NaN is not less than infinity.
+            rows = leaf.reshape(len(ids), leaf.numel() // len(ids))
+            finite = finite & (torch.linalg.vector_norm(rows, ord=math.inf, dim=1) < math.inf)
     return finite

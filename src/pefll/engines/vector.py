@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pefll.core.tree import Tree, leaves, map_tree
+from pefll.core.tree import Tree, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Federation
 from pefll.engines.cohort import (
@@ -18,7 +18,9 @@ from pefll.engines.cohort import (
     Ids,
     Ledger,
     check_cohort_size,
-    client_to_blame,
+    finite_requests,
+    finite_rows,
+    first_to_blame,
     not_finite,
     sample_cohort,
     seen_and_new,
@@ -46,8 +48,8 @@ class VectorCohort(BaseCohort):
     round: Tensor
     capacity: tuple[int, int, int]
     trains: bool = False  # whether it is a round's, whose replies are checked
-    healthy: Tensor | None = None  # whether all replies so far are finite, bool []
-    blamed: Tensor | None = None  # the first client whose reply was not by its own fault, int64 []; -1 for none
+    finite: list[Tensor] = field(default_factory=list)  # of each exchange, which replies are finite, bool [size]
+    requests_finite: list[Tensor] = field(default_factory=list)  # and which clients were sent finite numbers only
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -60,22 +62,23 @@ class VectorCohort(BaseCohort):
         with saying_what_cannot_be_mapped(self.problem):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
         if self.trains:
-            self._check(replies, [type(argument)(value) for argument, value in zip(arguments, values, strict=True)])
+            sent = [type(argument)(value) for argument, value in zip(arguments, values, strict=True)]
+            self.finite.append(finite_rows(replies, self.ids))
+            self.requests_finite.append(finite_requests(sent, self.ids))
         if self.on_progress is not None:
             self.on_progress(False)
         return replies
 
     def anew(self) -> Self:
         """Return the same clients with nothing sent, counted or checked yet."""
-        return replace(super().anew(), healthy=None, blamed=None)
+        return replace(super().anew(), finite=[], requests_finite=[])
 
-    def _check(self, replies: Tree, sent: list[Everyone | Each]) -> None:
-        """Note whether replies are finite, and whose are not; no number is looked at here."""
-        for leaf in leaves(replies):
-            finite = torch.isfinite(leaf).all()
-            self.healthy = finite if self.healthy is None else self.healthy & finite
-        blamed = client_to_blame(replies, self.ids, sent)
-        self.blamed = blamed if self.blamed is None else torch.where(self.blamed < 0, blamed, self.blamed)
+    def verdict(self) -> tuple[Tensor, Tensor]:
+        """Return whether all replies were finite, bool [], and the client to blame if not, int64 []; -1 for none."""
+        if not self.finite:  # no client was asked
+            return torch.full((), True, device=self.ids.device), torch.full((), -1, device=self.ids.device)
+        finite = torch.stack(self.finite)
+        return finite.all(), first_to_blame(finite, torch.stack(self.requests_finite), self.ids)
 
     def _cast(self, value: Tensor) -> Tensor:
         kind = self.dtype if value.is_floating_point() else value.dtype
@@ -168,11 +171,7 @@ class VectorEngine:
     def checked_round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
         """Return the state after round t, whether all replies were finite, bool [], and else whose fault, int64 []."""
         cohort = self._cohort(self._sample(t), t, self.ledger, trains=True)
-        server = self.method.round(server, cohort)
-        healthy, blamed = cohort.healthy, cohort.blamed
-        if healthy is None or blamed is None:  # nobody was asked
-            return server, torch.full((), True, device=self.device), torch.full((), -1, device=self.device)
-        return server, healthy, blamed
+        return self.method.round(server, cohort), *cohort.verdict()
 
     def raise_if_bad(self, bad: Tensor) -> None:
         """Raise PefllError where there was a round with a reply that is not finite.
