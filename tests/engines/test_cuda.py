@@ -27,6 +27,7 @@ from pefll.training.fitting import RunsFailed, fit, fit_seeds, fit_together
 from pefll.training.hardware import Hardware, place_data
 from pefll.training.resolve import resolve
 from pefll.training.run import load
+from tests.at_once import both
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
@@ -271,6 +272,17 @@ def test_runs_on_streams_of_their_own_are_what_they_are_alone(tmp_path, precisio
         assert run.summary["best_round"] == alone.summary["best_round"]
         assert run.summary["lockstep"] == 3
         assert "shared the device with 2 other runs" in run.summary["timing"]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", ["pefll", "fedavg", "knn-per"])
+def test_trainings_in_two_threads_are_what_one_is_alone(name, precision):
+    settings = GPU | {"rounds": 20, "eval_every": 5, "precision": precision, "seed": 0}
+    alone = fit(pictures(), name, **settings)
+    for run in both(lambda _: fit(pictures(), name, **settings)):
+        assert same(run.final, alone.final)
+        assert same(run.server, alone.server)
+        assert run.summary["best_round"] == alone.summary["best_round"]
 
 
 def test_samples_are_on_the_device_once():
