@@ -161,7 +161,7 @@ def main() -> int:
     if options.out:
         record = {
             "command": "python -m benchmarks.same_bits " + " ".join(sys.argv[1:]),
-            "commits": [_sha(options.commit), _sha("HEAD")],
+            "commits": [sha_of(options.commit), sha_of("HEAD")],
             "machine": machine(),
             "runs": rows,
         }
@@ -169,7 +169,8 @@ def main() -> int:
     return int(equal < len(rows))
 
 
-def _sha(commit: str) -> str:
+def sha_of(commit: str) -> str:
+    """Return the full name of a commit."""
     asked = ["git", "-C", str(ROOT), "rev-parse", commit]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 

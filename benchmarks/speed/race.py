@@ -42,9 +42,10 @@ class Runner:
         contender: who.
         setting: what it does.
         data_dir: where CIFAR-10 may lie.
+        root: the checkout whose code it runs.
     """
 
-    def __init__(self, contender: Contender, setting: Setting, data_dir: Path | None) -> None:
+    def __init__(self, contender: Contender, setting: Setting, data_dir: Path | None, root: Path = ROOT) -> None:
         what = {
             "contender": dataclasses.asdict(contender),
             "setting": setting.plain(),
@@ -52,7 +53,7 @@ class Runner:
         }
         # One thread, before any library reads it; those that may use more say so themselves.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")]
+        paths = [str(root), str(root / "src"), os.environ.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         environment[DATA_VARIABLE] = str(data_dir or "")
         self.contender = contender
@@ -63,6 +64,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            cwd=root,
             env=environment,
             text=True,
         )
