@@ -14,6 +14,7 @@ from pefll.backend.recorded import overwriting, recording, rehearsal
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
+from pefll.methods.contract import Method
 
 _gpu = threading.RLock()
 
@@ -31,6 +32,7 @@ class RecordableEngine(Protocol):
 
     device: torch.device
     ledger: Ledger
+    method: Method[Any]
 
     def checked_round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
         """Return the state after round t, whether all replies were finite, bool [], and else whose fault, int64 []."""
@@ -120,7 +122,9 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph, side), overwriting():
+        # A method of somebody's own may read the old state after a step of Adam, so that its memory stays as it is.
+        may_overwrite = overwriting() if type(engine.method).__module__.startswith("pefll.methods.") else nullcontext()
+        with recording(self.graph, side), may_overwrite:
             after, healthy, blamed = engine.checked_round(self.server, self.t)
             put_back(self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad[0] >= 0), self.bad, torch.stack([self.t, blamed])))
