@@ -32,14 +32,14 @@ from pefll.data import TEST, TRAIN, Federation, load_samples, make_federation
 from pefll.deploy import server
 from pefll.deploy.demo import SETTINGS, agreement_of
 from pefll.deploy.plan import Plan
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.client import PefllClientApp
-from pefll.engines.flower.engine import FlowerEngine
+from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.message import header_of, pack, tensors_of
-from pefll.engines.flower.request import Visit
-from pefll.engines.flower.terms import Dropped
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.message import header_of, pack, tensors_of
+from pefll.engines.flower.protocol.names import client_name
+from pefll.engines.flower.server.engine import FlowerEngine
+from pefll.engines.flower.server.request import Visit
+from pefll.engines.flower.server.terms import Dropped
 from pefll.methods.contract import Each, Everyone, each, everyone
 from pefll.training.evaluation import accuracy_of, client_scores
 from pefll.training.summary import commit

@@ -51,13 +51,13 @@ from pefll.deploy.folder import make_federation
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan, write_app
 from pefll.deploy.processes import free_port
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.engine import FlowerEngine
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.message import FORMAT
-from pefll.engines.flower.post import Letter, exchange
-from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.message import FORMAT
+from pefll.engines.flower.protocol.names import client_name
+from pefll.engines.flower.server.engine import FlowerEngine
+from pefll.engines.flower.server.exchange import Letter, exchange
+from pefll.engines.flower.server.terms import Terms
 from pefll.methods.contract import Cohort, Problem, Score, each
 from pefll.training.hardware import processor
 from pefll.training.summary import commit

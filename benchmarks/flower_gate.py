@@ -33,7 +33,7 @@ from pefll.deploy.folder import make_federation
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan, write_app
 from pefll.deploy.processes import free_port
-from pefll.engines.flower.engine import FlowerEngine
+from pefll.engines.flower.server.engine import FlowerEngine
 from pefll.training.hardware import processor
 from pefll.training.summary import commit
 

@@ -14,7 +14,7 @@ import pytest
 import pefll
 from pefll.core import named
 from pefll.core.errors import PefllError
-from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.models import build_model
 from pefll.runs.config import Config
 from pefll.training.federations import federation_of

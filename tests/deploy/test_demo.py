@@ -19,11 +19,12 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.deploy import demo, server
 from pefll.deploy.loopback import Loopback
-from pefll.deploy.models import DELIVER, write_model
+from pefll.deploy.models import write_model
 from pefll.deploy.plan import read_app
 from pefll.deploy.processes import environment
-from pefll.engines.flower.client import PefllClientApp
+from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
+from pefll.engines.flower.protocol.names import DELIVER
 from pefll.runs.record import RunFolder
 from tests.deploy.marked import WORD, alive_with, wait_until
 

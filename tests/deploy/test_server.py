@@ -17,11 +17,11 @@ from flwr.app import Context, RecordDict
 from pefll.core.errors import PefllError
 from pefll.core.tree import named_leaves
 from pefll.deploy import apps, server
-from pefll.deploy.models import DELIVER, write_model
+from pefll.deploy.models import write_model
 from pefll.deploy.plan import Plan
-from pefll.engines.flower.client import PefllClientApp
+from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
-from pefll.engines.flower.member import client_name
+from pefll.engines.flower.protocol.names import DELIVER, client_name
 from pefll.runs import checkpoint
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import RunFolder

@@ -12,9 +12,9 @@ from flwr.simulation import run_simulation
 
 from benchmarks.flower_exchanges import BACKEND
 from benchmarks.flower_node import SimulatedNode
-from pefll.engines.flower.engine import FlowerEngine
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.protocol.names import client_name
+from pefll.engines.flower.server.engine import FlowerEngine
+from pefll.engines.flower.server.terms import Terms
 from tests.engines.flower.federations import CLIENTS, PER_ROUND, serial_state, setting, sha256
 
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.deploy import server
-from pefll.engines.flower.message import FORMAT, RECORD, header_of, tensors_of
+from pefll.engines.flower.protocol.message import FORMAT, RECORD, header_of, tensors_of
 from tests.deploy.test_server import fresh_grid, last_state, plan_of
 from tests.engines.flower.federations import CLIENTS, setting
 

@@ -26,8 +26,8 @@ from rich.progress import track
 
 from pefll.core.tree import leaves
 from pefll.data.federation import TEST
-from pefll.engines.flower.engine import FlowerEngine
-from pefll.engines.flower.message import RECORD
+from pefll.engines.flower.protocol.message import RECORD
+from pefll.engines.flower.server.engine import FlowerEngine
 from pefll.training.evaluation import client_scores
 from tests.engines.flower.federations import Setting, sampled, serial_state, setting, sha256
 from tests.faults.record import FILE, record

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from pefll.engines.flower.message import RECORD, header_of, pack, tensors_of
+from pefll.engines.flower.protocol.message import RECORD, header_of, pack, tensors_of
 
 Random = np.random.Generator
 Parts = dict[str, Any]  # of a message's one record: format, version, header, tensors, numbers

@@ -31,7 +31,7 @@ FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.",
 
 def need_flower() -> None:
     """Raise PefllError where Flower is not installed, or would not start in this environment."""
-    from pefll.engines.flower.surroundings import check_surroundings
+    from pefll.engines.flower.protocol.environment import check_surroundings
 
     check_surroundings()
     try:
@@ -79,7 +79,7 @@ def init(
     from pefll.deploy.folder import check_new, make_federation
     from pefll.deploy.plan import Plan
     from pefll.deploy.setup import agreement_like, client_names, refused_by_default
-    from pefll.engines.flower.terms import Terms
+    from pefll.engines.flower.server.terms import Terms
 
     names = client_names(clients)
     agreed = agreement_like(

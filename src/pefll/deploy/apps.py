@@ -6,8 +6,9 @@ from typing import Any
 
 from pefll.core.errors import PefllError
 from pefll.deploy import server as serving
-from pefll.deploy.models import DELIVER, write_model
-from pefll.engines.flower.client import PefllClientApp
+from pefll.deploy.models import write_model
+from pefll.engines.flower.client.app import PefllClientApp
+from pefll.engines.flower.protocol.names import DELIVER
 
 try:
     from flwr.serverapp import ServerApp

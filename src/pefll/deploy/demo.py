@@ -26,9 +26,9 @@ from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan
 from pefll.deploy.processes import free_port
 from pefll.deploy.simulation import simulate
-from pefll.engines.flower.agreement import Agreement
 from pefll.engines.flower.inprocess import write_client
-from pefll.engines.flower.member import client_name
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.serial import SerialEngine
 from pefll.runs import checkpoint
 from pefll.runs.personal import PersonalModel

@@ -16,7 +16,7 @@ from pefll.core.wording import argument, counted
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.plan import Plan, check_names, read_app, write_app
 from pefll.deploy.private import check_owner, make_private_folder, tighten, write_private
-from pefll.engines.flower.policy import MIN_SAMPLES, Policy
+from pefll.engines.flower.client.policy import MIN_SAMPLES, Policy
 
 README = """# {name}
 

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.engine import DELIVER as DELIVER
-from pefll.engines.flower.member import Member
-from pefll.engines.flower.message import BadMessage
-from pefll.engines.flower.policy import Refusal
+from pefll.engines.flower.client.member import Member
+from pefll.engines.flower.client.policy import Refusal
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.message import BadMessage
 from pefll.engines.serial import SerialEngine
 from pefll.models.neighbours import NeighbourModel
 from pefll.runs.personal import PersonalModel

@@ -23,8 +23,8 @@ from typing import Any
 from pefll.core.arguments import number, text, whole_number
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import check_file_name, write_whole
-from pefll.engines.flower.agreement import Agreement, damaged, read_json_value
-from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.protocol.agreement import Agreement, damaged, read_json_value
+from pefll.engines.flower.server.terms import Terms
 
 # Flower's own rule for apps' names is the same.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")

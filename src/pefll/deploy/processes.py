@@ -21,7 +21,7 @@ from pefll.core.errors import PefllError
 from pefll.deploy.plan import CLIENT_APP, CONNECTION
 from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
 from pefll.deploy.watchdog import mark
-from pefll.engines.flower.surroundings import check_surroundings
+from pefll.engines.flower.protocol.environment import check_surroundings
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -18,7 +18,7 @@ from pefll.core.progress import say
 from pefll.core.tree import Tree, map_tree
 from pefll.deploy.orphan import ends_with_its_parent
 from pefll.deploy.plan import Plan
-from pefll.engines.flower.engine import FlowerEngine
+from pefll.engines.flower.server.engine import FlowerEngine
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training import fitting, run

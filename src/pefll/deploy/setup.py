@@ -14,9 +14,9 @@ from pefll.core.wording import argument, counted
 from pefll.data import CLIENT, LABEL, Normalise, load_samples, measured, natural
 from pefll.data.federation import Samples
 from pefll.deploy.plan import check_names
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.policy import MIN_SAMPLES
+from pefll.engines.flower.client.policy import MIN_SAMPLES
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.names import client_name
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
 

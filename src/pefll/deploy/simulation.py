@@ -14,8 +14,8 @@ from pefll.data import LABEL
 from pefll.data.federation import Federation
 from pefll.deploy.plan import Plan, read_app
 from pefll.deploy.server import cohort_size, config_of
-from pefll.engines.flower.member import Member
-from pefll.engines.flower.policy import NO_LIMITS
+from pefll.engines.flower.client.member import Member
+from pefll.engines.flower.client.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine
 from pefll.runs import manifest
 from pefll.runs.record import RunFolder

@@ -282,12 +282,12 @@ def real_clients_can_run_it(subject: Subject) -> None:
     """Clients on other machines, reached by Flower, make the same models as clients in one process."""
     if find_spec("flwr") is None:
         raise NotTried("Flower is not installed: pip install 'pefll[flower]'")
-    from pefll.engines.flower.agreement import Agreement
-    from pefll.engines.flower.client import PefllClientApp
-    from pefll.engines.flower.engine import FlowerEngine
+    from pefll.engines.flower.client.app import PefllClientApp
     from pefll.engines.flower.inprocess import InProcessGrid, write_client
-    from pefll.engines.flower.member import client_name
-    from pefll.engines.flower.terms import Terms
+    from pefll.engines.flower.protocol.agreement import Agreement
+    from pefll.engines.flower.protocol.names import client_name
+    from pefll.engines.flower.server.engine import FlowerEngine
+    from pefll.engines.flower.server.terms import Terms
 
     data = subject.federation
     names = [client_name(client) for client in range(data.num_clients)]

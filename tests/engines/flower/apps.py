@@ -28,7 +28,7 @@ class Misbehaving(ClientApp):
         troubles = str(context.node_config.get("trouble", ""))
         if not troubles or not message.metadata.message_type.startswith("train."):
             return honest(message, context)
-        from pefll.engines.flower.message import header_of
+        from pefll.engines.flower.protocol.message import header_of
 
         header = header_of(message.content)
         here = f"@{header['round']}.{header['exchange']}"
@@ -44,7 +44,7 @@ class Misbehaving(ClientApp):
 def misbehave(kind: str, message: Message, reply: Message) -> Message:
     import torch
 
-    from pefll.engines.flower.message import header_of, pack, tensors_of
+    from pefll.engines.flower.protocol.message import header_of, pack, tensors_of
 
     header, tensors = header_of(reply.content), tensors_of(reply.content)
     if kind == "late":
@@ -79,7 +79,7 @@ client = Misbehaving()
 def main(grid: Any, context: Context) -> None:
     """Do all rounds, and write what came of them beside the federation's folder."""
     from pefll.deploy.plan import Plan
-    from pefll.engines.flower.engine import FlowerEngine
+    from pefll.engines.flower.server.engine import FlowerEngine
     from tests.engines.flower.federations import sha256
 
     plan = Plan.from_config(context.run_config)

@@ -11,8 +11,8 @@ from pefll.deploy.folder import make_federation
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan, write_app
 from pefll.deploy.processes import free_port
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.protocol.names import client_name
+from pefll.engines.flower.server.terms import Terms
 from tests.engines.flower.federations import NO_LIMITS, PER_ROUND, Setting
 
 REPOSITORY = Path(__file__).parents[3]

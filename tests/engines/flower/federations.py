@@ -18,14 +18,15 @@ from flwr.app import Message
 
 from pefll.core.tree import leaves
 from pefll.data.federation import Federation
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.client import PefllClientApp
-from pefll.engines.flower.engine import FlowerEngine
+from pefll.engines.flower.client.app import PefllClientApp
+from pefll.engines.flower.client.client_store import Store
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
-from pefll.engines.flower.keep import Store, ticket_in
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.message import header_of, pack, tensors_of
-from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.message import header_of, pack, tensors_of
+from pefll.engines.flower.protocol.names import client_name
+from pefll.engines.flower.server.engine import FlowerEngine
+from pefll.engines.flower.server.kept_reference import ticket_in
+from pefll.engines.flower.server.terms import Terms
 from pefll.engines.serial import SerialEngine
 from tests.engines.test_engines import SETTINGS
 from tests.federations import ragged

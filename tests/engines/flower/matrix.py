@@ -30,8 +30,8 @@ from pefll.core.tree import named_leaves
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.processes import check_server, client_command, free_port, program, server_command, wait_for_server
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.protocol.names import client_name
+from pefll.engines.flower.server.terms import Terms
 from pefll.runs import checkpoint
 from pefll.runs.record import RunFolder
 from pefll.training.summary import commit

@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from flwr.app import Error, Message
 
 from pefll.core.errors import PefllError
-from pefll.engines.flower.message import header_of, tensors_of
-from pefll.engines.flower.terms import Terms
+from pefll.engines.flower.protocol.message import header_of, tensors_of
+from pefll.engines.flower.server.terms import Terms
 from tests.engines.flower.federations import (
     QUICK,
     ROUNDS,
@@ -135,7 +135,7 @@ def test_whatever_the_reading_of_a_reply_raises_its_sender_is_left_out_and_the_r
             raise error
         return tensors_of(content)
 
-    monkeypatch.setattr("pefll.engines.flower.reply.tensors_of", reading)
+    monkeypatch.setattr("pefll.engines.flower.server.reply.tensors_of", reading)
     trouble(here, offender, ROUND, 1, act)
     state, engine = flower_state(here)
     assert is_as_without(state, here, {ROUND: {offender}})
@@ -150,7 +150,7 @@ def test_an_error_of_the_servers_own_is_nobodys_fault_and_ends_the_run(tmp_path,
     here = setting(tmp_path)
     engine = here.engine()
     state = engine.start()
-    monkeypatch.setattr("pefll.engines.flower.cohort.FlowerCohort._assemble", broken)
+    monkeypatch.setattr("pefll.engines.flower.server.cohort.FlowerCohort._assemble", broken)
     with pytest.raises(AttributeError, match="of our own aggregation"):
         engine.advance(state, 0, 1)
     engine.close()
@@ -225,7 +225,7 @@ def test_a_reply_that_is_announced_and_never_sent_holds_nobody_beyond_the_deadli
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.grid.http_grid import HttpGrid
 
-    from pefll.engines.flower.post import Letter, exchange
+    from pefll.engines.flower.server.exchange import Letter, exchange
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     began = time.monotonic()

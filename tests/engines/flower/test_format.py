@@ -18,8 +18,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from pefll.core.errors import PefllError
-from pefll.engines.flower.message import FORMAT, RECORD, BadMessage, header_of, pack, sender_of, tensors_of
-from pefll.engines.flower.surroundings import PIECE, check_surroundings, piece_bytes
+from pefll.engines.flower.protocol.environment import PIECE, check_surroundings, piece_bytes
+from pefll.engines.flower.protocol.message import FORMAT, RECORD, BadMessage, header_of, pack, sender_of, tensors_of
 from pefll.version import __version__
 from tests.engines.flower.federations import setting
 
@@ -186,7 +186,7 @@ def test_a_command_in_such_an_environment_says_so_and_nothing_else(value, tmp_pa
     assert done.returncode != 0
     assert f"the environment sets {PIECE} to {value!r}" in done.stderr
     assert "Traceback" not in done.stderr
-    code = "import pefll.engines.flower.client"
+    code = "import pefll.engines.flower.client.app"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {PIECE: value}, capture_output=True, text=True, timeout=120
     )

@@ -13,9 +13,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from flwr.app import Context, RecordDict
 
 from pefll.core.errors import PefllError
-from pefll.engines.flower import member as module
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.member import Member, Shelf
+from pefll.engines.flower.client import member as module
+from pefll.engines.flower.client.member import Member, Shelf
+from pefll.engines.flower.protocol.agreement import Agreement
 from tests.engines.flower.federations import setting
 
 

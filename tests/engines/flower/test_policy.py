@@ -15,10 +15,10 @@ from pefll.core.errors import PefllError
 from pefll.deploy.folder import CLIENT_FILE, find_bundle
 from pefll.deploy.setup import agreement_like, refused_by_default
 from pefll.engines.cohort import Ledger
-from pefll.engines.flower.client import task_of
-from pefll.engines.flower.member import Member
-from pefll.engines.flower.message import BadMessage
-from pefll.engines.flower.policy import Draw, Policy, Refusal
+from pefll.engines.flower.client.app import task_of
+from pefll.engines.flower.client.member import Member
+from pefll.engines.flower.client.policy import Draw, Policy, Refusal
+from pefll.engines.flower.protocol.message import BadMessage
 from pefll.methods import METHODS
 from tests.engines.flower.federations import flower_state, sampled, serial_state, setting, sha256
 

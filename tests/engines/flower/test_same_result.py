@@ -40,7 +40,7 @@ def test_pixels_and_convolutions_too(tmp_path):
 def test_float64_too(tmp_path):
     from dataclasses import replace
 
-    from pefll.engines.flower.client import PefllClientApp
+    from pefll.engines.flower.client.app import PefllClientApp
     from pefll.engines.flower.inprocess import InProcessGrid
 
     here = setting(tmp_path)
@@ -98,7 +98,7 @@ def test_a_client_that_forgot_what_it_was_sent_is_sent_it_again(tmp_path):
 
 def test_nothing_stays_in_the_process_of_a_client(tmp_path):
     """A ClientApp made anew for every message, as Flower does, gives the same result."""
-    from pefll.engines.flower.client import PefllClientApp
+    from pefll.engines.flower.client.app import PefllClientApp
 
     here = setting(tmp_path)
     here.grid._app = lambda message, context: PefllClientApp()(message, context)

@@ -14,11 +14,11 @@ from pefll.core.errors import PefllError
 from pefll.deploy import server
 from pefll.deploy.demo import agreement_of, digits
 from pefll.deploy.plan import Plan
-from pefll.engines.flower.client import PefllClientApp
+from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
-from pefll.engines.flower.member import client_name
-from pefll.engines.flower.terms import Terms
-from pefll.engines.flower.weights import WeightLimits
+from pefll.engines.flower.protocol.names import client_name
+from pefll.engines.flower.server.terms import Terms
+from pefll.engines.flower.server.weights import WeightLimits
 from tests.deploy.test_server import plan_of
 from tests.engines.flower.federations import (
     QUICK,

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pefll.core.errors import PefllError
-from pefll.engines.flower import message
-from pefll.engines.flower.client import task_of
-from pefll.engines.flower.keep import Store, Ticket, ticket_in
-from pefll.engines.flower.message import (
+from pefll.engines.flower.client.app import task_of
+from pefll.engines.flower.client.client_store import Store
+from pefll.engines.flower.protocol import message
+from pefll.engines.flower.protocol.message import (
     FORMAT,
     HEADER_BYTES,
     RECORD,
@@ -29,8 +29,9 @@ from pefll.engines.flower.message import (
     read_numbers,
     tensors_of,
 )
-from pefll.engines.flower.reply import Reply, accept, check_score, introduced, norm_of, told, too_large
-from pefll.engines.flower.request import Asked, Visit
+from pefll.engines.flower.server.kept_reference import Ticket, ticket_in
+from pefll.engines.flower.server.reply import Reply, accept, check_score, introduced, norm_of, told, too_large
+from pefll.engines.flower.server.request import Asked, Visit
 from pefll.version import __version__
 from tests.engines.flower.federations import setting
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, leaves
-from pefll.engines.flower.keep import Store
-from pefll.engines.flower.member import Member, name_in
-from pefll.engines.flower.message import (
+from pefll.engines.flower.client.client_store import Store
+from pefll.engines.flower.client.member import Member, name_in
+from pefll.engines.flower.client.policy import Refusal
+from pefll.engines.flower.protocol.message import (
     BadMessage,
     all_finite,
     header_of,
@@ -25,7 +26,7 @@ from pefll.engines.flower.message import (
     tensors_of,
     write_numbers,
 )
-from pefll.engines.flower.policy import Refusal
+from pefll.engines.flower.protocol.names import ECHO, HELLO, KEPT, SENT, SHARED
 from pefll.engines.settings import EngineSettings
 from pefll.engines.wire import build
 from pefll.methods.contract import Method, Own
@@ -37,12 +38,6 @@ try:
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
-# What a reply repeats of its request, so that it is never taken for the answer to another one.
-ECHO = ("task", "round", "exchange", "visit", "client", "agreement")
-HELLO = "hello"
-# Where a tensor of the arguments is: in the message; in the message, and to be remembered until the visit is over;
-# remembered; on the client's disk.
-SENT, SHARED, KNOWN, KEPT = "sent", "shared", "known", "kept"
 _VISIT, _REMEMBERED = "pefll.visit", "pefll.remembered"
 _ERROR = 40  # a level of Python's logging
 

@@ -13,9 +13,10 @@ import torch
 from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
 from pefll.data.own import read_member, state_of
-from pefll.engines.flower.agreement import Agreement, TooLarge
-from pefll.engines.flower.keep import Store
-from pefll.engines.flower.policy import Policy, Refusal, WatchedClient
+from pefll.engines.flower.client.client_store import Store
+from pefll.engines.flower.client.policy import Policy, Refusal, WatchedClient
+from pefll.engines.flower.protocol.agreement import Agreement, TooLarge
+from pefll.engines.flower.protocol.names import client_name
 from pefll.methods.contract import Method
 
 
@@ -178,8 +179,3 @@ def _bytes_of(own: Federation) -> int:
 
 
 _READ = Shelf(1 << 28)
-
-
-def client_name(number: int) -> str:
-    """Return the usual name of a client, such that names sort as numbers do."""
-    return f"client-{number:03d}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -13,11 +14,10 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import BaseCohort, Ledger
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.client import owned
-from pefll.engines.flower.keep import Ticket
-from pefll.engines.flower.request import Request, Visit
-from pefll.engines.flower.terms import Dropped, Report
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.server.kept_reference import Ticket
+from pefll.engines.flower.server.request import Request, Visit
+from pefll.engines.flower.server.terms import Dropped, Report
 from pefll.methods.contract import Each, Everyone, Method, Own
 
 
@@ -107,8 +107,7 @@ class FlowerCohort(BaseCohort):
         nothing = [torch.zeros_like(leaf) for leaf in leaves(form, but=Own)]
         rows = [replies.get(client, nothing) for client in ask.clients]
         stacked = iter([torch.stack(parts) for parts in zip(*rows, strict=True)])
-        kept = iter(range(sum(1 for part in owned(form) for _ in leaves(part))))
-        return self._assemble(form, stacked, kept, ask.ticket)
+        return self._assemble(form, stacked, count(), ask.ticket)
 
     def _assemble(self, form: Tree, sent: Iterator[Tensor], kept: Iterator[int], ticket: Ticket) -> Tree:
         """Return the replies with a leading client axis; for what clients keep there are tickets."""

@@ -10,7 +10,7 @@ import torch
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.data.client import Client
 from pefll.data.federation import Samples, assemble
-from pefll.engines.flower.agreement import Agreement
+from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.methods.contract import Each, Everyone
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.files import is_nested_deeper, parse_json
 from pefll.core.wording import counted
-from pefll.engines.flower.surroundings import piece_bytes
+from pefll.engines.flower.protocol.environment import piece_bytes
 from pefll.version import __version__
 
 # Flower cuts arrays into chunks of this size and other records not at all; a model of gigabytes would be one request.

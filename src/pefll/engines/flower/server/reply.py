@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pefll.core.tree import Tree, leaves
 from pefll.core.wording import counted
-from pefll.engines.flower.message import (
+from pefll.engines.flower.protocol.message import (
     HEADER_BYTES,
     BadMessage,
     bytes_of,

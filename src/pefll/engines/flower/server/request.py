@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pefll.core.tree import leaves
-from pefll.engines.flower.client import KEPT, KNOWN, SENT, SHARED
-from pefll.engines.flower.keep import Ticket, ticket_in
-from pefll.engines.flower.reply import Reply
+from pefll.engines.flower.protocol.names import KEPT, KNOWN, SENT, SHARED
+from pefll.engines.flower.server.kept_reference import Ticket, ticket_in
+from pefll.engines.flower.server.reply import Reply
 from pefll.engines.wire import structure_of
 from pefll.methods.contract import Each, Everyone
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pefll.core.errors import PefllError
-from pefll.engines.flower.message import BadMessage
+from pefll.engines.flower.protocol.message import BadMessage
 
 try:
     import httpx

@@ -23,22 +23,21 @@ from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import counted
 from pefll.data.federation import TRAIN
 from pefll.engines.cohort import Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.client import SHARED
-from pefll.engines.flower.cohort import FlowerCohort
-from pefll.engines.flower.message import pack
-from pefll.engines.flower.post import Letter, exchange
-from pefll.engines.flower.rehearsal import Rehearsal
-from pefll.engines.flower.reply import Missing, Reply, accept, check_count, check_score, count_place, too_large
-from pefll.engines.flower.request import Asked, Request, Visit
-from pefll.engines.flower.roster import Roster
-from pefll.engines.flower.terms import Dropped, OutOfTime, Report, Terms
-from pefll.engines.flower.weights import WeightLimits
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.message import pack
+from pefll.engines.flower.protocol.names import DELIVER, SHARED
+from pefll.engines.flower.server.cohort import FlowerCohort
+from pefll.engines.flower.server.exchange import Letter, exchange
+from pefll.engines.flower.server.rehearsal import Rehearsal
+from pefll.engines.flower.server.reply import Missing, Reply, accept, check_count, check_score, count_place, too_large
+from pefll.engines.flower.server.request import Asked, Request, Visit
+from pefll.engines.flower.server.roster import Roster
+from pefll.engines.flower.server.terms import Dropped, OutOfTime, Report, Terms
+from pefll.engines.flower.server.weights import WeightLimits
 from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
 from pefll.methods.contract import Each, Everyone, Method, Score
 
-DELIVER = "deliver"
 CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
 
 

@@ -12,13 +12,13 @@ import torch
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.data.federation import SPLITS, TRAIN, Federation
-from pefll.engines.flower.agreement import Agreement
-from pefll.engines.flower.client import ECHO, HELLO
-from pefll.engines.flower.message import pack, printable, sender_of
-from pefll.engines.flower.post import Letter, exchange
-from pefll.engines.flower.reply import introduced
-from pefll.engines.flower.terms import Report, Terms
-from pefll.engines.flower.weights import WeightLimits
+from pefll.engines.flower.protocol.agreement import Agreement
+from pefll.engines.flower.protocol.message import pack, printable, sender_of
+from pefll.engines.flower.protocol.names import ECHO, HELLO
+from pefll.engines.flower.server.exchange import Letter, exchange
+from pefll.engines.flower.server.reply import introduced
+from pefll.engines.flower.server.terms import Report, Terms
+from pefll.engines.flower.server.weights import WeightLimits
 
 
 class Roster:

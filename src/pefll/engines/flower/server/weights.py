@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from pefll.engines.flower.terms import Report, Terms
+from pefll.engines.flower.server.terms import Report, Terms
 
 
 class WeightLimits:

@@ -1,0 +1,57 @@
+"""What a client keeps to itself: on its own disk, one small file for each time it kept something.
+
+The server never sees it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from pefll.core.errors import PefllError
+from pefll.core.files import sentences_for_disk_errors, write_whole
+
+_NAME = re.compile(r"(round|visit)-[0-9a-f]+-[0-9]+")
+
+
+class Store:
+    """A client's folder of what it kept.
+
+    Args:
+        folder: on the client's disk; made when something is kept for the first time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, leaves: list[Tensor]) -> None:
+        """Keep tensors under a name; what earlier visits kept is thrown away."""
+        path = self._path(name)
+        with sentences_for_disk_errors(str(path)):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if name.startswith("visit-"):
+                visit = name.rpartition("-")[0]
+                for old in self._folder.glob("visit-*.safetensors"):
+                    if not old.name.startswith(f"{visit}-"):
+                        old.unlink(missing_ok=True)
+        named = {str(place): leaf.detach().contiguous().clone() for place, leaf in enumerate(leaves)}
+        write_whole(path, safetensors.torch.save(named))
+
+    def get(self, name: str) -> list[Tensor]:
+        """Return what was kept under a name."""
+        path = self._path(name)
+        try:
+            tensors = safetensors.torch.load(path.read_bytes())
+        except (OSError, safetensors.SafetensorError):
+            raise PefllError(f"{path}, which this client kept, is gone or damaged", code="PEFLL-F440") from None
+        # Cloned, because numbers at odd addresses would be rounded differently.
+        return [tensors[str(place)].clone() for place in range(len(tensors))]
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):  # it comes from the network and becomes a file's name
+            raise PefllError("the server asked for something that no client keeps", code="PEFLL-F441")
+        return self._folder / f"{name}.safetensors"

@@ -1,0 +1,1 @@
+"""The server side: the engine, its requests to clients, and checks of their replies."""
