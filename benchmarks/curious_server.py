@@ -38,7 +38,7 @@ from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import header_of, pack, tensors_of
 from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.engine import FlowerEngine
-from pefll.engines.flower.server.request import Visit
+from pefll.engines.flower.server.request import RoundCache
 from pefll.engines.flower.server.terms import Dropped
 from pefll.methods.contract import Each, Everyone, each, everyone
 from pefll.training.evaluation import accuracy_of, client_scores
@@ -63,7 +63,7 @@ class World:
     def ask(self, task: Callable[..., Any], client: int, t: int, argument: Everyone | Each) -> Tensor | None:
         """Ask one client for a task in a round, [...]; None where it refuses."""
         try:
-            reply: Tensor = self.engine._cohort([client], t, Visit(f"{t:x}")).run(task, argument)
+            reply: Tensor = self.engine._cohort([client], t, RoundCache(f"{t:x}")).run(task, argument)
         except Dropped as refused:
             self.log += refused.faults.values()
             return None
@@ -208,7 +208,7 @@ def histogram(folder: Path, rounds: int, clients: int, step: Step) -> dict[str, 
             step()
         return [reply]
 
-    here.grid.postman = reading
+    here.grid.transport = reading
     method: Any = here.engine.method
     here.engine.close()
     names = tuple(client_name(number) for number in range(clients))
@@ -277,13 +277,13 @@ def sign_flip(folder: Path, factor: float, clients: int, rounds: int, step: Step
             return [Message(pack(header_of(reply.content), tensors), reply_to=request)]
         return [reply]
 
-    here.grid.postman = lying
+    here.grid.transport = lying
     engine = here.engine
     state = engine.start()
     for t in range(rounds):
         state = engine.advance(state, t, 1)
         step()
-    here.grid.postman = lambda node, request, deliver: [deliver(request)]
+    here.grid.transport = lambda node, request, deliver: [deliver(request)]
     honest = np.array([number for number in range(clients) if number % 5 != 4])
     result = accuracy_of(client_scores(engine, engine.method, state, honest, TEST))
     engine.close()

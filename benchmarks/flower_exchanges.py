@@ -56,7 +56,7 @@ from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import FORMAT
 from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.engine import FlowerEngine
-from pefll.engines.flower.server.exchange import Letter, exchange
+from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
 from pefll.engines.flower.server.terms import Terms
 from pefll.methods.contract import Cohort, Problem, Score, each
 from pefll.training.hardware import processor
@@ -217,7 +217,7 @@ def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]],
 
     for _ in range(EXCHANGES):
         letters = {
-            number: Letter(
+            number: OutgoingRequest(
                 node, kind, RecordDict({"model": ArrayRecord({name: Array(part) for name, part in model.items()})})
             )
             for number, node in enumerate(engine.nodes)
@@ -313,14 +313,14 @@ def content(clients: int, folder: Path) -> dict[str, Any]:
     state = engine.start()
     before, written = engine.ledger.copy(), [0, 0]
 
-    def postman(node: int, request: Any, deliver: Callable[[Any], Any]) -> list[Any]:
+    def transport(node: int, request: Any, deliver: Callable[[Any], Any]) -> list[Any]:
         del node
         reply = deliver(request)
         for direction, message in enumerate((request, reply)):
             written[direction] += sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
         return [reply]
 
-    grid.postman = postman
+    grid.transport = transport
     engine.advance(state, 0, 1)
     engine.close()
     door = engine.ledger.since(before)

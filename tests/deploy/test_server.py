@@ -164,11 +164,11 @@ def test_a_client_that_was_not_there_gets_its_model_and_writes_it_to_its_disk(me
     here.grid = fresh_grid(here)
     kinds: list[tuple[int, str]] = []
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         kinds.append((node, request.metadata.message_type))
         return [deliver(request)]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     done = server.personalize(here.grid, plan_of(here, tmp_path))
     assert done == [client_name(number) for number in range(CLIENTS)]
     model = PersonalModel.load(tmp_path / "client-005.safetensors")

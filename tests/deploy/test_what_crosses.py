@@ -26,15 +26,15 @@ def recording(tmp_path):
     here = setting(tmp_path, changes={"server_average": 0.9})
     messages = []
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         reply = deliver(request)
         messages.append((request.metadata.message_type, request.content, reply.content))
         return [reply]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     server.train(here.grid, plan_of(here, tmp_path))
     here.grid = fresh_grid(here)
-    here.grid.postman = postman
+    here.grid.transport = transport
     server.personalize(here.grid, plan_of(here, tmp_path))
     return here, messages
 
@@ -92,12 +92,12 @@ def test_a_client_that_tells_no_counts_tells_none(tmp_path):
         context.node_config["tells-counts"] = False
     told = []
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         reply = deliver(request)
         told.append(header_of(reply.content).get("counts", "nothing"))
         return [reply]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     engine = here.engine()
     assert len(engine.present()) == CLIENTS
     engine.close()

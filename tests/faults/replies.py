@@ -83,14 +83,14 @@ class Tried:
         self.said.clear()
         times = 0
 
-        def postman(node: int, request: Message, deliver: Callable[[Message], Message]) -> list[Message]:
+        def transport(node: int, request: Message, deliver: Callable[[Message], Message]) -> list[Message]:
             nonlocal times
             if node != 1000 + self.offender or request.metadata.message_type != kind:
                 return [deliver(request)]
             times += 1
             return damage(request, deliver(request))
 
-        self.here.grid.postman = postman
+        self.here.grid.transport = transport
         engine = self.new_engine() if kind == "query.hello" else self.engine
         try:
             if kind.startswith("train.") or kind == "query.hello":
@@ -101,7 +101,7 @@ class Tried:
             else:
                 outcome = self._of_scores(self.evaluate(engine))
         finally:
-            self.here.grid.postman = lambda node, request, deliver: [deliver(request)]
+            self.here.grid.transport = lambda node, request, deliver: [deliver(request)]
             if engine is not self.engine:
                 engine.close()
         if not times:

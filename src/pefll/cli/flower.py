@@ -31,9 +31,9 @@ FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.",
 
 def need_flower() -> None:
     """Raise PefllError where Flower is not installed, or would not start in this environment."""
-    from pefll.engines.flower.protocol.environment import check_surroundings
+    from pefll.engines.flower.protocol.environment import check_environment
 
-    check_surroundings()
+    check_environment()
     try:
         import flwr  # noqa: F401
     except ImportError:

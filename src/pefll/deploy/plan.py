@@ -23,7 +23,7 @@ from typing import Any
 from pefll.core.arguments import number, text, whole_number
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import check_file_name, write_whole
-from pefll.engines.flower.protocol.agreement import Agreement, damaged, read_json_value
+from pefll.engines.flower.protocol.agreement import Agreement, bad_run_config, read_json_value
 from pefll.engines.flower.server.terms import Terms
 
 # Flower's own rule for apps' names is the same.
@@ -103,7 +103,7 @@ class Plan:
                 f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
             ) from None
         except (PefllError, ValueError) as error:
-            raise damaged(error) from None
+            raise bad_run_config(error) from None
         return cls(agreement=agreement, names=tuple(names), terms=Terms(**terms), **own)
 
 

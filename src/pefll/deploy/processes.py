@@ -21,7 +21,7 @@ from pefll.core.errors import PefllError
 from pefll.deploy.plan import CLIENT_APP, CONNECTION
 from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
 from pefll.deploy.watchdog import mark
-from pefll.engines.flower.protocol.environment import check_surroundings
+from pefll.engines.flower.protocol.environment import check_environment
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -45,7 +45,7 @@ def environment(home: Path | None = None) -> dict[str, str]:
     Args:
         home: where Flower keeps its apps and settings; None for the user's own place.
     """
-    check_surroundings()
+    check_environment()
     ours = str(Path(__file__).parents[2])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))

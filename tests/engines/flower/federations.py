@@ -19,13 +19,13 @@ from flwr.app import Message
 from pefll.core.tree import leaves
 from pefll.data.federation import Federation
 from pefll.engines.flower.client.app import PefllClientApp
-from pefll.engines.flower.client.client_store import Store
+from pefll.engines.flower.client.client_store import ClientStore
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import header_of, pack, tensors_of
 from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.engine import FlowerEngine
-from pefll.engines.flower.server.kept_reference import ticket_in
+from pefll.engines.flower.server.kept_reference import reference_in
 from pefll.engines.flower.server.terms import Terms
 from pefll.engines.serial import SerialEngine
 from tests.engines.test_engines import SETTINGS
@@ -53,11 +53,11 @@ class Setting:
 
     def kept(self, client: int, row: torch.Tensor) -> torch.Tensor:
         """Return what stands behind a row of the server's state: itself, or what the client kept."""
-        ticket = ticket_in(row)
-        if ticket is None:
+        reference = reference_in(row)
+        if reference is None:
             return row
         folder = self.folder / "state" / client_name(client) / self.agreement.sha256[:12]
-        return Store(folder).get(ticket.name(""))[ticket.leaf]
+        return ClientStore(folder).get(reference.store_name(""))[reference.leaf]
 
 
 def setting(
@@ -160,7 +160,7 @@ def trouble(here: Setting, client: int, round_: int, exchange: int, act: Callabl
     """
     times: list[int] = []
 
-    def postman(node: int, request: Any, deliver: Callable[[Any], Any]) -> list[Any]:
+    def transport(node: int, request: Any, deliver: Callable[[Any], Any]) -> list[Any]:
         header = header_of(request.content)
         mine = (header["client"], header["round"], header["exchange"]) == (client, round_, exchange)
         if not mine or not request.metadata.message_type.startswith("train."):
@@ -168,7 +168,7 @@ def trouble(here: Setting, client: int, round_: int, exchange: int, act: Callabl
         times.append(node)
         return act(request, deliver)
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     return times
 
 

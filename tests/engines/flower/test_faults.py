@@ -225,7 +225,7 @@ def test_a_reply_that_is_announced_and_never_sent_holds_nobody_beyond_the_deadli
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.grid.http_grid import HttpGrid
 
-    from pefll.engines.flower.server.exchange import Letter, exchange
+    from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     began = time.monotonic()
@@ -265,8 +265,8 @@ def test_a_reply_that_is_announced_and_never_sent_holds_nobody_beyond_the_deadli
         PullObject=part_of,
         ConfirmMessageReceived=lambda request: None,
     )
-    letters = {client: Letter(1001 + client, "query", RecordDict()) for client in (0, 1)}
-    outcome = exchange(grid, letters, 1.0, "", lambda client, content: "heard")
+    requests = {client: OutgoingRequest(1001 + client, "query", RecordDict()) for client in (0, 1)}
+    outcome = exchange(grid, requests, 1.0, "", lambda client, content: "heard")
     assert time.monotonic() - began < 10, "Flower waits for up to two hours"
     assert outcome.replies == {1: "heard"}
     assert outcome.faults == {0: "did not send its whole reply within the life of the message"}
@@ -303,7 +303,7 @@ def test_an_answer_that_comes_late_is_never_used(exchange, tmp_path):
     drawn = sampled(here, ROUND)
     late: list[Message] = []
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         header = header_of(request.content)
         if (header["client"], header["round"], header["exchange"]) == (drawn[1], ROUND, exchange):
             late.append(deliver(request))
@@ -313,7 +313,7 @@ def test_an_answer_that_comes_late_is_never_used(exchange, tmp_path):
             replies.append(late.pop())
         return replies
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     state, engine = flower_state(here)
     assert not late
     assert is_as_without(state, here, {ROUND: {drawn[1]}})
@@ -325,13 +325,13 @@ def test_two_clients_that_fail_in_different_exchanges_are_both_left_out(tmp_path
     drawn = sampled(here, ROUND)
     bad = {(drawn[0], 2), (drawn[2], 1)}
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         header = header_of(request.content)
         if header["round"] == ROUND and (header["client"], header["exchange"]) in bad:
             return [Message(Error(8, ""), reply_to=request)]
         return [deliver(request)]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     state, engine = flower_state(here)
     assert is_as_without(state, here, {ROUND: {drawn[0], drawn[2]}})
     assert {name for _, name, _ in engine.dropped} == {f"client-{drawn[0]:03d}", f"client-{drawn[2]:03d}"}
@@ -384,7 +384,7 @@ def test_a_round_is_given_up_at_its_deadline(tmp_path):
     said: list[str] = []
     engine = here.engine(terms=QUICK, report=said.append)
     state = engine.start()
-    here.grid.postman = lambda node, request, deliver: []
+    here.grid.transport = lambda node, request, deliver: []
     engine.terms = terms
     began = time.monotonic()
     with pytest.raises(PefllError, match="PEFLL-F436"):
@@ -424,11 +424,11 @@ def test_in_an_evaluation_a_client_that_fails_is_left_out_of_the_mean(tmp_path):
     whole = client_scores(engine, engine.method, state, everybody, TEST)
     for act in ("describe_all", "predict"):
 
-        def postman(node, request, deliver, act=act):
+        def transport(node, request, deliver, act=act):
             bad = node == 1002 and request.metadata.message_type.endswith(act)
             return [Message(Error(8, ""), reply_to=request)] if bad else [deliver(request)]
 
-        here.grid.postman = postman
+        here.grid.transport = transport
         part = client_scores(engine, engine.method, state, everybody, TEST)
         assert (part[2] == 0).all()
         assert (np.delete(part, 2, axis=0) == np.delete(whole, 2, axis=0)).all()
@@ -457,12 +457,12 @@ def test_in_an_evaluation_a_score_that_cannot_be_is_left_out_of_the_mean(forged,
     everybody = np.arange(6)
     whole = client_scores(engine, engine.method, state, everybody, TEST)
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         if node == 1002 and request.metadata.message_type == "evaluate.predict":
             return changed(request, deliver, lambda header, tensors: (header, tensors | forged))
         return [deliver(request)]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     part = client_scores(engine, engine.method, state, everybody, TEST)
     engine.close()
     assert whole[2, 0] > 0

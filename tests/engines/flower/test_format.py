@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from pefll.core.errors import PefllError
-from pefll.engines.flower.protocol.environment import PIECE, check_surroundings, piece_bytes
+from pefll.engines.flower.protocol.environment import PIECE, check_environment, piece_bytes
 from pefll.engines.flower.protocol.message import FORMAT, RECORD, BadMessage, header_of, pack, sender_of, tensors_of
 from pefll.version import __version__
 from tests.engines.flower.federations import setting
@@ -120,7 +120,7 @@ OTHERS = {
 def test_a_server_says_of_a_client_of_another_version_who_it_is_and_what_to_do(other, tmp_path):
     content, sentence, _ = OTHERS[other]
     here = setting(tmp_path)
-    here.grid.postman = lambda node, request, deliver: (
+    here.grid.transport = lambda node, request, deliver: (
         [Message(content(), reply_to=request)] if node == 1001 else [deliver(request)]
     )
     said: list[str] = []
@@ -142,7 +142,7 @@ def test_a_client_says_of_a_server_of_another_version_what_to_do_and_tells_it_to
         replies.append(deliver(request))
         return [replies[-1]]
 
-    here.grid.postman = from_another_server
+    here.grid.transport = from_another_server
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
         engine = here.engine()
@@ -172,11 +172,11 @@ def test_nonsense_in_the_environment_is_told_in_a_sentence(value):
     assert piece_bytes({}) == 5_242_880
     assert piece_bytes({PIECE: "2048"}) == 2048
     with pytest.raises(PefllError, match=r"from 1,024 on.*PEFLL-F455"):
-        check_surroundings({PIECE: value})
+        check_environment({PIECE: value})
     with pytest.raises(
         PefllError, match=r"CONCURRENT_OBJ_PULLS to '0': it must be a whole number from 1 on.*PEFLL-F455"
     ):
-        check_surroundings({"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "0"})
+        check_environment({"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "0"})
 
 
 @pytest.mark.parametrize("value", ["0", "nonsense"])

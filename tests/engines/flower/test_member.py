@@ -14,20 +14,20 @@ from flwr.app import Context, RecordDict
 
 from pefll.core.errors import PefllError
 from pefll.engines.flower.client import member as module
-from pefll.engines.flower.client.member import Member, Shelf
+from pefll.engines.flower.client.member import DataCache, Member
 from pefll.engines.flower.protocol.agreement import Agreement
 from tests.engines.flower.federations import setting
 
 
 def member_of(here, client=0):
-    return Member.of(here.grid.contexts[1000 + client])
+    return Member.from_context(here.grid.contexts[1000 + client])
 
 
 def test_samples_are_read_once_and_again_when_their_file_changes(tmp_path, monkeypatch):
     here = setting(tmp_path)
     reads = []
     real = module.read_member
-    monkeypatch.setattr(module, "_READ", Shelf(1 << 20))
+    monkeypatch.setattr(module, "_READ", DataCache(1 << 20))
     monkeypatch.setattr(module, "read_member", lambda path, **more: reads.append(path) or real(path, **more))
     before = member_of(here).federation()
     assert member_of(here).federation() is before
@@ -47,8 +47,8 @@ def test_another_agreement_reads_the_samples_again(tmp_path):
     mine = here.grid.contexts[1000]
     other = Agreement.from_config({**here.agreement.to_config(), "classes": here.agreement.classes + 1})
     theirs = Context(1, 1000, dict(mine.node_config), RecordDict(), other.to_config())
-    assert Member.of(mine).federation().classes == here.agreement.classes
-    assert Member.of(theirs).federation().classes == here.agreement.classes + 1
+    assert Member.from_context(mine).federation().classes == here.agreement.classes
+    assert Member.from_context(theirs).federation().classes == here.agreement.classes + 1
 
 
 def test_a_shelf_keeps_the_last_and_forgets_what_was_used_longest_ago(tmp_path):
@@ -59,12 +59,12 @@ def test_a_shelf_keeps_the_last_and_forgets_what_was_used_longest_ago(tmp_path):
     def get(shelf, name):
         return shelf.get((name,), lambda: reads.append(name) or federation)
 
-    two = Shelf(2 * size)
+    two = DataCache(2 * size)
     for name in "abacab":  # c takes the place of b, which was used before a
         get(two, name)
     assert reads == ["a", "b", "c", "b"]
     reads.clear()
-    none = Shelf(0)
+    none = DataCache(0)
     for name in "aabb":
         get(none, name)
     assert reads == ["a", "b"]

@@ -168,11 +168,11 @@ def test_the_tasks_that_a_method_lists_are_those_that_it_asks_for(method, tmp_pa
     here = setting(tmp_path, method, seen=5)
     asked = set()
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         asked.add(request.metadata.message_type.partition(".")[2])
         return [deliver(request)]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     engine = here.engine(newcomers=["client-005"])
     state = engine.advance(engine.start(), 0, 1)
     for _, cohort in engine.cohorts(torch.arange(6).numpy()):
@@ -223,7 +223,7 @@ def test_a_client_refuses_networks_that_do_not_fit_into_its_memory(config, tmp_p
     context = setting(tmp_path).grid.contexts[1000]
     context.run_config = {**context.run_config, **config}
     with pytest.raises(Refusal) as caught:
-        Member.of(context).method()
+        Member.from_context(context).method()
     assert caught.value.code == "PEFLL-P010"
     assert "GB" in caught.value.detail
     assert "GB" not in str(caught.value)

@@ -86,11 +86,11 @@ def test_a_client_that_forgot_what_it_was_sent_is_sent_it_again(tmp_path):
     expected = sha256(serial_state(here))
     from flwr.app import RecordDict
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         here.grid.contexts[node].state = RecordDict()
         return [deliver(request)]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
     state, engine = flower_state(here)
     assert sha256(state) == expected
     assert not engine.dropped

@@ -44,7 +44,7 @@ def liar(here, liars_best: int):
     """Let client 0 claim 2^39 samples, all of them right after one evaluation and none after the others."""
     scored = 0
 
-    def postman(node, request, deliver):
+    def transport(node, request, deliver):
         nonlocal scored
         kind = request.metadata.message_type if node == 1000 else ""
         if kind == "query.hello":
@@ -56,7 +56,7 @@ def liar(here, liars_best: int):
             return changed(request, deliver, lambda header, _: (header, sums))
         return [deliver(request)]
 
-    here.grid.postman = postman
+    here.grid.transport = transport
 
 
 def eight(folder):
@@ -114,7 +114,7 @@ def test_a_mean_of_models_is_not_that_of_the_client_with_most_samples(tmp_path):
     def attack(terms: Terms):
         here = setting(tmp_path, "fedavg", clients=8, sizes=(9, 14, 11, 18))
 
-        def postman(node, request, deliver):
+        def transport(node, request, deliver):
             kind = request.metadata.message_type if node == 1000 else ""
             if kind == "query.hello":
                 return changed(request, deliver, claiming)
@@ -125,7 +125,7 @@ def test_a_mean_of_models_is_not_that_of_the_client_with_most_samples(tmp_path):
         def forging(header, tensors):
             return header, {"0": torch.full_like(tensors["0"], 0.5), "1": torch.tensor(float(HUGE))}
 
-        here.grid.postman = postman
+        here.grid.transport = transport
         state, _ = flower_state(here, rounds=1, clients_per_round=8, terms=terms)
         return (state.theta - 0.5).abs().max()
 

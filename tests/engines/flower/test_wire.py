@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pefll.core.errors import PefllError
 from pefll.engines.flower.client.app import task_of
-from pefll.engines.flower.client.client_store import Store
+from pefll.engines.flower.client.client_store import ClientStore
 from pefll.engines.flower.protocol import message
 from pefll.engines.flower.protocol.message import (
     FORMAT,
@@ -29,9 +29,17 @@ from pefll.engines.flower.protocol.message import (
     read_numbers,
     tensors_of,
 )
-from pefll.engines.flower.server.kept_reference import Ticket, ticket_in
-from pefll.engines.flower.server.reply import Reply, accept, check_score, introduced, norm_of, told, too_large
-from pefll.engines.flower.server.request import Asked, Visit
+from pefll.engines.flower.server.kept_reference import KeptReference, reference_in
+from pefll.engines.flower.server.reply import (
+    Reply,
+    check_score,
+    hello_of,
+    norm_of,
+    norm_outliers,
+    read_reply,
+    reply_header,
+)
+from pefll.engines.flower.server.request import RequestKey, RoundCache
 from pefll.version import __version__
 from tests.engines.flower.federations import setting
 
@@ -170,23 +178,23 @@ def test_headers_that_cannot_be_read_are_refused(content, words):
 
 @given(st.integers(0, 400_000), st.integers(0, 3), st.integers(0, 3))
 def test_tickets_are_exact_in_float32(round_, exchange, leaf):
-    ticket = Ticket(round_, exchange, leaf)
-    assert ticket_in(torch.full((5,), ticket.number, dtype=torch.float32)) == ticket
-    passing = Ticket(-1, 50 + exchange, leaf)
-    assert ticket_in(torch.full((2, 2), passing.number, dtype=torch.float32)) == passing
+    reference = KeptReference(round_, exchange, leaf)
+    assert reference_in(torch.full((5,), reference.value, dtype=torch.float32)) == reference
+    passing = KeptReference(-1, 50 + exchange, leaf)
+    assert reference_in(torch.full((2, 2), passing.value, dtype=torch.float32)) == passing
 
 
 def test_values_are_no_tickets():
     for row in (torch.randn(7), torch.zeros(3), torch.tensor([float("inf")]), torch.empty(0), torch.tensor([True])):
-        assert ticket_in(row) is None
+        assert reference_in(row) is None
     with pytest.raises(PefllError, match="PEFLL-F439"):
-        _ = Ticket(1_000_000, 0).number
+        _ = KeptReference(1_000_000, 0).value
     with pytest.raises(PefllError, match="PEFLL-F438"):
-        _ = Ticket(0, 4).number
+        _ = KeptReference(0, 4).value
 
 
 def test_a_store_gives_back_what_it_was_given_and_takes_no_other_names(tmp_path):
-    store = Store(tmp_path / "state")
+    store = ClientStore(tmp_path / "state")
     leaves = [torch.randn(3), torch.arange(4)]
     store.put("round-3-0", leaves)
     assert all(torch.equal(a, b) for a, b in zip(store.get("round-3-0"), leaves, strict=True))
@@ -227,13 +235,13 @@ def test_finite_numbers_are_told_from_others():
 
 
 def test_a_reply_is_found_again_for_the_very_same_request_only():
-    visit = Visit("0")
-    first = Asked(("adapt", "()"), (torch.tensor([0.0, 1.0]), torch.tensor(3)))
+    cache = RoundCache("0")
+    first = RequestKey(("adapt", "()"), (torch.tensor([0.0, 1.0]), torch.tensor(3)))
     reply = Reply([torch.ones(2)], [1.0])
-    visit.note_reply(1, 7, first, reply)
-    assert visit.reply_to(1, 7, Asked(first.facts, tuple(leaf.clone() for leaf in first.tensors))) is reply
-    assert visit.reply_to(2, 7, first) is None
-    assert visit.reply_to(1, 8, first) is None
+    cache.note_reply(1, 7, first, reply)
+    assert cache.reply_to(1, 7, RequestKey(first.facts, tuple(leaf.clone() for leaf in first.tensors))) is reply
+    assert cache.reply_to(2, 7, first) is None
+    assert cache.reply_to(1, 8, first) is None
     number = torch.tensor(3)
     for facts, tensors in (
         (("describe", "()"), first.tensors),
@@ -242,29 +250,29 @@ def test_a_reply_is_found_again_for_the_very_same_request_only():
         (first.facts, (torch.tensor([[0.0, 1.0]]), number)),
         (first.facts, first.tensors[:1]),
     ):
-        assert visit.reply_to(1, 7, Asked(facts, tensors)) is None
+        assert cache.reply_to(1, 7, RequestKey(facts, tensors)) is None
     another = Reply([torch.zeros(2)], [0.0])
-    visit.note_reply(1, 7, Asked(first.facts, (torch.tensor([2.0, 1.0]), number)), another)
-    assert visit.reply_to(1, 7, first) is reply
-    assert visit.reply_to(1, 7, Asked(first.facts, (torch.tensor([2.0, 1.0]), number))) is another
+    cache.note_reply(1, 7, RequestKey(first.facts, (torch.tensor([2.0, 1.0]), number)), another)
+    assert cache.reply_to(1, 7, first) is reply
+    assert cache.reply_to(1, 7, RequestKey(first.facts, (torch.tensor([2.0, 1.0]), number))) is another
 
 
 def test_lengths_whose_square_is_too_large_for_their_type_are_compared_all_the_same():
     large = torch.full((4,), 1e30)
     content = pack({"task": "adapt"}, {"0": large})
-    assert accept(content, {"task": "adapt"}, large).norms == [pytest.approx(2e30)]
+    assert read_reply(content, {"task": "adapt"}, large).norms == [pytest.approx(2e30)]
 
     def replies(times: float) -> dict[int, Reply]:
         return {client: Reply([], [norm_of(part)]) for client, part in enumerate((large, large, times * large))}
 
-    assert list(too_large(replies(1e4), 1000)) == [2]
-    assert too_large(replies(10), 1000) == {}
-    assert too_large(replies(1e4), 0) == {}
+    assert list(norm_outliers(replies(1e4), 1000)) == [2]
+    assert norm_outliers(replies(10), 1000) == {}
+    assert norm_outliers(replies(1e4), 0) == {}
 
 
 def test_counts_are_not_compared_by_length():
     count = torch.tensor(7.0)
-    assert accept(pack({"task": "adapt"}, {"0": count}), {"task": "adapt"}, count).norms == [0.0]
+    assert read_reply(pack({"task": "adapt"}, {"0": count}), {"task": "adapt"}, count).norms == [0.0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -274,15 +282,15 @@ def test_replies_with_numbers_that_are_not_finite_are_refused(bad, dtype):
     reply = form.clone()
     reply[2] = bad
     with pytest.raises(BadMessage, match="sent NaN or infinity in adapt"):
-        accept(pack({"task": "adapt"}, {"0": reply}), {"task": "adapt"}, form)
+        read_reply(pack({"task": "adapt"}, {"0": reply}), {"task": "adapt"}, form)
     huge = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
-    accept(pack({"task": "adapt"}, {"0": huge}), {"task": "adapt"}, form)
+    read_reply(pack({"task": "adapt"}, {"0": huge}), {"task": "adapt"}, form)
 
 
 @pytest.mark.parametrize("said", ["\ud800", "x\nround 3: all is well", "\x1b[2J", "y" * 60_000])
 def test_what_a_peer_says_stays_one_short_line_of_a_log(said):
     with pytest.raises(BadMessage) as caught:
-        told(pack({"refusal": said}, {}))
+        reply_header(pack({"refusal": said}, {}))
     assert str(caught.value).isprintable()
     assert 0 < len(str(caught.value)) <= 400
     str(caught.value).encode()  # which a lone half of a character would refuse
@@ -334,9 +342,9 @@ def test_more_pieces_than_anybody_would_read_are_not_written(monkeypatch):
 
 @pytest.mark.parametrize("counts", [[1, 2], [1, 2, -3], [1, 2, 3.0], [True, 2, 3], [1, 2, 1 << 50], "123", {}])
 def test_numbers_of_samples_that_cannot_be_are_refused(counts):
-    assert introduced(pack({"name": "ann", "counts": [1, 0, 3]}, {}))["counts"] == [1, 0, 3]
+    assert hello_of(pack({"name": "ann", "counts": [1, 0, 3]}, {}))["counts"] == [1, 0, 3]
     with pytest.raises(BadMessage, match="numbers of samples that cannot be"):
-        introduced(pack({"name": "ann", "counts": counts}, {}))
+        hello_of(pack({"name": "ann", "counts": counts}, {}))
 
 
 @pytest.mark.parametrize(
@@ -358,6 +366,6 @@ def test_scores_that_no_samples_can_have_are_refused(score, declared, words):
 
 
 def test_who_introduces_himself_sends_no_numbers():
-    assert introduced(pack({"name": "ann"}, {})) == {"name": "ann"}
+    assert hello_of(pack({"name": "ann"}, {})) == {"name": "ann"}
     with pytest.raises(BadMessage, match="where 65,536 are the most"):
-        introduced(pack({"name": "ann"}, {"0": torch.zeros(20_000)}))
+        hello_of(pack({"name": "ann"}, {"0": torch.zeros(20_000)}))

@@ -29,7 +29,7 @@ except ImportError:
 
 RUN_ID, SERVER_ID, TASK_ID = 1, 1, 1
 # Sees a request and makes the reply, by calling its last argument or otherwise: none at all, one, or several.
-Postman = Callable[[int, Message, Callable[[Message], Message]], list[Message]]
+Transport = Callable[[int, Message, Callable[[Message], Message]], list[Message]]
 
 
 class InProcessGrid(Grid):  # type: ignore[misc]
@@ -39,13 +39,13 @@ class InProcessGrid(Grid):  # type: ignore[misc]
         app: what every node runs.
         nodes: each node's own config, by its id.
         run_config: of the run.
-        postman: brings requests to nodes; the default one loses nothing.
+        transport: brings requests to nodes; the default one loses nothing.
 
     Attributes:
         contexts: what Flower keeps for each node.
         online: the nodes that are there.
         keys: under which name a node's key was registered, where it was.
-        postman: as given; may be changed at any time.
+        transport: as given; may be changed at any time.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
         app: ClientApp,
         nodes: Mapping[int, Mapping[str, Any]],
         run_config: Mapping[str, Any],
-        postman: Postman | None = None,
+        transport: Transport | None = None,
     ) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_ID, TASK_ID
         self._app = app
@@ -62,7 +62,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
         }
         self.online = set(nodes)
         self.keys: dict[int, str] = {}
-        self.postman: Postman = postman or (lambda node, request, deliver: [deliver(request)])
+        self.transport: Transport = transport or (lambda node, request, deliver: [deliver(request)])
         self._replies: dict[str, list[Message]] = {}
 
     def set_run(self, run: Any) -> None:
@@ -97,7 +97,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
                 self._replies[name] = [Message(Error(5, "the node is gone"), reply_to=message)]
                 continue
             request = copy.deepcopy(message)  # a node must not share memory with the server
-            self._replies[name] = self.postman(node, request, self._deliver)
+            self._replies[name] = self.transport(node, request, self._deliver)
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

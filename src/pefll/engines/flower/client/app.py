@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, leaves
-from pefll.engines.flower.client.client_store import Store
-from pefll.engines.flower.client.member import Member, name_in
+from pefll.engines.flower.client.client_store import ClientStore
+from pefll.engines.flower.client.member import Member, node_name
 from pefll.engines.flower.client.policy import Refusal
 from pefll.engines.flower.protocol.message import (
     BadMessage,
@@ -61,7 +61,7 @@ class PefllClientApp(ClientApp):  # type: ignore[misc]
         return answer(message, context, self._extras)
 
 
-class _AtWork:
+class _SettingsHolder:
     """Stands for an open engine while a message is answered."""
 
 
@@ -79,10 +79,10 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         extras: see `PefllClientApp`.
     """
     header: dict[str, Any] = {}
-    settings = _AtWork()
+    settings = _SettingsHolder()
     try:
         header = header_of(message.content, "client")
-        member = Member.of(context)
+        member = Member.from_context(context)
         if header.get("agreement") != member.agreement.sha256:
             raise Refusal("was set up for another agreement than the server's", code="PEFLL-P012")
         member.policy.check_method(member.agreement.method)  # before any of its code is looked for
@@ -95,7 +95,7 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
             return Message(pack(echo | {"missing": missing}, {}), reply_to=message)
         if extras and header["task"] in extras:
             return Message(pack(echo | extras[header["task"]](member, header, trees), {}), reply_to=message)
-        reply = work(member, header, trees)
+        reply = run_task(member, header, trees)
         return Message(pack(echo, {str(place): leaf for place, leaf in enumerate(reply)}), reply_to=message)
     except BadMessage as error:
         log(_ERROR, "the server %s", error)
@@ -128,7 +128,7 @@ def _first_parameter(function: Callable[..., Any], bound: bool) -> str:
     return next(islice(signature(function).parameters, int(bound), None), "")
 
 
-def work(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
+def run_task(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
     """Run a task on this client's samples; keep what is its own, and return what is sent.
 
     Raises:
@@ -143,22 +143,22 @@ def work(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
     if sent:
         describes = header["task"] in getattr(method, "describing_tasks", ())
         member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
-    own = [leaf for part in owned(reply) for leaf in leaves(part)]
+    own = [leaf for part in own_parts(reply) for leaf in leaves(part)]
     if own:
         member.store().put(header["keep"], own)
     return sent
 
 
-def owned(tree: Tree) -> list[Own]:
+def own_parts(tree: Tree) -> list[Own]:
     """Return the parts of a reply that stay with the client, in the order in which `leaves` comes to them."""
     if isinstance(tree, Own):
         return [tree]
-    return [part for branch in tree for part in owned(branch)] if isinstance(tree, tuple) else []
+    return [part for branch in tree for part in own_parts(branch)] if isinstance(tree, tuple) else []
 
 
 def _refusal(message: Message, context: Context, sentence: str) -> Message:
     # Nothing of the request is repeated: it may be what cannot be read, and a refusal is none that is used.
-    return Message(pack({"name": name_in(context), "refusal": printable(sentence, 400)}, {}), reply_to=message)
+    return Message(pack({"name": node_name(context), "refusal": printable(sentence, 400)}, {}), reply_to=message)
 
 
 def _hello(member: Member) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _arguments(
     kept: dict[str, list[Tensor]] = {}
     values: list[Tensor] = []
     missing: list[str] = []
-    store: Store | None = None
+    store: ClientStore | None = None
     try:
         # Flower carries the state along with every message, so there is none as long as nothing has to be remembered.
         if _VISIT not in state and any(kind == SHARED for kind, _ in header["places"]):

@@ -18,7 +18,7 @@ from pefll.core.files import sentences_for_disk_errors, write_whole
 _NAME = re.compile(r"(round|visit)-[0-9a-f]+-[0-9]+")
 
 
-class Store:
+class ClientStore:
     """A client's folder of what it kept.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
 from pefll.data.own import read_member, state_of
-from pefll.engines.flower.client.client_store import Store
+from pefll.engines.flower.client.client_store import ClientStore
 from pefll.engines.flower.client.policy import Policy, Refusal, WatchedClient
 from pefll.engines.flower.protocol.agreement import Agreement, TooLarge
 from pefll.engines.flower.protocol.names import client_name
@@ -45,10 +45,10 @@ class Member:
     agreement: Agreement
 
     @classmethod
-    def of(cls, context: Any) -> Member:
+    def from_context(cls, context: Any) -> Member:
         """Read it from the `Context` that Flower hands to a ClientApp: the node's own config and the run's."""
         run = context.run_config
-        facts = _facts(tuple(context.node_config.items()), str(run.get("simulation-data", "")))
+        facts = _node_settings(tuple(context.node_config.items()), str(run.get("simulation-data", "")))
         return cls(**facts, agreement=Agreement.from_config(run))
 
     def federation(self) -> Federation:
@@ -110,26 +110,26 @@ class Member:
             dtype=self.agreement.dtype,
         )
 
-    def store(self) -> Store:
+    def store(self) -> ClientStore:
         """Return what this client keeps, for the present agreement."""
         if self.state is None:
             raise PefllError(
                 "this method's clients keep something: give the node a folder, --node-config state=...",
                 code="PEFLL-F445",
             )
-        return Store(self.state / self.agreement.sha256[:12])
+        return ClientStore(self.state / self.agreement.sha256[:12])
 
 
-def name_in(context: Any) -> str:
+def node_name(context: Any) -> str:
     """Return what a node is called, from its own config alone; "" where even that cannot be read."""
     try:
-        return str(_facts(tuple(context.node_config.items()), "")["name"])
+        return str(_node_settings(tuple(context.node_config.items()), "")["name"])
     except Exception:  # noqa: BLE001 - asked for while a refusal is written, which must come to be
         return ""
 
 
 @lru_cache(maxsize=1024)
-def _facts(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[str, Any]:
+def _node_settings(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[str, Any]:
     """Return what a node's own config says; it comes with every message."""
     node = dict(config)
     name = str(node.get("name", ""))
@@ -148,7 +148,7 @@ def _facts(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[st
     }
 
 
-class Shelf:
+class DataCache:
     """Samples that were read in this process, by where they are from and their state then.
 
     Those used last stay, and those before them as long as all together have no more than some bytes. Nothing depends
@@ -178,4 +178,4 @@ def _bytes_of(own: Federation) -> int:
     return own.x.nbytes + own.y.nbytes + own.rows.nbytes
 
 
-_READ = Shelf(1 << 28)
+_READ = DataCache(1 << 28)

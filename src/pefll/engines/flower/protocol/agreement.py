@@ -121,7 +121,7 @@ class Agreement:
         try:
             return _read(**given)
         except TypeError as error:  # a value that is no single one
-            raise damaged(error) from None
+            raise bad_run_config(error) from None
 
     @classmethod
     def _from_values(cls, given: dict[str, Any]) -> Agreement:
@@ -136,7 +136,7 @@ class Agreement:
             if not isinstance(given["settings"], dict):
                 raise ValueError("its settings are not a table of names and values")
         except (PefllError, ValueError) as error:
-            raise damaged(error) from None
+            raise bad_run_config(error) from None
         for name in ("input_shape", "class_names", "feature_names"):
             given[name] = tuple(given[name])
         if given["normalise"] is not None:
@@ -161,7 +161,7 @@ def read_json_value(value: Any, name: str) -> Any:
         raise ValueError(f"its {name} is not JSON ({first_line(error)})") from None
 
 
-def damaged(reason: BaseException) -> PefllError:
+def bad_run_config(reason: BaseException) -> PefllError:
     """Return the error for a run config that makes no sense."""
     words = reason.args[0] if isinstance(reason, PefllError) else first_line(reason)
     return PefllError(
@@ -180,13 +180,13 @@ def _built(sha256: str, config: str) -> Method[Any]:
     """Build a method once in a process: it has no state, and a hypernetwork takes long to make."""
     del sha256
     agreed = Agreement.from_config(json.loads(config))
-    with _too_large():
+    with _as_too_large():
         if agreed.model in MODELS:  # weighed before it is made
             weights = weights_of(agreed.model, agreed.input_shape, agreed.classes)
             check_model_fits(f"the model {agreed.model}", sum(value.numel() for value in weights.values()))
     network = Network(build_model(agreed.model, agreed.input_shape, agreed.classes))
     problem = Problem(network, agreed.input_shape, agreed.classes, agreed.num_clients, agreed.tokens)
-    with _too_large():
+    with _as_too_large():
         check_fits(_plan(agreed, problem), agreed.method)
     return build_method(agreed.method, problem, agreed.settings)
 
@@ -207,7 +207,7 @@ def _plan(agreed: Agreement, problem: Problem) -> MemoryPlan:
 
 
 @contextmanager
-def _too_large() -> Iterator[None]:
+def _as_too_large() -> Iterator[None]:
     """Raise TooLarge for what does not fit, and for sizes that torch cannot even count."""
     try:
         yield

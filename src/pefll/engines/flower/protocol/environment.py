@@ -13,7 +13,7 @@ _PIECE_BYTES = 5 << 20  # Flower's own default
 _LEAST = {PIECE: 1024, "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": 1, "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": 1}
 
 
-def check_surroundings(environment: Mapping[str, str] | None = None) -> None:
+def check_environment(environment: Mapping[str, str] | None = None) -> None:
     """Raise PefllError where the environment sets something of Flower's to what cannot be.
 
     Args:
@@ -41,6 +41,6 @@ def piece_bytes(environment: Mapping[str, str] | None = None) -> int:
     Args:
         environment: of the process; None for this one's.
     """
-    check_surroundings(environment)
+    check_environment(environment)
     given = os.environ if environment is None else environment
     return int(given.get(PIECE, _PIECE_BYTES))

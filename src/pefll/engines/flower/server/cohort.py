@@ -15,8 +15,8 @@ from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import BaseCohort, Ledger
 from pefll.engines.flower.protocol.agreement import Agreement
-from pefll.engines.flower.server.kept_reference import Ticket
-from pefll.engines.flower.server.request import Request, Visit
+from pefll.engines.flower.server.kept_reference import KeptReference
+from pefll.engines.flower.server.request import Request, RoundCache
 from pefll.engines.flower.server.terms import Dropped, Report
 from pefll.methods.contract import Each, Everyone, Method, Own
 
@@ -55,20 +55,22 @@ class FlowerCohort(BaseCohort):
         round: of training; 0 in an evaluation.
         trains: whether this is training: then a client that fails is told by `Dropped`. In an evaluation its numbers
             are 0, and so is its number of samples, which leaves it out of every mean.
-        visit: see `Visit`.
+        cache: see `RoundCache`.
         missing: clients that failed in this evaluation, and why.
     """
 
     engine: Reach
     round: int
     trains: bool
-    visit: Visit
+    cache: RoundCache
     missing: dict[int, str] = field(default_factory=dict)
     _exchange: int = 0
 
     def anew(self) -> FlowerCohort:
         """Return the same clients with nothing sent or counted yet, for evaluating them again."""
-        return replace(self, ledger=Ledger(), _known=[], visit=Visit(secrets.token_hex(8)), missing={}, _exchange=0)
+        return replace(
+            self, ledger=Ledger(), _known=[], cache=RoundCache(secrets.token_hex(8)), missing={}, _exchange=0
+        )
 
     def request(self, task: str, arguments: Sequence[Everyone | Each], static: dict[str, int]) -> Request:
         """Return the next exchange's request to these clients."""
@@ -81,7 +83,7 @@ class FlowerCohort(BaseCohort):
             round=self.round,
             trains=self.trains,
             exchange=self._exchange,
-            visit=self.visit,
+            cache=self.cache,
             agreement=self.engine.agreement.sha256,
         )
 
@@ -107,19 +109,19 @@ class FlowerCohort(BaseCohort):
         nothing = [torch.zeros_like(leaf) for leaf in leaves(form, but=Own)]
         rows = [replies.get(client, nothing) for client in ask.clients]
         stacked = iter([torch.stack(parts) for parts in zip(*rows, strict=True)])
-        return self._assemble(form, stacked, count(), ask.ticket)
+        return self._assemble(form, stacked, count(), ask.reference)
 
-    def _assemble(self, form: Tree, sent: Iterator[Tensor], kept: Iterator[int], ticket: Ticket) -> Tree:
+    def _assemble(self, form: Tree, sent: Iterator[Tensor], kept: Iterator[int], reference: KeptReference) -> Tree:
         """Return the replies with a leading client axis; for what clients keep there are tickets."""
         if isinstance(form, Own):
             return Own(
                 map_tree(
                     lambda leaf: torch.full(
-                        (self.size, *leaf.shape), ticket._replace(leaf=next(kept)).number, dtype=leaf.dtype
+                        (self.size, *leaf.shape), reference._replace(leaf=next(kept)).value, dtype=leaf.dtype
                     ),
                     form.value,
                 )
             )
         if isinstance(form, tuple):
-            return type(form)(*(self._assemble(part, sent, kept, ticket) for part in form))
+            return type(form)(*(self._assemble(part, sent, kept, reference) for part in form))
         return next(sent)

@@ -27,10 +27,18 @@ from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import pack
 from pefll.engines.flower.protocol.names import DELIVER, SHARED
 from pefll.engines.flower.server.cohort import FlowerCohort
-from pefll.engines.flower.server.exchange import Letter, exchange
-from pefll.engines.flower.server.rehearsal import Rehearsal
-from pefll.engines.flower.server.reply import Missing, Reply, accept, check_count, check_score, count_place, too_large
-from pefll.engines.flower.server.request import Asked, Request, Visit
+from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
+from pefll.engines.flower.server.reply import (
+    Missing,
+    Reply,
+    check_count,
+    check_score,
+    count_place,
+    norm_outliers,
+    read_reply,
+)
+from pefll.engines.flower.server.reply_forms import ReplyForms
+from pefll.engines.flower.server.request import Request, RequestKey, RoundCache
 from pefll.engines.flower.server.roster import Roster
 from pefll.engines.flower.server.terms import Dropped, OutOfTime, Report, Terms
 from pefll.engines.flower.server.weights import WeightLimits
@@ -81,7 +89,7 @@ class FlowerEngine(SynchronousEngine):
         self._template = template
         self._roster = Roster(grid, agreement, names, newcomers, self.terms, self.report)
         self._limits = WeightLimits(self.terms, self.name_of, self.report)
-        self._rehearsal = Rehearsal(agreement)
+        self._reply_forms = ReplyForms(agreement)
         self.federation = self._roster.federation
         check_cohort_size(self.federation, clients_per_round)
         EngineSettings.take(self)
@@ -99,7 +107,7 @@ class FlowerEngine(SynchronousEngine):
             for client in sampled:
                 # The first client that was drawn; where it fails, the next, as if the first had not been drawn.
                 try:
-                    cohort = self._cohort([client], 0, Visit("0", ends=self._deadline()))
+                    cohort = self._cohort([client], 0, RoundCache("0", ends=self._deadline()))
                     return map_tree(self.cast, self.method.init(self.seed, cohort))
                 except Dropped as lost:
                     self._note(0, lost.faults)
@@ -112,8 +120,8 @@ class FlowerEngine(SynchronousEngine):
         for group, is_new in seen_and_new(self.federation, clients, as_new):
             for start in range(0, len(group), CLIENTS_AT_ONCE):
                 chosen = group[start : start + CLIENTS_AT_ONCE]
-                visit = Visit(secrets.token_hex(8))
-                yield chosen, self._cohort(chosen.tolist(), 0, visit, trains=False, is_new=is_new)
+                cache = RoundCache(secrets.token_hex(8))
+                yield chosen, self._cohort(chosen.tolist(), 0, cache, trains=False, is_new=is_new)
 
     def close(self) -> None:
         """Give torch its settings back; clients live on."""
@@ -158,15 +166,15 @@ class FlowerEngine(SynchronousEngine):
         sampled = self._sample(t).tolist()
         quorum = max(1, math.ceil(self.terms.quorum * len(sampled)))
         began = time.monotonic()
-        visit = Visit(f"{t:x}")
+        cache = RoundCache(f"{t:x}")
         while True:
-            visit.ends = self._deadline()
+            cache.ends = self._deadline()
             dropped = self.absent(sampled)
             self._note(t, dropped)
             while len(sampled) - len(dropped) >= quorum:
                 ids = [client for client in sampled if client not in dropped]
                 try:
-                    return self.method.round(server, self._cohort(ids, t, visit))
+                    return self.method.round(server, self._cohort(ids, t, cache))
                 except Dropped as lost:
                     self._note(t, lost.faults)
                     dropped |= lost.faults
@@ -198,7 +206,9 @@ class FlowerEngine(SynchronousEngine):
     def _sample(self, t: int) -> Ids:
         return sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round).numpy()
 
-    def _cohort(self, ids: list[int], t: int, visit: Visit, trains: bool = True, is_new: bool = False) -> FlowerCohort:
+    def _cohort(
+        self, ids: list[int], t: int, cache: RoundCache, trains: bool = True, is_new: bool = False
+    ) -> FlowerCohort:
         return FlowerCohort(
             size=len(ids),
             ids=torch.tensor(ids, dtype=torch.int64),
@@ -207,7 +217,7 @@ class FlowerEngine(SynchronousEngine):
             engine=self,
             round=t,
             trains=trains,
-            visit=visit,
+            cache=cache,
         )
 
     # Exchanges.
@@ -231,35 +241,35 @@ class FlowerEngine(SynchronousEngine):
         Returns:
             The tensors of each reply that is as it should be, and what is wrong with the others.
         """
-        visit, nodes = ask.visit, self._roster.nodes
+        cache, nodes = ask.cache, self._roster.nodes
         wanted = [client for client in ask.clients if client not in ask.failed]
         faults = {client: "is not connected" for client in wanted if client not in nodes}
         ledger = self.ledger if ask.trains else Ledger()
         replies: dict[int, Reply] = {}
-        asked: dict[int, Asked] = {}
+        asked: dict[int, RequestKey] = {}
         to_ask = [client for client in wanted if client not in faults]
         forget: set[int] = set()
         while to_ask:
-            letters: dict[int, Letter] = {}
+            requests: dict[int, OutgoingRequest] = {}
             down: dict[int, int] = {}
             for client in to_ask:
-                knows = set() if client in forget else visit.told.get(client, set())
-                header, tensors, asked[client] = ask.letter(client, knows)
-                known = visit.reply_to(ask.exchange, client, asked[client])
+                knows = set() if client in forget else cache.sent.get(client, set())
+                header, tensors, asked[client] = ask.message_for(client, knows)
+                known = cache.reply_to(ask.exchange, client, asked[client])
                 if known is not None:
                     replies[client] = known
                     continue
-                letters[client] = Letter(nodes[client], ask.kind, pack(header, tensors))
+                requests[client] = OutgoingRequest(nodes[client], ask.kind, pack(header, tensors))
                 told = {what for kind, what in header["places"] if kind == SHARED}
-                visit.told.setdefault(client, set()).update(told)
+                cache.sent.setdefault(client, set()).update(told)
                 down[client] = sum(leaf.nbytes for leaf in tensors.values())
-            if not letters:
+            if not requests:
                 break
             ledger.exchanges += 1
             outcome = exchange(
                 self.grid,
-                letters,
-                self._seconds(visit),
+                requests,
+                self._seconds(cache),
                 ask.name,
                 lambda client, content: self._accept(ask, client, content, form),
             )
@@ -276,9 +286,9 @@ class FlowerEngine(SynchronousEngine):
             for client, reply in outcome.replies.items():
                 if not isinstance(reply, Missing):
                     replies[client] = reply
-                    visit.note_reply(ask.exchange, client, asked[client], reply)
+                    cache.note_reply(ask.exchange, client, asked[client], reply)
                     ledger.up += sum(leaf.nbytes for leaf in reply.tensors)
-        for client, reason in too_large(replies, self.terms.norm_limit).items():
+        for client, reason in norm_outliers(replies, self.terms.norm_limit).items():
             faults[client] = reason
             del replies[client]
         return self._with_limited_counts({client: reply.tensors for client, reply in replies.items()}, form), faults
@@ -316,7 +326,7 @@ class FlowerEngine(SynchronousEngine):
 
     def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> Reply | Missing:
         """Return one client's reply, checked; BadMessage where it is not as it should be."""
-        reply = accept(content, ask.header(client) | {"name": self.name_of(client)}, form)
+        reply = read_reply(content, ask.header(client) | {"name": self.name_of(client)}, form)
         if isinstance(reply, Missing):
             return reply
         if isinstance(form, Score):
@@ -325,9 +335,9 @@ class FlowerEngine(SynchronousEngine):
             check_count(reply, place, self._roster.declared(client, TRAIN))
         return reply
 
-    def _seconds(self, visit: Visit) -> float:
+    def _seconds(self, cache: RoundCache) -> float:
         """Return how long the next exchange may take; OutOfTime where the attempt is over."""
-        left = visit.ends - time.monotonic()
+        left = cache.ends - time.monotonic()
         if left <= 0:
             raise OutOfTime
         return min(self.terms.exchange_seconds, left)
@@ -336,4 +346,4 @@ class FlowerEngine(SynchronousEngine):
         self, task: Callable[..., Tree], arguments: Sequence[Everyone | Each], static: dict[str, int]
     ) -> Tree:
         """Return what one client's reply to a task looks like: the task is rehearsed once, on a made-up client."""
-        return self._rehearsal.form_of_reply(task, arguments, static)
+        return self._reply_forms.form_of_reply(task, arguments, static)

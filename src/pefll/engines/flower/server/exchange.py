@@ -57,7 +57,7 @@ _ERRORS = {
 }
 
 
-class Letter(NamedTuple):
+class OutgoingRequest(NamedTuple):
     """A request.
 
     Attributes:
@@ -90,7 +90,7 @@ class Outcome(Generic[T]):
 
 def exchange(
     grid: Grid,
-    letters: Mapping[int, Letter],
+    requests: Mapping[int, OutgoingRequest],
     seconds: float,
     group: str,
     accept: Callable[[int, RecordDict], T],
@@ -99,14 +99,14 @@ def exchange(
 
     Args:
         grid: Flower's way to the nodes.
-        letters: by client.
+        requests: by client.
         seconds: how long to wait; the messages live a little longer, for the last look.
         group: what Flower's logs call the exchange.
         accept: makes of a reply what is wanted; BadMessage where it is not as it should be.
     """
     outcome: Outcome[T] = Outcome({}, {})
     ends = time.monotonic() + seconds
-    waiting = _send(grid, letters, seconds, group, outcome.faults)
+    waiting = _send(grid, requests, seconds, group, outcome.faults)
     one_by_one = False
     pause = _FIRST_LOOK
     while waiting:
@@ -119,7 +119,7 @@ def exchange(
             # Flower reads replies several at a time, and one that it cannot read takes others along. Who was not heard
             # is asked again, which changes nothing: a reply is a function of the request. Then each is read alone.
             replies, one_by_one = [], True
-            again = {client: letters[client] for client in waiting.values()}
+            again = {client: requests[client] for client in waiting.values()}
             waiting = _send(grid, again, ends - time.monotonic(), group, outcome.faults)
             outcome.sent_again += waiting.values()
         for reply in replies:
@@ -144,18 +144,18 @@ def exchange(
 
 
 def _send(
-    grid: Grid, letters: Mapping[int, Letter], seconds: float, group: str, faults: dict[int, str]
+    grid: Grid, requests: Mapping[int, OutgoingRequest], seconds: float, group: str, faults: dict[int, str]
 ) -> dict[str, int]:
-    """Send letters; return who is waited for, by the names of the messages, and note who could not be sent one."""
-    if not letters:
+    """Send requests; return who is waited for, by the names of the messages, and note who could not be sent one."""
+    if not requests:
         return {}
     messages = [
-        Message(letter.content, letter.node, letter.kind, ttl=max(seconds, 0.0) + _LONGER, group_id=group)
-        for letter in letters.values()
+        Message(request.content, request.node, request.kind, ttl=max(seconds, 0.0) + _LONGER, group_id=group)
+        for request in requests.values()
     ]
     names = list(grid.push_messages(messages))
     waiting: dict[str, int] = {}
-    for client, name in zip(letters, names + [""] * (len(letters) - len(names)), strict=True):
+    for client, name in zip(requests, names + [""] * (len(requests) - len(names)), strict=True):
         if name:
             waiting[name] = client
         else:

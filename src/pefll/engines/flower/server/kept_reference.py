@@ -20,7 +20,7 @@ _TRAINING, _PASSING = 1 << 20, 1 << 23
 EXCHANGES = LEAVES = 4  # so many exchanges of a round may keep something, and each so many tensors
 
 
-class Ticket(NamedTuple):
+class KeptReference(NamedTuple):
     """When a client kept something.
 
     Attributes:
@@ -34,7 +34,7 @@ class Ticket(NamedTuple):
     leaf: int = 0
 
     @property
-    def number(self) -> int:
+    def value(self) -> int:
         """What stands for it in the server's state."""
         number = self.exchange * LEAVES + self.leaf
         if self.leaf >= LEAVES or (self.round >= 0 and self.exchange >= EXCHANGES):
@@ -48,12 +48,12 @@ class Ticket(NamedTuple):
             raise PefllError("clients that keep something can take part in 450,000 rounds at most", code="PEFLL-F439")
         return -number
 
-    def name(self, visit: str) -> str:
+    def store_name(self, cache: str) -> str:
         """What a client calls it."""
-        return f"visit-{visit}-{self.exchange}" if self.round < 0 else f"round-{self.round}-{self.exchange}"
+        return f"visit-{cache}-{self.exchange}" if self.round < 0 else f"round-{self.round}-{self.exchange}"
 
 
-def ticket_in(row: Tensor) -> Ticket | None:
+def reference_in(row: Tensor) -> KeptReference | None:
     """Return the ticket that a row of the server's state holds; None where it holds values."""
     if row.numel() == 0 or row.dtype == torch.bool:
         return None
@@ -61,6 +61,6 @@ def ticket_in(row: Tensor) -> Ticket | None:
     if number < _TRAINING or not bool((row == -number).all()):
         return None
     if number >= _PASSING:
-        return Ticket(-1, *divmod(number - _PASSING, LEAVES))
+        return KeptReference(-1, *divmod(number - _PASSING, LEAVES))
     round_, rest = divmod(number - _TRAINING, EXCHANGES * LEAVES)
-    return Ticket(round_, *divmod(rest, LEAVES))
+    return KeptReference(round_, *divmod(rest, LEAVES))

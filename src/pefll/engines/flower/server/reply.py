@@ -40,7 +40,7 @@ class Missing(NamedTuple):
     digests: list[str]
 
 
-def told(content: Any) -> dict[str, Any]:
+def reply_header(content: Any) -> dict[str, Any]:
     """Return the header of a reply; BadMessage where it is a refusal."""
     header = header_of(content)
     if "refusal" in header:
@@ -48,12 +48,12 @@ def told(content: Any) -> dict[str, Any]:
     return header
 
 
-def introduced(content: Any) -> dict[str, Any]:
+def hello_of(content: Any) -> dict[str, Any]:
     """Return what a node says of itself: a header and no numbers, with three counts of samples or none."""
     size = bytes_of(content)
     if size > HEADER_BYTES:
         raise BadMessage(f"sent {size:,} bytes where {HEADER_BYTES:,} are the most")
-    header = told(content)
+    header = reply_header(content)
     match header.get("counts"):
         case None:
             return header
@@ -62,7 +62,7 @@ def introduced(content: Any) -> dict[str, Any]:
     raise BadMessage("sent numbers of samples that cannot be")
 
 
-def accept(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missing:
+def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missing:
     """Return a reply that has the right header, sizes, types, shapes, and finite numbers only.
 
     Args:
@@ -74,7 +74,7 @@ def accept(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missing:
     size, most = bytes_of(content), sum(leaf.nbytes for leaf in expected) + HEADER_BYTES
     if size > most:
         raise BadMessage(f"sent {size:,} bytes where {most:,} are the most")
-    header = told(content)
+    header = reply_header(content)
     for key, value in says.items():
         if header.get(key) != value:
             raise BadMessage(f"answered for {key} {header.get(key)!r} and not {value!r}")
@@ -141,7 +141,7 @@ def check_count(reply: Reply, place: int, declared: int | None) -> None:
         raise BadMessage(f"sent an update made from {samples:g} samples, having said that it has {declared:,}")
 
 
-def too_large(replies: dict[int, Reply], limit: float) -> dict[int, str]:
+def norm_outliers(replies: dict[int, Reply], limit: float) -> dict[int, str]:
     """Return the clients with a vector that is far longer than the median of the cohort's.
 
     The lower of two medians is taken, so that among two clients the longer one is found.

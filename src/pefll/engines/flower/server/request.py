@@ -13,41 +13,41 @@ from torch import Tensor
 
 from pefll.core.tree import leaves
 from pefll.engines.flower.protocol.names import KEPT, KNOWN, SENT, SHARED
-from pefll.engines.flower.server.kept_reference import Ticket, ticket_in
+from pefll.engines.flower.server.kept_reference import KeptReference, reference_in
 from pefll.engines.flower.server.reply import Reply
 from pefll.engines.wire import structure_of
 from pefll.methods.contract import Each, Everyone
 
 
 @dataclass
-class Visit:
+class RoundCache:
     """What is known about the requests of one round or evaluation, across attempts.
 
     Attributes:
         name: tells visits apart; clients remember what they were sent until its name changes.
-        told: which tensors each client was sent in it, by their hashes.
+        sent: which tensors each client was sent in it, by their hashes.
         replies: to requests, by exchange and client, each with what was asked.
         ends: when the attempt under way is given up.
     """
 
     name: str
-    told: dict[int, set[str]] = field(default_factory=dict)
-    replies: dict[tuple[int, int], list[tuple[Asked, Reply]]] = field(default_factory=dict)
+    sent: dict[int, set[str]] = field(default_factory=dict)
+    replies: dict[tuple[int, int], list[tuple[RequestKey, Reply]]] = field(default_factory=dict)
     ends: float = math.inf
 
-    def reply_to(self, exchange: int, client: int, asked: Asked) -> Reply | None:
+    def reply_to(self, exchange: int, client: int, asked: RequestKey) -> Reply | None:
         """Return the reply of an earlier attempt to the very same request; None where there is none."""
         for before, reply in self.replies.get((exchange, client), ()):
             if before.same_as(asked):
                 return reply
         return None
 
-    def note_reply(self, exchange: int, client: int, asked: Asked, reply: Reply) -> None:
+    def note_reply(self, exchange: int, client: int, asked: RequestKey, reply: Reply) -> None:
         """Remember a reply until the visit is over."""
         self.replies.setdefault((exchange, client), []).append((asked, reply))
 
 
-class Asked(NamedTuple):
+class RequestKey(NamedTuple):
     """All that a client's reply depends on, beside the client and the round.
 
     Attributes:
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     facts: tuple[str, ...]
     tensors: tuple[Tensor, ...]
 
-    def same_as(self, other: Asked) -> bool:
+    def same_as(self, other: RequestKey) -> bool:
         """Whether two requests are the same bit for bit."""
         return (
             self.facts == other.facts
@@ -81,7 +81,7 @@ class Request:
         round: of training; 0 in an evaluation.
         trains: whether this is training.
         exchange: which one of the round or evaluation.
-        visit: see `Visit`.
+        cache: see `RoundCache`.
         agreement: the SHA-256 of what both sides have the same of.
     """
 
@@ -93,13 +93,13 @@ class Request:
     round: int
     trains: bool
     exchange: int
-    visit: Visit
+    cache: RoundCache
     agreement: str
 
     @property
-    def ticket(self) -> Ticket:
+    def reference(self) -> KeptReference:
         """What stands in the server's state for what clients keep of this exchange."""
-        return Ticket(self.round if self.trains else -1, self.exchange)
+        return KeptReference(self.round if self.trains else -1, self.exchange)
 
     @property
     def kind(self) -> str:
@@ -118,12 +118,12 @@ class Request:
             "task": self.task,
             "round": self.round,
             "exchange": self.exchange,
-            "visit": self.visit.name,
+            "visit": self.cache.name,
             "client": client,
             "agreement": self.agreement,
         }
 
-    def letter(self, client: int, knows: set[str]) -> tuple[dict[str, Any], dict[str, Tensor], Asked]:
+    def message_for(self, client: int, knows: set[str]) -> tuple[dict[str, Any], dict[str, Tensor], RequestKey]:
         """Return the header and the tensors of one client's message, and all that the reply depends on.
 
         Args:
@@ -145,22 +145,22 @@ class Request:
                         tensors[hashed] = leaf
                     continue
                 mine = leaf[row]
-                ticket = ticket_in(mine)
-                if ticket is None:
+                reference = reference_in(mine)
+                if reference is None:
                     places.append((SENT, str(len(places))))
                     tensors[places[-1][1]] = mine
                     alone.append(mine.detach())
                     depends.append(SENT)
                 else:
-                    places.append((KEPT, f"{ticket.name(self.visit.name)}:{ticket.leaf}"))
+                    places.append((KEPT, f"{reference.store_name(self.cache.name)}:{reference.leaf}"))
                     depends.append(places[-1][1])
         header = self.header(client) | {
             "static": self.static,
             "trees": [structure_of(argument.value) for argument in self.arguments],
             "places": places,
-            "keep": self.ticket.name(self.visit.name),
+            "keep": self.reference.store_name(self.cache.name),
         }
-        return header, tensors, Asked(tuple(depends), tuple(alone))
+        return header, tensors, RequestKey(tuple(depends), tuple(alone))
 
     @cached_property
     def _digests(self) -> dict[int, str]:

@@ -15,8 +15,8 @@ from pefll.data.federation import SPLITS, TRAIN, Federation
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import pack, printable, sender_of
 from pefll.engines.flower.protocol.names import ECHO, HELLO
-from pefll.engines.flower.server.exchange import Letter, exchange
-from pefll.engines.flower.server.reply import introduced
+from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
+from pefll.engines.flower.server.reply import hello_of
 from pefll.engines.flower.server.terms import Report, Terms
 from pefll.engines.flower.server.weights import WeightLimits
 
@@ -80,14 +80,14 @@ class Roster:
         met = {*self._nodes.values(), *self._strangers}
         unmet = [node for node in sorted(online) if node not in met]
         header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "visit": "", "agreement": self._agreement.sha256}
-        letters = {node: Letter(node, f"query.{HELLO}", pack(header, {})) for node in unmet}
+        requests = {node: OutgoingRequest(node, f"query.{HELLO}", pack(header, {})) for node in unmet}
         senders: dict[int, str] = {}
 
         def accept(node: int, content: Any) -> dict[str, Any]:
             senders[node] = sender_of(content)  # also where nothing else can be read
-            return introduced(content)
+            return hello_of(content)
 
-        outcome = exchange(self._grid, letters, self._terms.exchange_seconds, HELLO, accept)
+        outcome = exchange(self._grid, requests, self._terms.exchange_seconds, HELLO, accept)
         claims = Counter(keys[node] for node, answer in outcome.replies.items() if answer.get("name") == keys[node])
         for node, answer in outcome.replies.items():
             if keys[node] and answer.get("name") == keys[node] and claims[keys[node]] > 1:

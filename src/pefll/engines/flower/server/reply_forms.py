@@ -14,7 +14,7 @@ from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.methods.contract import Each, Everyone
 
 
-class Rehearsal:
+class ReplyForms:
     """Remembers what replies look like.
 
     Args:
