@@ -90,7 +90,7 @@ def world(folder: Path, clients: int, limits: dict[str, str], method: str = "pef
     grid = InProcessGrid(PefllClientApp(), nodes, agreed.to_config())
     log: list[str] = []
     engine = FlowerEngine(grid, agreed, names, clients, report=log.append)
-    engine.present()
+    engine.roster.present()
     return World(federation, agreed, grid, engine, log)
 
 

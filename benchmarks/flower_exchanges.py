@@ -165,7 +165,7 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
     """Return the seconds of exchanges, ours and Flower's in turns; or, of a method, the bytes of one round."""
     engine = FlowerEngine(grid, plan.agreement, plan.names, len(plan.names), TERMS, print)
     try:
-        engine.wait_for(len(plan.names), 600)
+        engine.roster.wait_for(len(plan.names), 600)
         state = engine.start()
         if plan.agreement.method != ECHO:
             before = engine.ledger.copy()
@@ -220,7 +220,7 @@ def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]],
             number: OutgoingRequest(
                 node, kind, RecordDict({"model": ArrayRecord({name: Array(part) for name, part in model.items()})})
             )
-            for number, node in enumerate(engine.nodes)
+            for number, node in enumerate(engine.roster.nodes.values())
         }
         outcome = exchange(grid, letters, TERMS.exchange_seconds, "plain", read)
         assert len(outcome.replies) == len(letters), outcome.faults

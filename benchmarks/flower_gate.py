@@ -50,7 +50,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
     folder = Path(plan.folder)
     engine = FlowerEngine(grid, plan.agreement, plan.names, len(plan.names), TERMS, print)
     try:
-        engine.wait_for(len(plan.names), 600)
+        engine.roster.wait_for(len(plan.names), 600)
         state = engine.advance(engine.start(), 0, 1)  # not counted: clients read their data
         before, seconds = engine.ledger.copy(), []
         (folder / BEGINS).touch()

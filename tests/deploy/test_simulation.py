@@ -30,7 +30,7 @@ def test_a_simulation_ends_with_the_same_bits_as_the_serial_engine(tmp_path, mon
     def main(grid, context):
         del context
         engine = FlowerEngine(grid, here.agreement, names, PER_ROUND, Terms(exchange_seconds=100), print)
-        engine.wait_for(CLIENTS, 200)
+        engine.roster.wait_for(CLIENTS, 200)
         found.append(sha256(engine.advance(engine.start(), 0, 3)))
         engine.close()
 

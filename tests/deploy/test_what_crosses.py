@@ -99,7 +99,7 @@ def test_a_client_that_tells_no_counts_tells_none(tmp_path):
 
     here.grid.transport = transport
     engine = here.engine()
-    assert len(engine.present()) == CLIENTS
+    assert len(engine.roster.present()) == CLIENTS
     engine.close()
     assert told == [None] * CLIENTS
     assert (engine.federation.count[1:] == 0).all()

@@ -71,7 +71,7 @@ def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
     template = run.method_template(agreed.build(), config) if resumes else None
     engine = _engine(grid, plan, _reporter(console), template)
     try:
-        engine.wait_for(plan.wait_clients or len(plan.names), plan.wait_seconds)
+        engine.roster.wait_for(plan.wait_clients or len(plan.names), plan.wait_seconds)
         return fitting.fit_on(engine, config, folder.path if folder else None, console)
     finally:
         engine.close()
@@ -93,15 +93,15 @@ def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[s
     report = _reporter(console)
     trained = run.load(plan.run, console)
     with_strangers = _engine(grid, plan, lambda sentence: None, trained.server, c=0)
-    with_strangers.present()
-    newcomers = sorted(set(with_strangers.strangers.values()) - set(plan.names))
+    with_strangers.roster.present()
+    newcomers = sorted(set(with_strangers.roster.unknown_nodes.values()) - set(plan.names))
     with_strangers.close()
     engine = FlowerEngine(
         grid, plan.agreement, plan.names, 0, plan.terms, report, template=trained.server, newcomers=newcomers
     )
     done: list[str] = []
     try:
-        there = np.array(engine.present(), dtype=np.int64)
+        there = np.array(engine.roster.present(), dtype=np.int64)
         if not len(there):
             raise PefllError(
                 "no client is connected; start `pefll flower client` on the clients' machines", code="PEFLL-F421"
@@ -112,7 +112,7 @@ def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[s
                 theta = engine.method.personalize(server, cohort)
             failed = engine.deliver(cohort, theta)
             for client in ids.tolist():
-                name = engine.name_of(client)
+                name = engine.federation.name_of(client)
                 if client in failed:
                     report(f"{name} has no model: it {failed[client]}")
                 else:

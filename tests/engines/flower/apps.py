@@ -91,7 +91,7 @@ def main(grid: Any, context: Context) -> None:
         print(sentence, flush=True)
 
     engine = FlowerEngine(grid, plan.agreement, plan.names, plan.clients_per_round, plan.terms, report)
-    engine.wait_for(plan.wait_clients or len(plan.names), plan.wait_seconds)
+    engine.roster.wait_for(plan.wait_clients or len(plan.names), plan.wait_seconds)
     state = engine.start()
     for t in range(plan.rounds):
         began = time.monotonic()

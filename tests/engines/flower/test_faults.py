@@ -280,7 +280,7 @@ def test_a_server_that_is_gone_is_no_fault_of_a_client(tmp_path):
     here.grid.pull_messages = gone
     engine = here.engine()
     with pytest.raises(ConnectionError):
-        engine.present()
+        engine.roster.present()
     engine.close()
 
 
@@ -528,8 +528,8 @@ def test_two_nodes_with_keys_of_one_name_are_both_left_alone(tmp_path):
     here.grid.online.add(900)
     said: list[str] = []
     engine = here.engine(report=said.append)
-    assert engine.present() == [0, 2, 3, 4, 5]
-    assert engine.present() == [0, 2, 3, 4, 5]
+    assert engine.roster.present() == [0, 2, 3, 4, 5]
+    assert engine.roster.present() == [0, 2, 3, 4, 5]
     engine.close()
     assert [line for line in said if "2 nodes have keys with the name client-001" in line] == said
 
@@ -539,7 +539,7 @@ def test_a_client_with_other_settings_is_told_apart(tmp_path):
     here.grid.contexts[1001].run_config["seed"] = 77
     said: list[str] = []
     engine = here.engine(report=said.append)
-    assert engine.present() == [0, 2, 3, 4, 5]
+    assert engine.roster.present() == [0, 2, 3, 4, 5]
     engine.close()
     assert any("set up for another agreement" in line for line in said)
 
@@ -551,7 +551,7 @@ def test_what_is_wrong_with_a_clients_data_stays_on_its_machine(tmp_path, caplog
     np.savez(tmp_path / "client-001.npz", x=np.zeros((2, 6), dtype=np.float32), y=np.array([0, 77]))
     said: list[str] = []
     engine = here.engine(report=said.append)
-    assert 1 not in engine.present()
+    assert 1 not in engine.roster.present()
     engine.close()
     assert any("its own log says why" in line for line in said)
     assert not any("77" in line for line in said)

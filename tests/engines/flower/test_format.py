@@ -125,7 +125,7 @@ def test_a_server_says_of_a_client_of_another_version_who_it_is_and_what_to_do(o
     )
     said: list[str] = []
     engine = here.engine(report=said.append)
-    assert engine.present() == [0, 2, 3, 4, 5]
+    assert engine.roster.present() == [0, 2, 3, 4, 5]
     engine.close()
     who = "node 1001, asked who it is," if other == "format 1" else "client client-001"
     assert said == [f"{who} {sentence}"]
@@ -146,7 +146,7 @@ def test_a_client_says_of_a_server_of_another_version_what_to_do_and_tells_it_to
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
         engine = here.engine()
-        assert engine.present() == []
+        assert engine.roster.present() == []
         engine.close()
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)

@@ -75,7 +75,7 @@ def test_a_method_that_the_owner_did_not_name_is_refused_before_its_code_is_look
     del here.grid.contexts[1002].node_config["methods"]  # then it is PeFLL alone
     said: list[str] = []
     engine = here.engine(report=said.append)
-    assert engine.present() == [0, 3, 4, 5]
+    assert engine.roster.present() == [0, 3, 4, 5]
     engine.close()
     assert said == [
         "client client-001 refuses to take part in 'fedavg': its owner has named pefll, fedrep; `pefll flower client "

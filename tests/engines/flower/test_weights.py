@@ -89,7 +89,7 @@ def test_the_log_says_when_a_limit_acts_and_only_once(tmp_path):
     liar(here, liars_best=1)
     said: list[str] = []
     engine = here.engine(report=said.append, clients_per_round=8)
-    engine.present()
+    engine.roster.present()
     for _ in range(2):
         sums = engine.weighed(torch.arange(8).numpy(), _sums([HUGE, 4, 5, 6, 4, 5, 6, 5]), chooses=True)
     engine.close()

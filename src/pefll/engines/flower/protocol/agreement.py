@@ -84,10 +84,6 @@ class Agreement:
         """A fingerprint: equal where both sides would compute the same."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
-    @cached_property
-    def _config(self) -> str:
-        return json.dumps(self.to_config())
-
     @property
     def dtype(self) -> torch.dtype:
         """The type of weights and inputs."""
@@ -99,7 +95,7 @@ class Agreement:
         Raises:
             TooLarge: where a client of it needs more memory than this machine has left.
         """
-        return _built(self.sha256, self._config)
+        return _built(json.dumps(self.to_config()))
 
     def to_config(self) -> dict[str, str | int | bool]:
         """Return it as a Flower run config takes it: a flat table of texts, whole numbers and truths."""
@@ -176,9 +172,8 @@ def _read(**given: str | int | bool) -> Agreement:
 
 
 @lru_cache(maxsize=4)
-def _built(sha256: str, config: str) -> Method[Any]:
+def _built(config: str) -> Method[Any]:
     """Build a method once in a process: it has no state, and a hypernetwork takes long to make."""
-    del sha256
     agreed = Agreement.from_config(json.loads(config))
     with _as_too_large():
         if agreed.model in MODELS:  # weighed before it is made

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,36 +14,13 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import BaseCohort, Ledger
-from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.server.kept_reference import KeptReference
 from pefll.engines.flower.server.request import Request, RoundCache
-from pefll.engines.flower.server.terms import Dropped, Report
-from pefll.methods.contract import Each, Everyone, Method, Own
+from pefll.engines.flower.server.terms import Dropped
+from pefll.methods.contract import Each, Everyone, Own
 
-
-class Reach(Protocol):
-    """What a cohort needs of its engine."""
-
-    agreement: Agreement
-    method: Method[Any]
-    report: Report
-
-    def cast(self, value: Tensor) -> Tensor:
-        """Return a value in the engine's precision."""
-
-    def name_of(self, client: int) -> str:
-        """Return what a client is called."""
-
-    def absent(self, clients: Sequence[int]) -> dict[int, str]:
-        """Return those of some clients that are not connected."""
-
-    def form_of_reply(
-        self, task: Callable[..., Tree], arguments: Sequence[Everyone | Each], static: dict[str, int]
-    ) -> Tree:
-        """Return what one client's reply to a task looks like."""
-
-    def gather(self, ask: Request, form: Tree) -> tuple[dict[int, list[Tensor]], dict[int, str]]:
-        """Ask clients; return the tensors of each good reply, and what is wrong with the others."""
+if TYPE_CHECKING:
+    from pefll.engines.flower.server.engine import FlowerEngine
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,7 +36,7 @@ class FlowerCohort(BaseCohort):
         missing: clients that failed in this evaluation, and why.
     """
 
-    engine: Reach
+    engine: FlowerEngine
     round: int
     trains: bool
     cache: RoundCache
@@ -96,15 +73,15 @@ class FlowerCohort(BaseCohort):
                 code="PEFLL-F435",
             )
         if not self.trains and not self._exchange:
-            self.missing |= self.engine.absent(self.ids.tolist())
-        form = self.engine.form_of_reply(task, cast, static)
+            self.missing |= self.engine.roster.absent(self.ids.tolist())
+        form = self.engine.reply_forms.form_of_reply(task, cast, static)
         ask = self.request(name, cast, static)
         self._exchange += 1
         replies, faults = self.engine.gather(ask, form)
         if faults and self.trains:
             raise Dropped(faults)
         for client, reason in faults.items():
-            self.engine.report(f"evaluation: {self.engine.name_of(client)} {reason}")
+            self.engine.report(f"evaluation: {self.engine.federation.name_of(client)} {reason}")
         self.missing |= faults
         nothing = [torch.zeros_like(leaf) for leaf in leaves(form, but=Own)]
         rows = [replies.get(client, nothing) for client in ask.clients]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,9 @@ from pefll.engines.flower.server.reply_forms import ReplyForms
 from pefll.engines.flower.server.request import Request, RequestKey, RoundCache
 from pefll.engines.flower.server.roster import Roster
 from pefll.engines.flower.server.terms import Dropped, OutOfTime, Report, Terms
-from pefll.engines.flower.server.weights import WeightLimits
 from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
-from pefll.methods.contract import Each, Everyone, Method, Score
+from pefll.methods.contract import Each, Method, Score
 
 CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
 
@@ -87,10 +86,9 @@ class FlowerEngine(SynchronousEngine):
         self.dropped: list[tuple[int, str, str]] = []
         self.report: Report = report or (lambda sentence: None)
         self._template = template
-        self._roster = Roster(grid, agreement, names, newcomers, self.terms, self.report)
-        self._limits = WeightLimits(self.terms, self.name_of, self.report)
-        self._reply_forms = ReplyForms(agreement)
-        self.federation = self._roster.federation
+        self.roster = Roster(grid, agreement, names, newcomers, self.terms, self.report)
+        self.reply_forms = ReplyForms(agreement)
+        self.federation = self.roster.federation
         check_cohort_size(self.federation, clients_per_round)
         EngineSettings.take(self)
 
@@ -103,7 +101,7 @@ class FlowerEngine(SynchronousEngine):
         sampled = self._sample(0).tolist()
         began = time.monotonic()
         while True:
-            self.present()
+            self.roster.present()
             for client in sampled:
                 # The first client that was drawn; where it fails, the next, as if the first had not been drawn.
                 try:
@@ -131,34 +129,6 @@ class FlowerEngine(SynchronousEngine):
         """Return a value in the engine's precision."""
         return value.to("cpu", self.dtype if value.is_floating_point() else value.dtype)
 
-    # Who is there.
-
-    def name_of(self, client: int) -> str:
-        """Return what a client is called."""
-        return self._roster.names[client]
-
-    def present(self) -> list[int]:
-        """Return the clients that are connected now; those that were not met before are asked who they are."""
-        return self._roster.present()
-
-    def absent(self, clients: Sequence[int]) -> dict[int, str]:
-        """Return those of some clients that are not connected."""
-        return self._roster.absent(clients)
-
-    def wait_for(self, clients: int, seconds: float) -> list[int]:
-        """Wait until so many clients are connected, and return them; PefllError where they do not come in time."""
-        return self._roster.wait_for(clients, seconds)
-
-    @property
-    def nodes(self) -> list[int]:
-        """The nodes of the clients that are connected, as Flower numbers them."""
-        return list(self._roster.nodes.values())
-
-    @property
-    def strangers(self) -> dict[int, str]:
-        """The nodes that are no client of this federation, and what they call themselves."""
-        return self._roster.strangers
-
     # Rounds.
 
     def _round(self, server: Tree, t: int) -> Tree:
@@ -169,7 +139,7 @@ class FlowerEngine(SynchronousEngine):
         cache = RoundCache(f"{t:x}")
         while True:
             cache.ends = self._deadline()
-            dropped = self.absent(sampled)
+            dropped = self.roster.absent(sampled)
             self._note(t, dropped)
             while len(sampled) - len(dropped) >= quorum:
                 ids = [client for client in sampled if client not in dropped]
@@ -197,8 +167,8 @@ class FlowerEngine(SynchronousEngine):
     def _note(self, t: int, faults: dict[int, str]) -> None:
         """Write down who was left out of a round and why."""
         for client, reason in faults.items():
-            self.dropped.append((t, self.name_of(client), reason))
-            self.report(f"round {t}: {self.name_of(client)} is left out: it {reason}")
+            self.dropped.append((t, self.federation.name_of(client), reason))
+            self.report(f"round {t}: {self.federation.name_of(client)} is left out: it {reason}")
 
     def _deadline(self) -> float:
         return time.monotonic() + self.terms.round_seconds
@@ -241,7 +211,7 @@ class FlowerEngine(SynchronousEngine):
         Returns:
             The tensors of each reply that is as it should be, and what is wrong with the others.
         """
-        cache, nodes = ask.cache, self._roster.nodes
+        cache, nodes = ask.cache, self.roster.nodes
         wanted = [client for client in ask.clients if client not in ask.failed]
         faults = {client: "is not connected" for client in wanted if client not in nodes}
         ledger = self.ledger if ask.trains else Ledger()
@@ -299,7 +269,7 @@ class FlowerEngine(SynchronousEngine):
         if place is None:
             return replies
         declared = {client: float(tensors[place]) for client, tensors in replies.items()}
-        for client, samples in self._limits.limited(declared, self.terms.weight_limit, "in training").items():
+        for client, samples in self.roster.limits.limited(declared, self.terms.weight_limit, "in training").items():
             if samples < declared[client]:
                 like = replies[client][place]
                 replies[client] = [
@@ -320,19 +290,19 @@ class FlowerEngine(SynchronousEngine):
         declared = dict(zip(clients.tolist(), sums[:, 0].tolist(), strict=True))
         times = self.terms.choice_limit if chooses else self.terms.weight_limit
         use = "in the choice of the best round" if chooses else "in a test"
-        counts = self._limits.limited(declared, times, use)
+        counts = self.roster.limits.limited(declared, times, use)
         shares = [counts[c] / n if counts[c] < n else 1.0 for c, n in declared.items()]
         return sums * np.array(shares)[:, None]
 
     def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> Reply | Missing:
         """Return one client's reply, checked; BadMessage where it is not as it should be."""
-        reply = read_reply(content, ask.header(client) | {"name": self.name_of(client)}, form)
+        reply = read_reply(content, ask.header(client) | {"name": self.federation.name_of(client)}, form)
         if isinstance(reply, Missing):
             return reply
         if isinstance(form, Score):
-            check_score(reply, self._roster.declared(client, ask.static.get("split")))
+            check_score(reply, self.roster.declared(client, ask.static.get("split")))
         elif (place := count_place(form)) is not None:
-            check_count(reply, place, self._roster.declared(client, TRAIN))
+            check_count(reply, place, self.roster.declared(client, TRAIN))
         return reply
 
     def _seconds(self, cache: RoundCache) -> float:
@@ -341,9 +311,3 @@ class FlowerEngine(SynchronousEngine):
         if left <= 0:
             raise OutOfTime
         return min(self.terms.exchange_seconds, left)
-
-    def form_of_reply(
-        self, task: Callable[..., Tree], arguments: Sequence[Everyone | Each], static: dict[str, int]
-    ) -> Tree:
-        """Return what one client's reply to a task looks like: the task is rehearsed once, on a made-up client."""
-        return self._reply_forms.form_of_reply(task, arguments, static)

@@ -54,30 +54,20 @@ class Roster:
             )
         self._grid, self._agreement, self._terms, self._report = grid, agreement, terms, report
         self.names = [*names, *newcomers]
-        self._nodes: dict[int, int] = {}  # the node of each client that is there, by the client's number
-        self._strangers: dict[int, str] = {}  # nodes that are no client of this federation, and their names
+        self.nodes: dict[int, int] = {}  # the node of each client that is there, by the client's number
+        self.unknown_nodes: dict[int, str] = {}  # nodes that are no client of this federation, and their names
         self._declared: dict[int, list[int]] = {}  # the counts of samples that clients tell, by split
-        self._limits = WeightLimits(terms, lambda client: self.names[client], report)
+        self.limits = WeightLimits(terms, lambda client: self.names[client], report)
         self._counts = torch.zeros(3, len(self.names), dtype=torch.int64)
         self._counts[0] = 1  # nobody has nothing; how much they have, those tell who want to
         self.federation = self._federation(len(names))
-
-    @property
-    def nodes(self) -> dict[int, int]:
-        """The nodes of the clients that are connected, as Flower numbers them, by the clients' numbers."""
-        return dict(self._nodes)
-
-    @property
-    def strangers(self) -> dict[int, str]:
-        """The nodes that are no client of this federation, and what they call themselves."""
-        return dict(self._strangers)
 
     def present(self) -> list[int]:
         """Return the clients that are connected now; those that were not met before are asked who they are."""
         keys = {node.node_id: node.name for node in self._grid.get_nodes()}
         online = set(keys)
-        self._nodes = {client: node for client, node in self._nodes.items() if node in online}
-        met = {*self._nodes.values(), *self._strangers}
+        self.nodes = {client: node for client, node in self.nodes.items() if node in online}
+        met = {*self.nodes.values(), *self.unknown_nodes}
         unmet = [node for node in sorted(online) if node not in met]
         header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "visit": "", "agreement": self._agreement.sha256}
         requests = {node: OutgoingRequest(node, f"query.{HELLO}", pack(header, {})) for node in unmet}
@@ -91,7 +81,7 @@ class Roster:
         claims = Counter(keys[node] for node, answer in outcome.replies.items() if answer.get("name") == keys[node])
         for node, answer in outcome.replies.items():
             if keys[node] and answer.get("name") == keys[node] and claims[keys[node]] > 1:
-                self._strangers[node] = keys[node]
+                self.unknown_nodes[node] = keys[node]
                 continue
             self._meet(node, answer, keys[node])
         for name in (name for name, count in claims.items() if name and count > 1):
@@ -104,7 +94,7 @@ class Roster:
         for node, reason in outcome.faults.items():
             who = f"client {senders[node]}" if senders.get(node) else f"node {node}, asked who it is,"
             self._report(f"{who} {reason}")
-        return sorted(self._nodes)
+        return sorted(self.nodes)
 
     def declared(self, client: int, split: int | None) -> int | None:
         """Return how many samples of a split a client has said to have; None where it does not tell."""
@@ -140,23 +130,23 @@ class Roster:
         """
         name, counts = str(answer.get("name", "")), answer.get("counts")
         if key and name != key:  # who has a key to be let in is not yet whoever it says
-            self._strangers[node] = printable(name, 80)
+            self.unknown_nodes[node] = printable(name, 80)
             self._report(
                 f"a node with the key of {printable(key, 80)} calls itself {printable(name, 80)!r}; it is left alone"
             )
             return
         if name not in self.names:
-            self._strangers[node] = printable(name, 80)
+            self.unknown_nodes[node] = printable(name, 80)
             self._report(
                 f"a node calls itself {printable(name, 80)!r}, which is no client of this federation; it is left alone"
             )
             return
         client = self.names.index(name)
-        if client in self._nodes:
-            self._strangers[node] = name
+        if client in self.nodes:
+            self.unknown_nodes[node] = name
             self._report(f"a second node calls itself {name}; it is left alone")
             return
-        self._nodes[client] = node
+        self.nodes[client] = node
         self._declared.pop(client, None)  # what it said when it was met before
         self._counts[:, client] = torch.tensor([1, 0, 0])
         if counts is not None:
@@ -166,7 +156,7 @@ class Roster:
         """Note for how many samples those count who tell: how many clients are evaluated depends on it."""
         for split, name in enumerate(SPLITS):
             declared = {client: float(counts[split]) for client, counts in self._declared.items()}
-            limited = self._limits.limited(declared, self._terms.weight_limit, f"as {name} samples")
+            limited = self.limits.limited(declared, self._terms.weight_limit, f"as {name} samples")
             for client, samples in limited.items():
                 self._counts[split, client] = max(int(samples), split == TRAIN)
 
