@@ -1,4 +1,4 @@
-"""The door to clients on other machines."""
+"""A cohort of clients on other machines."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class FlowerCohort(BaseCohort):
     """Clients on other machines; each `run` is one exchange.
 
     Attributes:
-        engine: reaches them.
+        engine: sends the requests.
         round: of training; 0 in an evaluation.
-        trains: whether this is training: then a client that fails is told by `Dropped`. In an evaluation its numbers
-            are 0, and so is its number of samples, which leaves it out of every mean.
-        cache: see `RoundCache`.
-        missing: clients that failed in this evaluation, and why.
+        trains: whether this is training. A failing client then raises `Dropped`. In an evaluation its numbers are 0,
+            also its number of samples, so no mean includes it.
+        cache: what was sent and replied in this round or evaluation.
+        missing: clients that failed in this evaluation, with the reason.
     """
 
     engine: FlowerEngine
@@ -44,13 +44,13 @@ class FlowerCohort(BaseCohort):
     _exchange: int = 0
 
     def anew(self) -> FlowerCohort:
-        """Return the same clients with nothing sent or counted yet, for evaluating them again."""
+        """Return the same clients with an empty cache and ledger, for another evaluation."""
         return replace(
             self, ledger=Ledger(), _known=[], cache=RoundCache(secrets.token_hex(8)), missing={}, _exchange=0
         )
 
     def request(self, task: str, arguments: Sequence[Everyone | Each], static: dict[str, int]) -> Request:
-        """Return the next exchange's request to these clients."""
+        """Return the request of the next exchange."""
         return Request(
             task=task,
             arguments=arguments,
@@ -89,7 +89,7 @@ class FlowerCohort(BaseCohort):
         return self._assemble(form, stacked, count(), ask.reference)
 
     def _assemble(self, form: Tree, sent: Iterator[Tensor], kept: Iterator[int], reference: KeptReference) -> Tree:
-        """Return the replies with a leading client axis; for what clients keep there are tickets."""
+        """Return the replies with a leading client axis; references stand for what clients keep."""
         if isinstance(form, Own):
             return Own(
                 map_tree(

@@ -1,9 +1,9 @@
-"""Rounds with real clients, any of which may fail at any time.
+"""Rounds with real clients, which may fail at any time.
 
-A method's round is written for a fixed cohort. When a client fails in one of its exchanges, the round is run again from
-its start without that client, and replies to requests that are the same are not asked for again. What a client sends
-is a function of (seed, round, client) and of the request, so the result is that of a round in which the client that
-failed was never there. Where too few are left, nothing of the round is used, and it is repeated later.
+A method's round has a fixed cohort. When a client fails, the engine starts the round again without it. It does not
+repeat a request that has not changed, but uses the earlier reply. A reply depends only on (seed, round, client) and
+the request, so the result equals a round without the failed client. If too few clients are left, the engine discards
+the round and repeats it later.
 """
 
 from __future__ import annotations
@@ -45,22 +45,25 @@ from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
 from pefll.methods.contract import Each, Method, Score
 
-CLIENTS_AT_ONCE = 256  # evaluation asks so many at a time, so that memory does not grow with the federation
+CLIENTS_AT_ONCE = 256  # clients per evaluation cohort; limits the memory for large federations
 
 
 class FlowerEngine(SynchronousEngine):
-    """Runs rounds with clients that Flower reaches.
+    """Runs rounds with clients on other machines, through Flower.
 
     Args:
-        grid: Flower's way to them.
-        agreement: what both sides have the same of.
-        names: of the clients that take part in training; a client's number is its place here.
+        grid: Flower's connection to the nodes.
+        agreement: shared by server and clients.
+        names: of the training clients; a client's number is its index here.
         clients_per_round: c; 0 for an engine that only evaluates.
-        terms: deadlines and quorum.
-        report: is told, in sentences, who failed and why.
-        template: a state of the right shape; where there is one, `start` returns it and asks nobody. For runs that go
-            on from a checkpoint.
-        newcomers: names of clients that never take part in training; their numbers come after the others.
+        terms: deadlines, quorum and limits.
+        report: called with one sentence for each client that fails.
+        template: a state of the right shape, for resumed runs: `start` returns it without asking a client.
+        newcomers: names of clients that do not train; their numbers follow those of `names`.
+
+    Attributes:
+        roster: the connected clients and their nodes.
+        dropped: (round, client name, reason) for each client that was left out of a round.
     """
 
     name = "flower"
@@ -92,8 +95,6 @@ class FlowerEngine(SynchronousEngine):
         check_cohort_size(self.federation, clients_per_round)
         EngineSettings.take(self)
 
-    # What every engine does.
-
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         if self._template is not None:
@@ -103,7 +104,7 @@ class FlowerEngine(SynchronousEngine):
         while True:
             self.roster.present()
             for client in sampled:
-                # The first client that was drawn; where it fails, the next, as if the first had not been drawn.
+                # If the first sampled client fails, the next one takes its place.
                 try:
                     cohort = self._cohort([client], 0, RoundCache("0", ends=self._deadline()))
                     return map_tree(self.cast, self.method.init(self.seed, cohort))
@@ -114,7 +115,7 @@ class FlowerEngine(SynchronousEngine):
             self._wait(began, "before the first round no client of it answered")
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, FlowerCohort]]:
-        """Yield (clients, cohort) that together hold all `clients`."""
+        """Yield (clients, cohort) pairs that together hold all `clients`."""
         for group, is_new in seen_and_new(self.federation, clients, as_new):
             for start in range(0, len(group), CLIENTS_AT_ONCE):
                 chosen = group[start : start + CLIENTS_AT_ONCE]
@@ -122,17 +123,15 @@ class FlowerEngine(SynchronousEngine):
                 yield chosen, self._cohort(chosen.tolist(), 0, cache, trains=False, is_new=is_new)
 
     def close(self) -> None:
-        """Give torch its settings back; clients live on."""
+        """Restore torch's settings; clients keep running."""
         EngineSettings.give_back(self)
 
     def cast(self, value: Tensor) -> Tensor:
         """Return a value in the engine's precision."""
         return value.to("cpu", self.dtype if value.is_floating_point() else value.dtype)
 
-    # Rounds.
-
     def _round(self, server: Tree, t: int) -> Tree:
-        """Do one round with those of its clients that complete all its exchanges."""
+        """Return the state after a round with the sampled clients that complete all its exchanges."""
         sampled = self._sample(t).tolist()
         quorum = max(1, math.ceil(self.terms.quorum * len(sampled)))
         began = time.monotonic()
@@ -155,7 +154,7 @@ class FlowerEngine(SynchronousEngine):
             self._wait(began, f"round {t}: {left} of {counted(len(sampled), 'client')} left, and {quorum} needed")
 
     def _wait(self, began: float, sentence: str) -> None:
-        """Say that a round is repeated and pause; PefllError where that was done for too long."""
+        """Report that a round is repeated, and pause; raise PefllError after `patience_seconds`."""
         if time.monotonic() - began > self.terms.patience_seconds:
             raise PefllError(
                 f"{sentence}; that went on for {self.terms.patience_seconds:.3g} s: start the run again later",
@@ -165,7 +164,7 @@ class FlowerEngine(SynchronousEngine):
         time.sleep(self.terms.pause_seconds)
 
     def _note(self, t: int, faults: dict[int, str]) -> None:
-        """Write down who was left out of a round and why."""
+        """Record and report the clients that a round leaves out."""
         for client, reason in faults.items():
             self.dropped.append((t, self.federation.name_of(client), reason))
             self.report(f"round {t}: {self.federation.name_of(client)} is left out: it {reason}")
@@ -183,33 +182,31 @@ class FlowerEngine(SynchronousEngine):
             size=len(ids),
             ids=torch.tensor(ids, dtype=torch.int64),
             is_new=is_new,
-            ledger=Ledger(),  # of what one attempt would cost; the engine's own counts what was really sent
+            ledger=Ledger(),  # counts one attempt; the engine's own ledger counts the bytes that were sent
             engine=self,
             round=t,
             trains=trains,
             cache=cache,
         )
 
-    # Exchanges.
-
     def deliver(self, cohort: FlowerCohort, theta: Tensor) -> dict[int, str]:
-        """Send every client of a cohort its personal model, to be written to its own disk.
+        """Send each client its personal model, which the client writes to its own disk.
 
         Args:
-            cohort: whose models.
-            theta: [c, D], as `personalize` returned it for this cohort.
+            cohort: the clients.
+            theta: [c, D], from `personalize` for this cohort.
 
         Returns:
-            The clients that have none now, and why.
+            The clients that did not get a model, with the reason.
         """
         _, faults = self.gather(cohort.request(DELIVER, [Each(self.cast(theta))], {}), ())
         return cohort.missing | faults
 
     def gather(self, ask: Request, form: Tree) -> tuple[dict[int, list[Tensor]], dict[int, str]]:
-        """Ask every client of a cohort that has not failed yet.
+        """Send a request to every client of a cohort that has not failed yet.
 
         Returns:
-            The tensors of each reply that is as it should be, and what is wrong with the others.
+            The tensors of each valid reply, and the reason for each client without one.
         """
         cache, nodes = ask.cache, self.roster.nodes
         wanted = [client for client in ask.clients if client not in ask.failed]
@@ -230,8 +227,8 @@ class FlowerEngine(SynchronousEngine):
                     replies[client] = known
                     continue
                 requests[client] = OutgoingRequest(nodes[client], ask.kind, pack(header, tensors))
-                told = {what for kind, what in header["places"] if kind == SHARED}
-                cache.sent.setdefault(client, set()).update(told)
+                shared = {what for kind, what in header["places"] if kind == SHARED}
+                cache.sent.setdefault(client, set()).update(shared)
                 down[client] = sum(leaf.nbytes for leaf in tensors.values())
             if not requests:
                 break
@@ -248,7 +245,7 @@ class FlowerEngine(SynchronousEngine):
                 strays = f"{outcome.strays:,} repl{'y' if outcome.strays == 1 else 'ies'}"
                 self.report(f"round {ask.round}: thrown away: {strays} that nobody asked for")
             faults |= outcome.faults
-            # A node that was restarted in the middle of a round has forgotten what it was sent; once it is sent again.
+            # A node that restarted during the round has lost its cached tensors. It gets them once more.
             asked_again = [c for c, reply in outcome.replies.items() if isinstance(reply, Missing)]
             faults |= {c: "forgets what it is sent" for c in asked_again if c in forget}
             to_ask = [c for c in asked_again if c not in forget]
@@ -264,7 +261,7 @@ class FlowerEngine(SynchronousEngine):
         return self._with_limited_counts({client: reply.tensors for client, reply in replies.items()}, form), faults
 
     def _with_limited_counts(self, replies: dict[int, list[Tensor]], form: Tree) -> dict[int, list[Tensor]]:
-        """Return the tensors of replies, of which none is weighted by more samples than `weight_limit` allows."""
+        """Return the replies with each sample count limited by `weight_limit`."""
         place = count_place(form)
         if place is None:
             return replies
@@ -280,12 +277,12 @@ class FlowerEngine(SynchronousEngine):
         return replies
 
     def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
-        """Return clients' sums, each scaled down to the samples that the client counts for.
+        """Return clients' sums, scaled down to each client's limited number of samples.
 
         Args:
             clients: their numbers.
             sums: float64 [clients, 4].
-            chooses: whether the best round is chosen by them: then `choice_limit` holds.
+            chooses: whether they choose the best round; `choice_limit` then replaces `weight_limit`.
         """
         declared = dict(zip(clients.tolist(), sums[:, 0].tolist(), strict=True))
         times = self.terms.choice_limit if chooses else self.terms.weight_limit
@@ -295,7 +292,7 @@ class FlowerEngine(SynchronousEngine):
         return sums * np.array(shares)[:, None]
 
     def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> Reply | Missing:
-        """Return one client's reply, checked; BadMessage where it is not as it should be."""
+        """Return a client's reply after all checks; raise BadMessage if it is invalid."""
         reply = read_reply(content, ask.header(client) | {"name": self.federation.name_of(client)}, form)
         if isinstance(reply, Missing):
             return reply
@@ -306,7 +303,7 @@ class FlowerEngine(SynchronousEngine):
         return reply
 
     def _seconds(self, cache: RoundCache) -> float:
-        """Return how long the next exchange may take; OutOfTime where the attempt is over."""
+        """Return the time limit of the next exchange; raise OutOfTime after the attempt's deadline."""
         left = cache.ends - time.monotonic()
         if left <= 0:
             raise OutOfTime

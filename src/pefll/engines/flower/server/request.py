@@ -1,4 +1,4 @@
-"""What is asked of the clients of a cohort in one exchange, and what is remembered of it until a round is over."""
+"""The request of one exchange, and a cache of requests and replies for one round."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from pefll.methods.contract import Each, Everyone
 
 @dataclass
 class RoundCache:
-    """What is known about the requests of one round or evaluation, across attempts.
+    """What was sent and replied in one round or evaluation, across attempts.
 
     Attributes:
-        name: tells visits apart; clients remember what they were sent until its name changes.
-        sent: which tensors each client was sent in it, by their hashes.
-        replies: to requests, by exchange and client, each with what was asked.
-        ends: when the attempt under way is given up.
+        name: identifies the round or evaluation. Clients cache shared tensors until it changes. The header field is
+            called `visit`.
+        sent: hashes of the tensors that each client has received.
+        replies: by exchange and client, each with the key of its request.
+        ends: the deadline of the current attempt, on the monotonic clock.
     """
 
     name: str
@@ -36,31 +37,30 @@ class RoundCache:
     ends: float = math.inf
 
     def reply_to(self, exchange: int, client: int, asked: RequestKey) -> Reply | None:
-        """Return the reply of an earlier attempt to the very same request; None where there is none."""
+        """Return the reply to the same request in an earlier attempt, or None."""
         for before, reply in self.replies.get((exchange, client), ()):
             if before.same_as(asked):
                 return reply
         return None
 
     def note_reply(self, exchange: int, client: int, asked: RequestKey, reply: Reply) -> None:
-        """Remember a reply until the visit is over."""
+        """Store a reply for later attempts."""
         self.replies.setdefault((exchange, client), []).append((asked, reply))
 
 
 class RequestKey(NamedTuple):
-    """All that a client's reply depends on, beside the client and the round.
+    """Everything that a client's reply depends on, besides the client and the round.
 
     Attributes:
-        facts: names, small numbers, and hashes of what everyone gets.
-        tensors: what this client alone was sent. They are compared when a round is run again, which is seldom; a hash
-            of each would be made in every exchange.
+        facts: names, small numbers, and hashes of the shared tensors.
+        tensors: sent to this client only. They are compared instead of hashed: only a repeated round needs it.
     """
 
     facts: tuple[str, ...]
     tensors: tuple[Tensor, ...]
 
     def same_as(self, other: RequestKey) -> bool:
-        """Whether two requests are the same bit for bit."""
+        """Whether two requests are equal bit for bit."""
         return (
             self.facts == other.facts
             and len(self.tensors) == len(other.tensors)
@@ -70,19 +70,19 @@ class RequestKey(NamedTuple):
 
 @dataclass
 class Request:
-    """What is asked of every client of a cohort in one exchange.
+    """The request of one exchange to all clients of a cohort.
 
     Attributes:
         task: the name of the method's function.
-        arguments: what it gets.
-        static: its small whole numbers.
+        arguments: of the task.
+        static: whole-number arguments of the task, such as the split.
         clients: of the cohort, in the order of the arguments' rows.
-        failed: those of them that are not asked any more.
+        failed: clients that get no more requests.
         round: of training; 0 in an evaluation.
         trains: whether this is training.
-        exchange: which one of the round or evaluation.
-        cache: see `RoundCache`.
-        agreement: the SHA-256 of what both sides have the same of.
+        exchange: its number in the round or evaluation.
+        cache: of the round or evaluation.
+        agreement: SHA-256 of the agreement.
     """
 
     task: str
@@ -98,22 +98,22 @@ class Request:
 
     @property
     def reference(self) -> KeptReference:
-        """What stands in the server's state for what clients keep of this exchange."""
+        """The reference, in the server's state, to what clients keep from this exchange."""
         return KeptReference(self.round if self.trains else -1, self.exchange)
 
     @property
     def kind(self) -> str:
-        """The type of the messages."""
+        """The Flower message type."""
         category = "train" if self.trains else "evaluate" if self.task == "predict" else "query"
         return f"{category}.{self.task}"
 
     @property
     def name(self) -> str:
-        """What Flower's logs call the exchange."""
+        """The name of the exchange in Flower's logs."""
         return f"{self.round}.{self.exchange}"
 
     def header(self, client: int) -> dict[str, Any]:
-        """Return what a message and its reply say about themselves."""
+        """Return the header fields that a message and its reply share."""
         return {
             "task": self.task,
             "round": self.round,
@@ -124,11 +124,11 @@ class Request:
         }
 
     def message_for(self, client: int, knows: set[str]) -> tuple[dict[str, Any], dict[str, Tensor], RequestKey]:
-        """Return the header and the tensors of one client's message, and all that the reply depends on.
+        """Return the header and tensors of one client's message, and the key of the request.
 
         Args:
-            client: whom for.
-            knows: hashes of tensors that need not be sent.
+            client: the recipient.
+            knows: hashes of tensors that the client has cached.
         """
         row = self.clients.index(client)
         places: list[tuple[str, str]] = []
@@ -164,7 +164,7 @@ class Request:
 
     @cached_property
     def _digests(self) -> dict[int, str]:
-        """The hashes of what everyone gets, by the tensors' identities."""
+        """Hashes of the shared tensors, by `id(tensor)`."""
         return {
             id(leaf): digest(leaf)
             for argument in self.arguments
@@ -174,7 +174,7 @@ class Request:
 
 
 def digest(leaf: Tensor) -> str:
-    """Return a hash of a tensor's type, shape and numbers."""
+    """Return a hash of a tensor's type, shape and values."""
     plain = leaf.detach().cpu().contiguous()
     content = hashlib.sha256(repr((plain.dtype, tuple(plain.shape))).encode())
     content.update(plain.numpy().tobytes())
@@ -182,5 +182,5 @@ def digest(leaf: Tensor) -> str:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same, -0 and 0 told apart."""
+    """Whether two tensors have the same bits; -0 differs from 0."""
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
