@@ -23,14 +23,19 @@ from typing import Any
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.deploy.admission import Admission
+from pefll.deploy.connections import (
+    RESERVED_DESCRIPTORS,
+    HandshakeTimeoutLoop,
+    HeadTimeoutProtocol,
+    LimitedListener,
+    raise_descriptor_limit,
+)
 from pefll.deploy.database import with_database
-from pefll.deploy.doors import KEPT_DESCRIPTORS, Door, ImpatientLoop, raise_descriptor_limit
 from pefll.deploy.endings import bind
 from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.private import PRIVATE_UMASK
-from pefll.deploy.slow_heads import HeadTimeoutProtocol
 from pefll.deploy.starter import Starter
 
 try:
@@ -70,8 +75,8 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         port: likewise.
         database: of nodes and runs; None for one in memory.
     """
-    most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - KEPT_DESCRIPTORS))
-    public, own = Door(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
+    most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - RESERVED_DESCRIPTORS))
+    public, own = LimitedListener(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
     token, authority = new_token(), folder / "server" / "ca.crt"
     config = _config(folder, own.getsockname()[1], database, token)
     app = with_database(lambda: create_app(config, SuperLinkLifespan), database, _report)
@@ -84,7 +89,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
     starter = Starter(state, address, authority, _report)
     try:
-        with asyncio.Runner(loop_factory=ImpatientLoop) as runner:
+        with asyncio.Runner(loop_factory=HandshakeTimeoutLoop) as runner:
             runner.run(_serve_both(app, admission, token, config, (public, own), starter))
     finally:
         starter.close()
