@@ -60,7 +60,7 @@ def write_access(home: Path, address: str, authority: Path, token: str) -> None:
 class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
     """Flower's own check of accounts, with one account: whoever has the secret.
 
-    The port has asked for it already (`gate.OperatorOnly`); Flower asks for it again.
+    The port has asked for it already (`gateway.OperatorGateway`); Flower asks for it again.
 
     Args:
         token: the secret.

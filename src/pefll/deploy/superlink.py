@@ -1,8 +1,8 @@
 """The server's process: Flower's SuperLink behind two ports, one for clients and one for the operator.
 
-`flower-superlink` has one port, on which everybody who reaches it may command it. This process makes the same
-application and serves it twice: to clients on the federation's address (`gate.FleetOnly`), to the operator on a free
-port of this machine (`gate.OperatorOnly`).
+`flower-superlink` has one port, and everybody who reaches it may command the server. This process makes the same
+application and serves it twice: to clients at the federation's address (`gateway.FleetGateway`), and to the operator at
+a free port of this machine (`gateway.OperatorGateway`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pefll.deploy.connections import (
 )
 from pefll.deploy.database import with_database
 from pefll.deploy.endings import bind
-from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
+from pefll.deploy.gateway import MOST_HEAD_BYTES, FleetGateway, OperatorGateway
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.private import PRIVATE_UMASK
@@ -113,10 +113,10 @@ async def _serve_both(
         "proxy_headers": False,
         "timeout_graceful_shutdown": 5,
     }
-    own = _Server(uvicorn.Config(OperatorOnly(app, token, starter.is_running), lifespan="on", **settings))
+    own = _Server(uvicorn.Config(OperatorGateway(app, token, starter.is_running), lifespan="on", **settings))
     public = _Server(
         uvicorn.Config(
-            FleetOnly(app, admission),
+            FleetGateway(app, admission),
             lifespan="off",
             http=HeadTimeoutProtocol,
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
@@ -185,7 +185,7 @@ def main() -> None:
     given = parser.parse_args()
     os.umask(PRIVATE_UMASK)
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
-        os.environ.pop(name, None)  # further ports, without a gate
+        os.environ.pop(name, None)  # they open more ports, without a gateway
     try:
         serve(given.folder, given.host, given.port, given.database)
     except PefllError as error:

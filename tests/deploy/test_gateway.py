@@ -25,7 +25,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 
 from pefll.core.errors import PefllError
-from pefll.deploy import connections, gate
+from pefll.deploy import connections, gateway
 from pefll.deploy.certificates import make_certificates
 from pefll.deploy.folder import add_client, make_federation
 from pefll.deploy.operator_access import OperatorAccount
@@ -48,7 +48,7 @@ def received(parts, limit, pause=0.0):
         sent.append(message)
 
     async def read():
-        bounded_receive, bounded_send = gate._bounded(receive, send, limit)
+        bounded_receive, bounded_send = gateway._bounded(receive, send, limit)
         kinds = []
         while waiting and "http.disconnect" not in kinds:
             kinds.append((await bounded_receive())["type"])
@@ -69,7 +69,7 @@ def test_a_request_that_becomes_too_long_or_too_slow_is_ended(monkeypatch):
     assert kinds == ["http.request", "http.disconnect", "http.disconnect"]
     assert (sent[0]["status"], sent[1]["body"], len(sent)) == (413, b"", 2)
     assert (b"connection", b"close") in sent[0]["headers"]
-    monkeypatch.setattr(gate, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.05)
     kinds, sent = received([b"1", b"2"], 10, pause=0.5)
     assert kinds == ["http.disconnect"] * 2
     assert sent[0]["status"] == 408

@@ -65,12 +65,12 @@ RUNTIME = frozenset(
 )
 CONTROL = "/v1/control/"
 # Keys are put into keys/, and nowhere else.
-NOT_EVEN_OPERATORS = frozenset({f"{CONTROL}register-node"})
+REFUSED_TO_OPERATORS = frozenset({f"{CONTROL}register-node"})
 MOST_HEAD_BYTES = 16 << 10
 IDLE_SECONDS = 60  # how long a request may pause while it is sent
 
 
-class FleetOnly:
+class FleetGateway:
     """The clients' port: a request that a known key has signed, to a route for clients, of bounded size.
 
     The key is looked at before a byte of the content is read, so that strangers cannot fill the memory. Flower checks
@@ -116,7 +116,7 @@ class FleetOnly:
             return False
 
 
-class OperatorOnly:
+class OperatorGateway:
     """The port on this machine: commands of whoever has the operator's secret, and the server's own app.
 
     Flower checks both credentials again. They are asked for here before a byte of the content is read.
@@ -148,7 +148,7 @@ class OperatorOnly:
             allowed = False
         if not allowed:
             return await _refuse(send, 401)
-        if path in NOT_EVEN_OPERATORS:
+        if path in REFUSED_TO_OPERATORS:
             return await _refuse(send, 403, b"put the key into keys/: pefll flower add FEDERATION NAME")
         return await self._app(scope, receive, send)
 
