@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pefll.deploy import watchdog
-from pefll.deploy.signals import ended_by_signals
+from pefll.deploy.shutdown import exit_on_signals
 from tests.deploy.marked import WORD, alive_with, wait_until
 
 # Three processes: one, one that it starts in a session of its own, and one that ignores SIGTERM.
@@ -80,7 +80,7 @@ def test_the_watchdog_needs_no_package():
 def test_a_signal_ends_a_block_in_good_order_and_another_does_not_disturb_that(number):
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     ended = []
-    with ended_by_signals() as came:
+    with exit_on_signals() as came:
         try:
             os.kill(os.getpid(), number)
             time.sleep(5)
@@ -95,7 +95,7 @@ def test_a_signal_ends_a_block_in_good_order_and_another_does_not_disturb_that(n
 def test_who_uses_nohup_stays_when_the_terminal_goes():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ended_by_signals() as came:
+        with exit_on_signals() as came:
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(0.05)
         assert came == []

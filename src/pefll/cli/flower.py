@@ -316,9 +316,9 @@ def demo(
     """
     need_flower()
     from pefll.deploy.demo import demo as run_demo
-    from pefll.deploy.signals import ended_by_signals
+    from pefll.deploy.shutdown import exit_on_signals
 
-    with ended_by_signals() as signals:
+    with exit_on_signals() as signals:
         run_demo(folder, clients, rounds, out, simulated)
     if signals:
         say(err, "stopped; everything that was started is ended")

@@ -33,7 +33,7 @@ from pefll.deploy.processes import (
     server_command,
     wait_for_server,
 )
-from pefll.deploy.signals import ended_by_signals
+from pefll.deploy.shutdown import exit_on_signals
 from pefll.deploy.watchdog import mark
 from pefll.runs.record import RunFolder
 
@@ -63,7 +63,7 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
     its_host, _, its_port = address.rpartition(":")
     host, port = host or its_host, port or int(its_port)
     check_port(host, port, folder)
-    with ended_by_signals(), ExitStack() as stack:
+    with exit_on_signals(), ExitStack() as stack:
         process = _start(stack, server_command(folder, host, port, home / "superlink.db"), home, "server")
         check = partial(process.check, "Flower's server")
         wait_for_server(f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", time.monotonic() + 60, check)
@@ -120,7 +120,7 @@ def take_part(
         **policy.to_node(),
     }
     command = client_command(bundle.folder, bundle.address, config, code=code)
-    with ended_by_signals():
+    with exit_on_signals():
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         say(console, policy.sentence)
         if "methods" not in (limits or {}):
@@ -165,7 +165,7 @@ def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
             code="PEFLL-F003",
         )
     command, words = run_command(folder, overrides), environment(home.resolve()) | mark()
-    with ended_by_signals() as signals, ExitStack() as stack:
+    with exit_on_signals() as signals, ExitStack() as stack:
         process = subprocess.Popen(command, env=words, start_new_session=True)
         stack.callback(end_group, process)
         return process.wait()
