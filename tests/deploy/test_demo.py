@@ -25,7 +25,7 @@ from pefll.deploy.processes import environment
 from pefll.engines.flower.client import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.runs.record import RunFolder
-from tests.deploy.marked import WORD, alive_with, wait_until
+from tests.deploy.process_search import WORD, alive_with, wait_until
 
 
 class InProcess(Loopback):

@@ -21,7 +21,7 @@ from pefll.deploy.certificates import make_certificates
 from pefll.deploy.processes import Processes, check_server, environment
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
-from tests.deploy.marked import WORD, alive_with, wait_until
+from tests.deploy.process_search import WORD, alive_with, wait_until
 from tests.engines.flower.deployment import APPS, deploy, result, start
 from tests.engines.flower.federations import SEED, WithoutSome, setting, sha256
 from tests.engines.flower.matrix import strangers

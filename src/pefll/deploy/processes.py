@@ -20,7 +20,7 @@ from typing import Self
 from pefll.core.errors import PefllError
 from pefll.deploy.plan import CLIENT_APP, CONNECTION
 from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
-from pefll.deploy.watchdog import mark
+from pefll.deploy.watchdog import watchdog_environment
 from pefll.engines.flower.surroundings import check_surroundings
 
 QUIET = {
@@ -193,7 +193,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.home) | mark() | (more or {}),
+                env=environment(self.home) | watchdog_environment() | (more or {}),
                 start_new_session=True,
                 umask=PRIVATE_UMASK,
             )

@@ -34,7 +34,7 @@ from pefll.deploy.processes import (
     wait_for_server,
 )
 from pefll.deploy.shutdown import exit_on_signals
-from pefll.deploy.watchdog import mark
+from pefll.deploy.watchdog import watchdog_environment
 from pefll.runs.record import RunFolder
 
 AGAIN_SECONDS = 10
@@ -164,7 +164,7 @@ def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
             "as the same user",
             code="PEFLL-F003",
         )
-    command, words = run_command(folder, overrides), environment(home.resolve()) | mark()
+    command, words = run_command(folder, overrides), environment(home.resolve()) | watchdog_environment()
     with exit_on_signals() as signals, ExitStack() as stack:
         process = subprocess.Popen(command, env=words, start_new_session=True)
         stack.callback(end_group, process)
@@ -194,7 +194,7 @@ def check_nothing_runs(folder: Path) -> None:
 
 def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> Shown:
     """Start a process in a group of its own, which ends with the stack."""
-    process = Shown(command, environment(home.resolve()) | mark(), home / f"{name}.log")
+    process = Shown(command, environment(home.resolve()) | watchdog_environment(), home / f"{name}.log")
     stack.callback(end_group, process)
     return process
 
