@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from rich.console import Console
 
 from pefll.core.errors import PefllError
-from pefll.deploy import demo, server
+from pefll.deploy import demo, server_app
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.models import DELIVER, write_model
 from pefll.deploy.plan import read_app
@@ -45,7 +45,7 @@ class InProcess(Loopback):
     def run(self, seconds, name="run", watched=(), look=lambda: None, **overrides):
         plan = read_app(self.folder)
         grid = InProcessGrid(PefllClientApp({DELIVER: write_model}), self.nodes, plan.agreement.to_config())
-        (server.personalize if overrides.get("task") == "personalize" else server.train)(grid, plan)
+        (server_app.personalize if overrides.get("task") == "personalize" else server_app.train)(grid, plan)
         look()
         return ""
 

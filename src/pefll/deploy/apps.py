@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pefll.core.errors import PefllError
-from pefll.deploy import server as serving
+from pefll.deploy import server_app
 from pefll.deploy.models import DELIVER, write_model
 from pefll.engines.flower.client import PefllClientApp
 
@@ -21,4 +21,4 @@ client = PefllClientApp({DELIVER: write_model})
 @server.main()  # type: ignore[untyped-decorator]
 def main(grid: Any, context: Any) -> None:
     """Do what the run config says."""
-    serving.main(grid, context)
+    server_app.main(grid, context)
