@@ -87,7 +87,7 @@ def test_a_demo_that_is_ended_leaves_nobody_behind(number, tmp_path):
     def everybody_is_there():
         assert process.poll() is None, (tmp_path / "said").read_text()
         commands = " ".join(alive_with(mine).values())
-        return commands.count("pefll.deploy.node") == 2 and "pefll.deploy.server_process" in commands
+        return commands.count("pefll.deploy.node") == 2 and "pefll.deploy.server_app_process" in commands
 
     try:
         wait_until(everybody_is_there, 180)

@@ -352,6 +352,6 @@ def test_an_app_that_the_server_sends_does_not_run_on_a_client(attacked, tmp_pat
     assert "could not read the request" in (tmp_path / "server").read_text()
     assert not (tmp_path / "client").exists()
     words = (tmp_path / "words").read_text().split("\0")
-    assert "pefll.deploy.server_process" in words
+    assert "pefll.deploy.server_app_process" in words
     assert not any("token" in word for word in words)  # the run's token came through a pipe
     assert [path.name for path in tmp_path.glob("loaded-by-*")] == [f"loaded-by-{attacked.there.home.name}"]

@@ -36,7 +36,7 @@ from pefll.deploy.gateway import MOST_HEAD_BYTES, FleetGateway, OperatorGateway
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.private import PRIVATE_UMASK
-from pefll.deploy.starter import Starter
+from pefll.deploy.server_app_process import AppStarter
 
 try:
     import uvicorn
@@ -87,7 +87,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     _report(f"{counted(admission.admitted, 'client')} may come in, of which {len(change.new):,} new")
     address = f"{LOOPBACK}:{config.port}"
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
-    starter = Starter(state, address, authority, _report)
+    starter = AppStarter(state, address, authority, _report)
     try:
         with asyncio.Runner(loop_factory=HandshakeTimeoutLoop) as runner:
             runner.run(_serve_both(app, admission, token, config, (public, own), starter))
@@ -101,7 +101,7 @@ async def _serve_both(
     token: str,
     config: SuperLinkLifespanConfig,
     sockets: tuple[socket.socket, socket.socket],
-    starter: Starter,
+    starter: AppStarter,
 ) -> None:
     """Serve clients and the operator side by side; clients are heard when everything else is ready."""
     settings: dict[str, Any] = {
