@@ -18,7 +18,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from pefll.core.errors import PefllError
 from pefll.deploy.certificates import make_certificates
-from pefll.deploy.processes import Processes, check_server, environment
+from pefll.deploy.processes import Processes, environment
+from pefll.deploy.server_check import check_server
 from pefll.engines.flower.member import client_name
 from pefll.engines.flower.terms import Terms
 from tests.deploy.process_search import WORD, alive_with, wait_until

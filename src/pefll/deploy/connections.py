@@ -1,4 +1,4 @@
-"""Limits on the connections to the clients' port: how many are open, and how long each may send no request.
+"""The server's ports, and limits on connections: how many are open, and how long each may send no request.
 
 A connection costs a stranger nothing, even without TLS. Each one takes a file descriptor of the server. The operator's
 port, the database and the server's app need descriptors, too. uvicorn closes a connection that is idle between two
@@ -8,9 +8,11 @@ requests. It does not close one that never sends its first request, or sends the
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import socket
 import weakref
+from pathlib import Path
 from typing import Any
 
 from pefll.core.errors import PefllError
@@ -34,6 +36,48 @@ def raise_descriptor_limit() -> int:
     except (OSError, ValueError):  # a system may allow less than its stated limit
         return soft
     return hard
+
+
+def check_port(host: str, port: int, folder: Path) -> None:
+    """Raise PefllError if the server cannot listen at an address; see `bind`."""
+    bind(host, port, folder).close()
+
+
+def bind(host: str, port: int, folder: Path) -> socket.socket:
+    """Return a socket bound to an address, not listening yet; PefllError, with what to do, if that fails.
+
+    Args:
+        host: of the address.
+        port: of the address; 0 for any free one.
+        folder: of the federation, for the error.
+    """
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, place = found[0]
+        bound = socket.socket(family, kind)
+    except OSError as error:
+        raise _cannot_listen(host, port, folder, error) from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(place)
+    except OSError as error:
+        bound.close()
+        raise _cannot_listen(host, port, folder, error) from None
+    return bound
+
+
+def _cannot_listen(host: str, port: int, folder: Path, error: OSError) -> PefllError:
+    if error.errno == errno.EADDRINUSE:
+        return PefllError(
+            f"port {port} is in use at {host}:{port}, by another program or by a server that still runs: end that one, "
+            f"or give the federation another port: `pefll flower renew {folder} --address HOST:PORT`",
+            code="PEFLL-F101",
+        )
+    if error.errno == errno.EACCES:
+        reason = f"you have no right to use port {port}; choose one from 1024 on"
+    else:
+        reason = f"{host} is no address of this machine; --host 0.0.0.0 listens at all its addresses"
+    return PefllError(f"the server cannot listen at {host}:{port}: {reason}", code="PEFLL-F104")
 
 
 class LimitedListener(socket.socket):

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from pefll.core.errors import PefllError
-from pefll.deploy.endings import check_port, ended_by_itself
+from pefll.deploy.connections import check_port
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CLIENT_APP
+from pefll.deploy.process_output import exit_error
 from pefll.deploy.processes import Processes, client_command, run_command, server_command, wait_for_server
 
 
@@ -49,7 +50,7 @@ class Loopback(Processes):
         """Raise PefllError, with the last words of its log, where one of some processes has ended by itself."""
         for name in names:
             if self.running[name].poll() is not None:
-                raise ended_by_itself(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
+                raise exit_error(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
 
     def start_client(
         self, name: str, data: Path, model: Path | None = None, through: str = "", **more: str | bool

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -128,35 +127,6 @@ def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambd
                     f"there is no server at {address}: {error}; start `pefll flower server`", code="PEFLL-F417"
                 ) from None
             time.sleep(0.1)
-
-
-def check_server(address: str, authority: Path) -> None:
-    """Raise PefllError where the server at an address cannot be trusted, or is not there.
-
-    Flower itself tries again and again without saying why.
-
-    Args:
-        address: host:port.
-        authority: ca.crt of the federation.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        trust = ssl.create_default_context(cafile=str(authority))
-        with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
-            trust.wrap_socket(plain, server_hostname=host),
-        ):
-            return
-    except ssl.SSLCertVerificationError as error:
-        raise PefllError(
-            f"the server at {address} is not this federation's: {error.verify_message}", code="PEFLL-F418"
-        ) from None
-    except ssl.SSLError as error:
-        raise PefllError(
-            f"the server at {address} does not speak TLS as it should: {error.reason}", code="PEFLL-F419"
-        ) from None
-    except OSError as error:
-        raise PefllError(f"there is no server at {address}: {error.strerror or error}", code="PEFLL-F420") from None
 
 
 @dataclass

@@ -28,10 +28,10 @@ from pefll.deploy.connections import (
     HandshakeTimeoutLoop,
     HeadTimeoutProtocol,
     LimitedListener,
+    bind,
     raise_descriptor_limit,
 )
 from pefll.deploy.database import with_database
-from pefll.deploy.endings import bind
 from pefll.deploy.gateway import MOST_HEAD_BYTES, FleetGateway, OperatorGateway
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
