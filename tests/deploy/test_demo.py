@@ -19,7 +19,7 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.deploy import demo, server_app
 from pefll.deploy.loopback import Loopback
-from pefll.deploy.models import DELIVER, write_model
+from pefll.deploy.model_delivery import DELIVER, write_model
 from pefll.deploy.plan import read_app
 from pefll.deploy.processes import environment
 from pefll.engines.flower.client import PefllClientApp

@@ -6,7 +6,7 @@ from typing import Any
 
 from pefll.core.errors import PefllError
 from pefll.deploy import server_app
-from pefll.deploy.models import DELIVER, write_model
+from pefll.deploy.model_delivery import DELIVER, write_model
 from pefll.engines.flower.client import PefllClientApp
 
 try:
