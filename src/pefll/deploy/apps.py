@@ -20,5 +20,5 @@ client = PefllClientApp({DELIVER: write_model})
 
 @server.main()  # type: ignore[untyped-decorator]
 def main(grid: Any, context: Any) -> None:
-    """Do what the run config says."""
+    """Run the task of the run config."""
     server_app.main(grid, context)
