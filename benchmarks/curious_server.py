@@ -29,7 +29,7 @@ from torch import Tensor
 from pefll.core import randomness
 from pefll.core.files import write_json
 from pefll.data import TEST, TRAIN, Federation, load_samples, make_federation
-from pefll.deploy import server
+from pefll.deploy import server_app
 from pefll.deploy.demo import SETTINGS, agreement_of
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.client.app import PefllClientApp
@@ -212,7 +212,7 @@ def histogram(folder: Path, rounds: int, clients: int, step: Step) -> dict[str, 
     method: Any = here.engine.method
     here.engine.close()
     names = tuple(client_name(number) for number in range(clients))
-    server.train(here.grid, Plan(here.agreement, names, rounds=rounds, eval_every=rounds))
+    server_app.train(here.grid, Plan(here.agreement, names, rounds=rounds, eval_every=rounds))
     truth = here.federation.histograms()
     exact = dict.fromkeys(range(clients), False)
     for number, _, eta_v, v in seen["describe_all"]:

@@ -34,7 +34,7 @@ GROUPS = {
     "X": ("Experiments", "See `pefll VERB --help`."),
 }
 # Functions that put their argument into words.
-TELL_OF = {"shown", "_size", "_gb", "_gigabytes", "first_line", "last_words", "first_few"}
+TELL_OF = {"shown", "_size", "_gb", "_gigabytes", "error_line", "first_line", "first_few"}
 TELL_OF |= {"join", "repr", "str", "list", "tuple", "min", "int"}
 ADVICE = re.compile(r"(pip|use|make|give|add|start|choose|put|mend|say|leave|write|see|`pefll|train|end)\b")
 COLUMNS = "| code | what is wrong | what to do |\n| --- | --- | --- |\n"

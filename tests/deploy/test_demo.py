@@ -17,16 +17,16 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 from rich.console import Console
 
 from pefll.core.errors import PefllError
-from pefll.deploy import demo, server
+from pefll.deploy import demo, server_app
 from pefll.deploy.loopback import Loopback
-from pefll.deploy.models import write_model
+from pefll.deploy.model_delivery import write_model
 from pefll.deploy.plan import read_app
 from pefll.deploy.processes import environment
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.engines.flower.protocol.names import DELIVER
 from pefll.runs.record import RunFolder
-from tests.deploy.marked import WORD, alive_with, wait_until
+from tests.deploy.process_search import WORD, alive_with, wait_until
 
 
 class InProcess(Loopback):
@@ -46,7 +46,7 @@ class InProcess(Loopback):
     def run(self, seconds, name="run", watched=(), look=lambda: None, **overrides):
         plan = read_app(self.folder)
         grid = InProcessGrid(PefllClientApp({DELIVER: write_model}), self.nodes, plan.agreement.to_config())
-        (server.personalize if overrides.get("task") == "personalize" else server.train)(grid, plan)
+        (server_app.personalize if overrides.get("task") == "personalize" else server_app.train)(grid, plan)
         look()
         return ""
 
@@ -88,7 +88,7 @@ def test_a_demo_that_is_ended_leaves_nobody_behind(number, tmp_path):
     def everybody_is_there():
         assert process.poll() is None, (tmp_path / "said").read_text()
         commands = " ".join(alive_with(mine).values())
-        return commands.count("pefll.deploy.node") == 2 and "pefll.deploy.server_process" in commands
+        return commands.count("pefll.deploy.node") == 2 and "pefll.deploy.server_app_process" in commands
 
     try:
         wait_until(everybody_is_there, 180)

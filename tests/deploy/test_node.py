@@ -72,7 +72,7 @@ def test_an_owner_names_code_as_an_option_or_in_the_environment(monkeypatch, tmp
     from pefll.cli.flower import app
 
     named = []
-    monkeypatch.setattr("pefll.deploy.service.take_part", lambda *arguments: named.append(arguments[-2]))
+    monkeypatch.setattr("pefll.deploy.foreground.take_part", lambda *arguments: named.append(arguments[-2]))
     words = ["client", str(tmp_path), "--data", "x.npz"]
     monkeypatch.setenv(CODE, "mine:Own,mine:build")
     for more in ([], ["--code", "a:B"], ["--code", "a:B,c:D", "--code", "e:F"]):

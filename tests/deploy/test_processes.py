@@ -18,10 +18,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from pefll.core.errors import PefllError
 from pefll.deploy.certificates import make_certificates
-from pefll.deploy.processes import Processes, check_server, environment
+from pefll.deploy.processes import Processes, environment
+from pefll.deploy.server_check import check_server
 from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.terms import Terms
-from tests.deploy.marked import WORD, alive_with, wait_until
+from tests.deploy.process_search import WORD, alive_with, wait_until
 from tests.engines.flower.deployment import APPS, deploy, result, start
 from tests.engines.flower.federations import SEED, WithoutSome, setting, sha256
 from tests.engines.flower.matrix import strangers

@@ -14,14 +14,14 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.core.files import read_json, write_json
 from pefll.core.tree import named_leaves
-from pefll.deploy import server
+from pefll.deploy import server_app
 from pefll.deploy.plan import write_app
 from pefll.deploy.simulation import simulate
 from pefll.report.runs import read_run
 from pefll.runs import checkpoint, manifest
 from pefll.runs.record import RunFolder
 from pefll.training import run
-from tests.deploy.test_server import plan_of
+from tests.deploy.test_server_app import plan_of
 from tests.engines.flower.federations import serial_state, setting
 
 
@@ -35,7 +35,7 @@ def test_real_clients_go_on_with_a_simulation_bit_for_bit(method, tmp_path):
     assert read_run(RunFolder(plan.run)).summary["rounds"] == 2, "`pefll show` reads it so"
     assert not RunFolder(plan.run).descriptors_file.exists()
     log = io.StringIO()
-    trained = server.train(here.grid, plan, Console(file=log, width=1000))
+    trained = server_app.train(here.grid, plan, Console(file=log, width=1000))
     saved = checkpoint.latest(RunFolder(plan.run).checkpoints, print)
     for name, leaf in named_leaves(serial_state(here, rounds=3)):
         rows = saved.tensors[f"server.{name}"]

@@ -36,7 +36,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from pefll.deploy import gate
+from pefll.deploy import gateway
 from pefll.deploy.certificates import make_node_key, public_key_as_pem
 from pefll.deploy.processes import environment, free_port, run_command, wait_for_server
 from tests.deploy.attacked import ASLEEP, RUNNING, Attacked, family, listens_at, reply_of, requests_for, wait_for
@@ -102,7 +102,7 @@ class TestStrangers:
             FLEET_HTTP_SIGNATURE_HEADER: attacked.signed(own)[FLEET_HTTP_SIGNATURE_HEADER]
         }
         old = attacked.signed(attacked.key(), datetime.now(UTC) - timedelta(hours=1))
-        for route in gate.FLEET:
+        for route in gateway.FLEET:
             assert attacked.ask(route)[0] == 401
             assert attacked.ask(route, attacked.signed(own))[0] == 401
             assert attacked.ask(route, stolen)[0] == 401
@@ -134,9 +134,9 @@ class TestStrangers:
 
     def test_what_is_long_is_not_read(self, attacked):
         route, known = "/v1/fleet/pull-messages", attacked.signed(attacked.key())
-        # TLS carries 16 KB in a piece, so that the parser in front of the gate gets no more than it allows at once.
-        assert attacked.ask(route, known | {"x": "y" * gate.MOST_HEAD_BYTES})[0] == 431
-        assert attacked.ask(f"{route}?{'y' * gate.MOST_HEAD_BYTES}", known)[0] == 431
+        # TLS carries 16 KB in a piece, so that the parser in front of the gateway gets no more than it allows at once.
+        assert attacked.ask(route, known | {"x": "y" * gateway.MOST_HEAD_BYTES})[0] == 431
+        assert attacked.ask(f"{route}?{'y' * gateway.MOST_HEAD_BYTES}", known)[0] == 431
         assert attacked.ask(route, known | {"content-length": str(17 << 20)})[0] == 413
         began = time.monotonic()
         assert attacked.ask("/v1/fleet/push-object", {"content-length": "1000000000"})[0] == 401
@@ -176,7 +176,7 @@ class TestOtherUsersOfTheServersMachine:
             assert attacked.ask(path, **ask) == (404, b"")
             assert attacked.ask(path, {"authorization": f"Bearer {attacked.token}"}, **ask) == (404, b"")
         content = PullTaskInputRequest().SerializeToString()
-        for route in gate.RUNTIME:
+        for route in gateway.RUNTIME:
             for headers in ({}, {TASK_TOKEN_HEADER: "0" * 64}, {"authorization": f"Bearer {attacked.token}"}):
                 assert attacked.ask(route, headers, content, **ask)[0] == 401
         assert attacked.ask("/v1/fleet/pull-messages", attacked.signed(attacked.key()), **ask) == (404, b"")
@@ -293,7 +293,7 @@ def nginx(attacked, tmp_path):
 def test_nginx_in_front_lets_the_same_through(attacked, nginx):
     for path in CONTROL + RUNTIME + OTHERS + TRICKS:
         assert attacked.ask(path, address=nginx)[0] == 404, path
-    for route in gate.FLEET:
+    for route in gateway.FLEET:
         assert attacked.ask(route, address=nginx)[0] == 401
         assert attacked.ask(route, address=nginx, method="GET")[0] == 403
     key = attacked.key()
@@ -352,6 +352,6 @@ def test_an_app_that_the_server_sends_does_not_run_on_a_client(attacked, tmp_pat
     assert "could not read the request" in (tmp_path / "server").read_text()
     assert not (tmp_path / "client").exists()
     words = (tmp_path / "words").read_text().split("\0")
-    assert "pefll.deploy.server_process" in words
+    assert "pefll.deploy.server_app_process" in words
     assert not any("token" in word for word in words)  # the run's token came through a pipe
     assert [path.name for path in tmp_path.glob("loaded-by-*")] == [f"loaded-by-{attacked.there.home.name}"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pefll.cli import flower, main
-from pefll.deploy import service
+from pefll.deploy import foreground
 from pefll.runs.record import RunFolder
 
 
@@ -146,7 +146,7 @@ class TestWithFlower:
         (federation / ".flower").mkdir(exist_ok=True)
         (federation / ".flower" / "credentials.yaml").write_text("")
         asked = [sys.executable, "-c", "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(30)"]
-        monkeypatch.setattr(service, "run_command", lambda *_: asked)
+        monkeypatch.setattr(foreground, "run_command", lambda *_: asked)
         code, said = pefll(capsys, "flower", "run", str(federation))
         assert code == 130
         assert "the run goes on in the server" in said

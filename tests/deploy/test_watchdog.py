@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pefll.deploy import watchdog
-from pefll.deploy.signals import ended_by_signals
-from tests.deploy.marked import WORD, alive_with, wait_until
+from pefll.deploy.shutdown import exit_on_signals
+from tests.deploy.process_search import WORD, alive_with, wait_until
 
 # Three processes: one, one that it starts in a session of its own, and one that ignores SIGTERM.
 STARTER = """
@@ -23,7 +23,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 spec = spec_from_file_location("watchdog", sys.argv[2])  # by its file: the package takes long to import
 module = module_from_spec(spec)
 spec.loader.exec_module(module)
-mark = module.mark
+environment = os.environ | module.watchdog_environment()
 sleeper = "import time; time.sleep(300)"
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + "time.sleep(300)"
 nested = (
@@ -31,7 +31,7 @@ nested = (
     f"subprocess.Popen([sys.executable, '-S', '-c', {sleeper!r}], start_new_session=True); time.sleep(300)"
 )
 for code in (nested, deaf):
-    subprocess.Popen([sys.executable, "-S", "-c", code], env=os.environ | mark(), start_new_session=True)
+    subprocess.Popen([sys.executable, "-S", "-c", code], env=environment, start_new_session=True)
 print("started", flush=True)
 if sys.argv[1] == "end":
     sys.exit(0)
@@ -55,14 +55,14 @@ def test_all_that_was_started_ends_with_the_process(number):
     wait_until(lambda: not alive_with(ours), 10)
 
 
-def test_a_mark_is_found_and_only_that(tmp_path):
+def test_a_tag_is_found_and_only_that(tmp_path):
     value = uuid.uuid4().hex
-    environment = os.environ | {watchdog.MARK: value}
+    environment = os.environ | {watchdog.TAG: value}
     sleepers = [subprocess.Popen(["sleep", "60"], env=environment) for _ in range(2)]
-    other = subprocess.Popen(["sleep", "60"], env=os.environ | {watchdog.MARK: value + "0"})
+    other = subprocess.Popen(["sleep", "60"], env=os.environ | {watchdog.TAG: value + "0"})
     try:
-        assert sorted(watchdog.marked(value)) == sorted(process.pid for process in sleepers)
-        watchdog.end_marked(value)
+        assert sorted(watchdog.tagged_processes(value)) == sorted(process.pid for process in sleepers)
+        watchdog.end_tagged(value)
         assert [process.wait(5) for process in sleepers] == [-signal.SIGTERM] * 2
         assert other.poll() is None
     finally:
@@ -80,7 +80,7 @@ def test_the_watchdog_needs_no_package():
 def test_a_signal_ends_a_block_in_good_order_and_another_does_not_disturb_that(number):
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     ended = []
-    with ended_by_signals() as came:
+    with exit_on_signals() as came:
         try:
             os.kill(os.getpid(), number)
             time.sleep(5)
@@ -95,7 +95,7 @@ def test_a_signal_ends_a_block_in_good_order_and_another_does_not_disturb_that(n
 def test_who_uses_nohup_stays_when_the_terminal_goes():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ended_by_signals() as came:
+        with exit_on_signals() as came:
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(0.05)
         assert came == []

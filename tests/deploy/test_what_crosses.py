@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
-from pefll.deploy import server
+from pefll.deploy import server_app
 from pefll.engines.flower.protocol.message import FORMAT, RECORD, header_of, tensors_of
-from tests.deploy.test_server import fresh_grid, last_state, plan_of
+from tests.deploy.test_server_app import fresh_grid, last_state, plan_of
 from tests.engines.flower.federations import CLIENTS, setting
 
 HEADER = {"task", "round", "exchange", "visit", "client", "agreement"}
@@ -32,10 +32,10 @@ def recording(tmp_path):
         return [reply]
 
     here.grid.transport = transport
-    server.train(here.grid, plan_of(here, tmp_path))
+    server_app.train(here.grid, plan_of(here, tmp_path))
     here.grid = fresh_grid(here)
     here.grid.transport = transport
-    server.personalize(here.grid, plan_of(here, tmp_path))
+    server_app.personalize(here.grid, plan_of(here, tmp_path))
     return here, messages
 
 

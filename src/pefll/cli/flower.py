@@ -134,7 +134,7 @@ def server(
     is there, too: `pefll flower run FEDERATION`, by the same user on the same machine.
     """
     need_flower()
-    from pefll.deploy.service import serve
+    from pefll.deploy.foreground import serve
 
     serve(folder, host, err, port)
 
@@ -152,7 +152,7 @@ def run(
     On the server's machine, by the user who runs the server. For example: `pefll flower run my-federation`
     """
     need_flower()
-    from pefll.deploy.service import check_nothing_runs, start_app
+    from pefll.deploy.foreground import check_nothing_runs, start_app
 
     check_nothing_runs(folder)
     sys.exit(start_app(folder, run_config or [], err))
@@ -207,7 +207,7 @@ def client(
     For example: `pefll flower client hospital-7 --data samples.npz`
     """
     need_flower()
-    from pefll.deploy.service import take_part
+    from pefll.deploy.foreground import take_part
 
     limits = {
         "methods": None if methods is None else tuple(_listed(methods)),
@@ -298,7 +298,7 @@ def personalize(folder: FolderArgument) -> None:
     With PeFLL these are two exchanges: a descriptor up, a model down, which the client writes to its own disk.
     """
     need_flower()
-    from pefll.deploy.service import start_app
+    from pefll.deploy.foreground import start_app
 
     sys.exit(start_app(folder, ['task="personalize"'], err))
 
@@ -316,9 +316,9 @@ def demo(
     """
     need_flower()
     from pefll.deploy.demo import demo as run_demo
-    from pefll.deploy.signals import ended_by_signals
+    from pefll.deploy.shutdown import exit_on_signals
 
-    with ended_by_signals() as signals:
+    with exit_on_signals() as signals:
         run_demo(folder, clients, rounds, out, simulated)
     if signals:
         say(err, "stopped; everything that was started is ended")

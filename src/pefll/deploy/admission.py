@@ -1,7 +1,7 @@
-"""Who may come in: the keys in a federation's folder, and nobody else.
+"""Admits the clients that have a key in the federation's folder, and nobody else.
 
-`keys/NAME.pub` is the only list there is. Flower's database follows it: at the start and whenever the folder changes,
-keys that are not in it are unregistered and those that are new are registered under the names of their files.
+`keys/NAME.pub` is the only list of clients. Flower's database is updated at the start and whenever the folder changes:
+keys that are not in the folder are unregistered, and new keys are registered under the names of their files.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 
-_SCAN_SECONDS = 1.0  # of thousands of keys every one cannot be looked at for each request
+_SCAN_SECONDS = 1.0  # thousands of files take too long to check for each request
 
 
 class Change(NamedTuple):
-    """What a look at the folder has changed in Flower's database.
+    """What `look` changed in Flower's database.
 
     Attributes:
-        new: names of the clients that are let in now.
-        removed: names under which other keys were registered; they are registered no more.
+        new: names of newly registered clients.
+        removed: names of unregistered keys that are not in the folder.
     """
 
     new: list[str]
@@ -41,11 +41,11 @@ class Change(NamedTuple):
 
 
 class _Stamp(NamedTuple):
-    """What a folder of keys looks like from outside.
+    """State of a folder of keys, to notice changes.
 
     Attributes:
-        folder: when it was changed.
-        files: name and state of each key's file.
+        folder: time of its last change.
+        files: name and state of each key file.
     """
 
     folder: int
@@ -60,7 +60,7 @@ def _modified(folder: Path) -> int:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file is written or replaced; nothing where it cannot be seen."""
+    """Return values that change when a file is written or replaced; () if the file is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -69,12 +69,12 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 class Admission:
-    """The keys of a federation, and Flower's database made to agree with them.
+    """The keys of a federation; `look` makes Flower's database agree with them.
 
     Args:
-        folder: with NAME.pub for each client.
+        folder: has NAME.pub for each client.
         state: Flower's database of nodes.
-        report: is told, in sentences, who is let in and who is not.
+        report: gets a sentence for each key that is refused or removed.
     """
 
     def __init__(self, folder: Path, state: Any, report: Callable[[str], None]) -> None:
@@ -85,9 +85,9 @@ class Admission:
         self._names: dict[bytes, str] = {}
 
     def has_changed(self) -> bool:
-        """Return whether keys came, went or were replaced since the last look; cheap enough for every request.
+        """Return whether keys were added, removed or replaced since the last `look`; cheap enough for every request.
 
-        A file that was written in place leaves no trace in the folder itself. It is noticed within a second.
+        A file that is overwritten in place does not change the folder's time. It is noticed within a second.
         """
         now, seen = time.monotonic(), self._seen
         if seen is None or seen.folder != _modified(self._folder):
@@ -101,21 +101,21 @@ class Admission:
 
     @property
     def admitted(self) -> int:
-        """How many clients may come in."""
+        """Number of clients with a valid key."""
         return len(self._names)
 
     def name_of(self, public_key: bytes) -> str | None:
-        """Return the client that a key, as PEM, was put there for; None for a stranger's."""
+        """Return the name of the client with a public key, as PEM; None for an unknown key."""
         return self._names.get(public_key)
 
     def look(self) -> Change:
-        """Read the folder, and make Flower's database agree with it."""
+        """Read the folder, and update Flower's database."""
         with self._lock:
             stamp = self._stamp()
             self._names = self._read()
             removed = self._remove_others()
             new = [name for key, name in self._names.items() if self._let_in(key, name)]
-            self._seen = stamp  # only now: where the database fails, the next request tries again
+            self._seen = stamp  # last: if the database fails, the next request tries again
         for name in removed:
             self._report(f"a key registered as {name!r} is not in {self._folder}: it is registered no more")
         return Change(new, removed)
@@ -125,7 +125,7 @@ class Admission:
         return _Stamp(folder, tuple((path.name, *_state(path)) for path in sorted(self._folder.glob("*.pub"))))
 
     def _read(self) -> dict[bytes, str]:
-        """Return the names of clients by their keys; a key that two files have is nobody's."""
+        """Return clients' names by key, without keys that are in two files."""
         owners: dict[bytes, list[str]] = {}
         for path in sorted(self._folder.glob("*.pub")):
             try:
@@ -149,12 +149,12 @@ class Admission:
         return removed
 
     def _let_in(self, key: bytes, name: str) -> bool:
-        """Register a key where it is not registered yet; return whether it was not."""
+        """Register a key unless it is registered; return whether it was new."""
         if self._state.get_node_id_by_public_key(key) is not None:
             return False
         try:
             self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
-        except ValueError:  # a key that was removed, or had another name, is back: Flower would never take it again
+        except ValueError:  # Flower never registers a key again that was removed or renamed
             if not hasattr(self._state, "session"):  # a database in memory
                 self._report(f"{name} is let in when the server is started again")
                 return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pefll.core.errors import PefllError
-from pefll.deploy import server as serving
-from pefll.deploy.models import write_model
+from pefll.deploy import server_app
+from pefll.deploy.model_delivery import write_model
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.protocol.names import DELIVER
 
@@ -21,5 +21,5 @@ client = PefllClientApp({DELIVER: write_model})
 
 @server.main()  # type: ignore[untyped-decorator]
 def main(grid: Any, context: Any) -> None:
-    """Do what the run config says."""
-    serving.main(grid, context)
+    """Run the task of the run config."""
+    server_app.main(grid, context)

@@ -1,4 +1,4 @@
-"""Certificates for TLS and keys for nodes, made here: a federation needs no other authority than its own."""
+"""Makes a federation's own TLS authority, its server's certificate and its clients' keys."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365 * SERV
     """Write an authority and a server's certificate: ca.crt for everybody, server.crt and server.key for the server.
 
     Args:
-        folder: of the server; an authority that is there already is used again, so that clients need no new file.
-        hosts: names and addresses under which clients reach the server.
-        days: how long the server's certificate is good.
+        folder: of the server. An existing authority is reused, so clients need no new file.
+        hosts: names and addresses of the server.
+        days: how long the server's certificate is valid.
     """
     make_private_folder(folder)
     if (folder / "ca.key").exists():
@@ -46,14 +46,13 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365 * SERV
 
 
 def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = None) -> None:
-    """Write a node's key pair as Flower reads it, in OpenSSH's format.
+    """Write a node's key pair in OpenSSH's format, which Flower reads.
 
     Args:
-        private: for the node alone.
-        public: for the server.
-        curve: P-256 unless it is given. A node signs every request and the server checks it, every 3 s for every client
-            that waits: on P-384 a request has about 90 bytes more, and costs the server more, too
-            (benchmarks/flower_polls.py).
+        private: file for the node.
+        public: file for the server.
+        curve: P-256 by default. A waiting client signs a request every 3 s, and the server checks it. With P-384 a
+            request is about 90 bytes longer and costs the server more time (benchmarks/flower_polls.py).
     """
     key = ec.generate_private_key(curve or ec.SECP256R1())
     write_private(
@@ -69,7 +68,7 @@ def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = 
 
 
 def public_key_as_pem(path: Path) -> bytes:
-    """Return a node's public key as Flower's control interface takes it."""
+    """Return a node's public key as PEM, as in Flower's database."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
         if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -82,7 +81,7 @@ def public_key_as_pem(path: Path) -> bytes:
 
 
 def expiry(path: Path) -> datetime:
-    """Return until when a certificate is good."""
+    """Return the time at which a certificate expires."""
     try:
         until: datetime = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except (OSError, ValueError) as error:
@@ -143,7 +142,7 @@ def _server(
     days: int,
 ) -> x509.Certificate:
     names: list[x509.GeneralName] = []
-    for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):  # the server's own processes use the last
+    for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):  # the server's own processes use the last one
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:

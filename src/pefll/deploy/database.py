@@ -1,4 +1,4 @@
-"""Flower's database: made whole or not at all, and set aside where it is damaged."""
+"""Opens Flower's database; a damaged one is renamed, and a new one is made."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 T = TypeVar("T")
-# Tables that should not be there or should be, a file that is broken, one that is no database. That a disk is full, or
-# that a file is locked or may not be read, is no damage.
+# Missing or unexpected tables, a corrupt file, a file that is no database. A full disk, a lock or missing rights are no
+# damage.
 _DAMAGES = ("SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
 class _WrongTables(Exception):
-    """A database has tables, and not those that Flower makes."""
+    """A database has other tables than Flower's."""
 
 
 def _wrong_tables(*words: Any, **named: Any) -> NoReturn:
     raise _WrongTables(*words)
 
 
-# Flower would end the process here, with a thread that kills it some seconds later whatever becomes of the exception.
+# Flower would exit here. Its thread kills the process some seconds later, even if the exception is caught.
 migrations.flwr_exit = _wrong_tables
 
 
 def with_database(make: Callable[[], T], database: Path | None, report: Callable[[str], None]) -> T:
-    """Make what opens a database; where the database is damaged, put it out of the way and make it again.
+    """Return what `make` returns; if the database is damaged, rename it and call `make` again.
 
-    Nothing is lost that the server needs: clients are let in again from their keys, and a run goes on from its folder.
+    The server loses nothing: it registers clients again from their keys, and a run resumes from its folder.
 
     Args:
-        make: opens the database, or makes a new one.
+        make: opens the database, or creates it.
         database: its file; None for one in memory.
-        report: is told what was set aside.
+        report: gets a sentence about a renamed database.
     """
     with _signals_wait():
         try:
@@ -65,11 +65,11 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Let signals to end wait until the end of the block: tables that are half made cannot be used any more."""
+    """Delay signals that end the process until the end of the block: half-made tables would be unusable."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python handles signals in the main thread
+        yield  # Python handles signals in the main thread only
         return
-    # Not by a mask: that is one thread's, and the system would give the signal to another one.
+    # A signal mask would not do: it is per thread, and the system would deliver the signal to another one.
     came: list[int] = []
     ends = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(number))]
     ends += [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
@@ -84,7 +84,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _kind(error: DBAPIError) -> str:
-    """Return SQLite's name of an error, without what it adds after a second underline."""
+    """Return the first two words of SQLite's error name, such as SQLITE_CORRUPT."""
     return "_".join(str(getattr(error.orig, "sqlite_errorname", "")).split("_")[:2])
 
 

@@ -19,11 +19,11 @@ from pefll.core.progress import Monitor, monitor, say
 from pefll.core.tree import Tree, named_leaves
 from pefll.core.wording import argument, counted
 from pefll.data import TEST, TRAIN, Federation, load_samples, make_federation
-from pefll.deploy.endings import last_words
 from pefll.deploy.folder import add_client
 from pefll.deploy.folder import make_federation as make_folder
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan
+from pefll.deploy.process_output import error_line
 from pefll.deploy.processes import free_port
 from pefll.deploy.simulation import simulate
 from pefll.engines.flower.inprocess import write_client
@@ -158,7 +158,7 @@ def _no_end(there: Loopback, name: str) -> PefllError:
     """Return the error for a run of Flower's that came to nothing."""
     log = there.logs / f"{name}.log"
     return PefllError(
-        f"the run ended too early and said {last_words(there.log(name))!r}; all of it is in {log}", code="PEFLL-F124"
+        f"the run ended too early and said {error_line(there.log(name))!r}; all of it is in {log}", code="PEFLL-F124"
     )
 
 

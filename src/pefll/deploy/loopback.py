@@ -1,4 +1,4 @@
-"""A whole federation on one machine: server and clients as processes of their own, with TLS and keys."""
+"""A whole federation on this machine: server and clients are processes, with TLS and keys."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from functools import partial
 from pathlib import Path
 
 from pefll.core.errors import PefllError
-from pefll.deploy.endings import check_port, ended_by_itself
+from pefll.deploy.connections import check_port
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CLIENT_APP
+from pefll.deploy.process_output import exit_error
 from pefll.deploy.processes import Processes, client_command, run_command, server_command, wait_for_server
 
 
 @dataclass
 class Loopback(Processes):
-    """The processes of a federation whose server is this machine.
+    """The processes of a federation on this machine.
 
     Attributes:
         folder: of the federation.
-        keep_state: whether the server remembers nodes and runs when it is started again.
-        client_app: what answers clients' messages, module:name.
-        client_code: methods and models that the server may name to clients; see `client_command`.
+        keep_state: whether a restarted server remembers nodes and runs.
+        client_app: the app that answers messages, module:name.
+        client_code: methods and models that the server may name; see `client_command`.
     """
 
     folder: Path = Path()
@@ -34,11 +35,11 @@ class Loopback(Processes):
 
     @property
     def address(self) -> str:
-        """Of the server."""
+        """Address of the server, host:port."""
         return server_address(self.folder)
 
     def start_server(self, seconds: float = 60.0) -> None:
-        """Start the SuperLink, which lets all clients in whose keys are there."""
+        """Start the SuperLink and wait until it listens."""
         host, _, port = self.address.rpartition(":")
         database = self.home / "superlink.db" if self.keep_state else None
         check_port(host, int(port), self.folder)
@@ -46,10 +47,10 @@ class Loopback(Processes):
         wait_for_server(self.address, time.monotonic() + seconds, partial(self.check, "server"))
 
     def check(self, *names: str) -> None:
-        """Raise PefllError, with the last words of its log, where one of some processes has ended by itself."""
+        """Raise PefllError, with the last error of its log, if a named process has ended."""
         for name in names:
             if self.running[name].poll() is not None:
-                raise ended_by_itself(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
+                raise exit_error(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
 
     def start_client(
         self, name: str, data: Path, model: Path | None = None, through: str = "", **more: str | bool
@@ -59,8 +60,8 @@ class Loopback(Processes):
         Args:
             name: of the client.
             data: its samples.
-            model: where its personal model goes.
-            through: an address in place of the server's: of something between the two.
+            model: file for its personal model.
+            through: address of a proxy to use instead of the server's.
             more: further node config.
         """
         bundle = find_bundle(self.folder, name)
@@ -76,11 +77,11 @@ class Loopback(Processes):
         self.start(name, client_command(bundle.folder, server, config, self.client_app, self.client_code))
 
     def kill_client(self, name: str) -> None:
-        """Kill all of a client at once, as a machine that loses its power would."""
+        """Kill a client and its children at once, like a power failure."""
         self.end(name, hard=True)
 
     def start_run(self, name: str = "run", **overrides: str | int | float) -> subprocess.Popen[bytes]:
-        """Start the app, as `pefll flower run FOLDER` does; the process ends when the run does."""
+        """Start the app like `pefll flower run FOLDER`; the returned process ends with the run."""
         words = [
             f'{key.replace("_", "-")}="{v}"' if isinstance(v, str) else f"{key.replace('_', '-')}={v}"
             for key, v in overrides.items()
@@ -95,13 +96,13 @@ class Loopback(Processes):
         look: Callable[[], None] = lambda: None,
         **overrides: str | int | float,
     ) -> str:
-        """Do as `start_run` and wait for the end; return what the app said.
+        """Start the app, wait for its end, and return its output.
 
         Args:
-            seconds: how long to wait.
+            seconds: time limit.
             name: of the process and its log.
-            watched: processes that must go on meanwhile; PefllError where one ends by itself.
-            look: is called now and then.
+            watched: processes that must keep running; PefllError if one ends.
+            look: called several times a second.
             overrides: of the run config.
         """
         process = self.start_run(name, **overrides)

@@ -1,9 +1,9 @@
-"""A client's process: Flower's SuperNode, and in the same process the app that answers its messages.
+"""A client's process: Flower's SuperNode, and a thread with the app that answers its messages.
 
-`flower-supernode` opens a port on the client's machine, starts a process for every message, hands it a token in its
-argument list, and runs whatever app the server sends. Here nothing of that happens. Flower's own loop carries the
-messages; a thread answers them with the app that the client's owner has installed. No port is opened, no code comes
-from the server, and the argument list names one file, which only its owner can read.
+`flower-supernode` opens a port on the client's machine, starts a process for each message with a token in its argument
+list, and runs any app that the server sends. This process does none of that. Flower's loop transfers messages, and a
+thread answers them with the app that the client's owner installed. The process opens no port and runs no code from the
+server. Its argument list names one file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _ERROR = 40  # a level of Python's logging
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a client's process has to know.
+    """Settings of a client's process.
 
     Attributes:
         address: of the server, host:port.
         authority: ca.crt.
         key: the client's own private key.
-        config: what the client's app is told: its name, its data.
-        app: the app that answers messages, module:name. Only the client's owner says which.
-        code: methods and models, package.module:Name, that the server may name; it may name pefll's own in any case.
+        config: Flower's node config for the client's app: its name, its data.
+        app: the app that answers messages, module:name; only the client's owner chooses it.
+        code: methods and models, package.module:Name, that the server may name beside pefll's own.
     """
 
     address: str
@@ -67,7 +67,7 @@ class NodeSettings:
     code: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Write them to a file that only its owner can read: it says where the client's data is."""
+        """Write them to a file that only its owner can read: they name the client's data."""
         write_private(path, json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
@@ -80,27 +80,27 @@ class NodeSettings:
 
 
 class LocalRuntime:
-    """Flower's Runtime API for one task, called as functions where Flower's own app would send requests.
+    """Flower's Runtime API for one task, as function calls instead of requests.
 
     Args:
         state: of the node.
-        task: that the app works on.
+        task: the app's current task.
     """
 
     def __init__(self, state: NodeState, task: Any) -> None:
         self._state, self._task = state, task
 
     def __getattr__(self, name: str) -> Any:
-        """Return a call such as `PullObject`, which Flower has as a function `pull_object`."""
+        """Return the API call of a name: `PullObject` calls Flower's function `pull_object`."""
         words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
         handler = getattr(core_handlers if name == "SendTaskHeartbeat" else runtime_handlers, words)
         return lambda request: handler(request, self._state, self._task)
 
     def PullObject(self, request: Any) -> Any:
-        """Return a part of the message, which may be on its way; an error where Flower's loop has given it up.
+        """Return a part of the message, if it has arrived; ConnectionError if it never will.
 
-        The loop fetches one message at a time. Where another task waits, this one's message will never be whole, as
-        when the server was killed while it was sent.
+        Flower's loop fetches one message at a time. If another task is pending, the loop has given this message up:
+        for example, the server was killed while it sent the message.
         """
         found = runtime_handlers.pull_object(request, self._state, self._task)
         if not found.object_available and self._state.get_tasks(statuses=[Status.PENDING]):
@@ -109,11 +109,11 @@ class LocalRuntime:
 
 
 class Answering(threading.Thread):
-    """Answers the messages that Flower's loop has fetched, one after another, with one app.
+    """A thread that answers the messages of Flower's loop, one after another, with one app.
 
     Args:
-        state: of the node, which the loop shares.
-        app: makes a reply of a message.
+        state: of the node, shared with the loop.
+        app: returns the reply to a message.
     """
 
     def __init__(self, state: NodeState, app: Any) -> None:
@@ -121,8 +121,8 @@ class Answering(threading.Thread):
         self._state, self._app = state, app
 
     def run(self) -> None:
-        """Answer, until the process ends."""
-        # Whatever kind of app the server has in mind: it gets this one's answer.
+        """Answer messages until the process ends."""
+        # The server may ask for either kind of app; this app answers.
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
         while True:
             try:
@@ -130,15 +130,15 @@ class Answering(threading.Thread):
                 if found.token:
                     self._answer(LocalRuntime(self._state, found.task))
                     continue
-            except Exception as error:  # noqa: BLE001 - the next message is answered all the same
+            except Exception as error:  # noqa: BLE001 - the next message must be answered all the same
                 log(_ERROR, "a message could not be answered: %s", error)
-            except BaseException as error:  # noqa: BLE001 - without this thread the client would be there and mute
+            except BaseException as error:  # noqa: BLE001 - without this thread the client would never answer again
                 log(_ERROR, "the client ends: %s", type(error).__name__, exc_info=error)
                 os._exit(1)  # `pefll flower client` starts it again
             time.sleep(_LOOK_SECONDS)
 
     def _answer(self, runtime: LocalRuntime) -> None:
-        # Flower's own heartbeat ends the process of a task that is over, which here is the client.
+        # Flower's own heartbeat would end the process when the task is over: here, the whole client.
         alive = HeartbeatSender(lambda: runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()) is not None)
         alive.start()
         context, outcome = None, SubStatus.FAILED
@@ -152,7 +152,7 @@ class Answering(threading.Thread):
                 alive.stop()
 
     def _reply(self, message: Message, context: Context) -> tuple[Message, str]:
-        """Return the app's reply, or that it failed: of the error, which may hold data, the server gets the kind."""
+        """Return the app's reply and status. The server gets only the type of an error: its text may hold data."""
         try:
             return self._app(message, context), SubStatus.COMPLETED
         except Exception as error:  # noqa: BLE001
@@ -162,11 +162,11 @@ class Answering(threading.Thread):
 
 
 def take_part(settings: NodeSettings) -> None:
-    """Be a client until the process is ended."""
+    """Take part as a client until the process ends."""
     module, _, name = settings.app.partition(":")
     app = getattr(import_module(module), name)
     allow_only(*settings.code)
-    keep_freed_memory(True)  # what a training step frees is kept for the next one
+    keep_freed_memory(True)  # the next training step reuses freed memory
     key = load_ssh_private_key(Path(settings.key).read_bytes(), None)
     factory = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
     Answering(factory.state(), app).start()

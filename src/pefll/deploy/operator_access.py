@@ -1,7 +1,7 @@
-"""The operator's way to the server: an address on this machine and a secret, where Flower's own commands find them.
+"""The operator's access to the server: an address on this machine and a secret.
 
-Both are in the federation's own Flower home, which only its owner can read. `flwr` takes them from there when
-`FLWR_HOME` names it: it sends the secret as the access token of an account.
+Both are in the federation's own Flower home, which only its owner can read. `flwr` reads them there if `FLWR_HOME`
+names that folder, and sends the secret as the access token of an account.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def new_token() -> str:
 
 
 def write_access(home: Path, address: str, authority: Path, token: str) -> None:
-    """Write address and secret to where `flwr` finds them; those of an earlier server are replaced.
+    """Write address and secret where `flwr` reads them, in place of those of an earlier server.
 
     Args:
-        home: Flower's home of this process, and the federation's own.
+        home: the federation's own Flower home; `FLWR_HOME` of this process must name it.
         address: of the operator's port, host:port.
         authority: ca.crt.
         token: the secret.
@@ -51,16 +51,16 @@ def write_access(home: Path, address: str, authority: Path, token: str) -> None:
     )
     place = home / CREDENTIALS
     place.unlink(missing_ok=True)
-    store = FileCredentialStore(place)  # it writes 0600 and all at once
+    store = FileCredentialStore(place)  # it writes atomically, with mode 0600
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
     for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
         store.set(key % address, token.encode())
 
 
 class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
-    """Flower's own check of accounts, with one account: whoever has the secret.
+    """Flower's check of accounts, with one account: the operator's, by the secret.
 
-    The port has asked for it already (`gate.OperatorOnly`); Flower asks for it again.
+    `gateway.OperatorGateway` has checked the secret before.
 
     Args:
         token: the secret.
@@ -71,7 +71,7 @@ class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
         self._token = token
 
     def validate_tokens_in_metadata(self, metadata: Any) -> tuple[bool, AccountInfo | None]:
-        """Return whether a request has the secret, and whose account that is."""
+        """Return whether a request has the secret, and the operator's account."""
         given = [str(value) for _, value in metadata]
         if len(given) != 1 or not secrets.compare_digest(given[0].encode(), self._token.encode()):
             return False, None

@@ -1,8 +1,8 @@
-"""A client gets at its own messages and objects, and at nobody else's.
+"""Restricts each client to its own messages and objects.
 
-Flower checks that a request is signed by the node it names. It does not check whose object a request asks for, nor in
-whose name a message is sent: who knows a name could read, overwrite or delete what is another's, and send orders in the
-server's name. Names are hashes or random numbers, so that they are hard to guess; here they are useless, too.
+Flower checks that the named node signed a request. It does not check who owns the object of a request, or who a
+message claims as its sender. A client that knows an object's name could read, overwrite or delete it, and send messages
+in the server's name. Names are hashes or random numbers and hard to guess. With these checks a guess is useless, too.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ except ImportError:
 
 _BAD, _FORBIDDEN = 400, 403
 _YEAR = 366 * 24 * 3600.0
-# What Flower raises at a reply that it cannot read, or that is for a run it does not know. Those of its database are
-# none of these.
+# Flower's errors for a reply that it cannot parse, or that names an unknown run. Errors of its database are not among
+# them.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-# A node works on one message at a time. It may be killed and come back, so that it has the right to some more.
+# A node works on one message at a time. A restarted node may still finish earlier ones.
 _REMEMBERED = 8
 Handler = Callable[..., Any]
 
 
 class Ownership:
-    """Which messages, objects and transfers are whose; remembered as Flower hands them out."""
+    """Remembers which messages, objects and transfers Flower gave to which node."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,10 +40,10 @@ class Ownership:
         self._transfers: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
     def guard(self, handlers: Any) -> None:
-        """Put a check before each of Flower's functions for clients' requests that name a message or an object.
+        """Wrap each of Flower's handlers of clients' requests that name a message or an object with a check.
 
         Args:
-            handlers: Flower's module of these functions, or anything that has them.
+            handlers: Flower's module of these functions, or an object with the same names.
         """
         before = {"push_messages": self._own_name, "push_object": self._own_transfer}
         before |= {"pull_object": self._own_object, "confirm_message_received": self._own_message}
@@ -60,8 +60,8 @@ class Ownership:
         for message in request.messages_list:
             if message.metadata.src_node_id != request.node.node_id or not message.metadata.reply_to_message_id:
                 raise HTTPException(_FORBIDDEN, "a client sends replies, in its own name")
-            # A database makes NULL of NaN, and then the server's app cannot be told of any reply. A life that is over
-            # is no offence: the reply came late, and Flower drops it.
+            # SQLite stores NaN as NULL, and then the server's app gets no reply at all. An expired reply is allowed:
+            # it came late, and Flower drops it.
             age = time.time() - message.metadata.created_at
             if not (abs(age) <= _YEAR and abs(message.metadata.ttl) <= _YEAR):
                 raise HTTPException(_BAD, "a reply is made now and lives for less than a year")

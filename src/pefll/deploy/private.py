@@ -1,4 +1,4 @@
-"""Files and folders that only their owner can read, whatever the umask is."""
+"""Files and folders that only their owner can read, with any umask."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors, write_whole
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-# For processes that write files we do not name: Flower's database, logs, run folders, what a client keeps.
+# For processes that write files by themselves: Flower's database, logs, run folders, a client's state.
 PRIVATE_UMASK = 0o077
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that only its owner can enter; one that is there already is made so.
+    """Make a folder that only its owner can enter, or restrict an existing one.
 
-    What lies in such a folder is out of others' reach even where its own mode is loose.
+    Others cannot reach files in such a folder, even if the files' own modes allow it.
     """
     with sentences_for_disk_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def check_owner(path: Path) -> None:
-    """Raise PefllError where something belongs to another user, who could read and replace what is put there."""
+    """Raise PefllError if a path belongs to another user, who could read and replace its content."""
     found = path.lstat().st_uid
     if found != os.geteuid():
         raise PefllError(
@@ -39,7 +39,7 @@ def check_owner(path: Path) -> None:
 
 
 def _check_owners_of_loose(folder: Path) -> None:
-    """Raise PefllError where others' rights would be taken away from something that is another user's."""
+    """Raise PefllError if a path with rights for others belongs to another user."""
     for place, folders, files in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):
             with suppress(FileNotFoundError):  # removed meanwhile
@@ -49,24 +49,22 @@ def _check_owners_of_loose(folder: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that nobody but its owner can read, at no moment; see `write_whole`."""
+    """Write a file that only its owner can read, from its first moment on; see `write_whole`."""
     with sentences_for_disk_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content, private=True)
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open(..., opener=...)`; where it is new, nobody but its owner can read it."""
+    """Opener for `open(..., opener=...)`: only the owner can read a new file."""
     return os.open(path, flags, PRIVATE_FILE)
 
 
 def tighten(folder: Path) -> list[Path]:
-    """Take every right that others have away from a folder and all that is in it.
-
-    Links are left alone: what they point to is somebody else's business.
+    """Remove all rights of other users from a folder and everything in it, except links.
 
     Returns:
-        What had rights for others, parents first.
+        The paths that had rights for others, parents first.
     """
     _check_owners_of_loose(folder)
     loose: list[Path] = []

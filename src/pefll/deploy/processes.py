@@ -1,4 +1,4 @@
-"""Flower's processes: started with everything off that would reach out of the machine, and always ended."""
+"""Starts Flower's processes without telemetry or downloads, and ends them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Self
 from pefll.core.errors import PefllError
 from pefll.deploy.plan import CLIENT_APP, CONNECTION
 from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
-from pefll.deploy.watchdog import mark
+from pefll.deploy.watchdog import watchdog_environment
 from pefll.engines.flower.protocol.environment import check_environment
 
 QUIET = {
@@ -28,22 +27,22 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-# Flower by default asks for two objects of a message at a time, each over a connection of its own. A message of ours is
-# one object that matters, so that the second connection would be a TLS handshake and nothing else. These are defaults:
-# who has a slow line and a model of many pieces may set others.
+# By default Flower transfers two objects of a message at a time, each over its own connection. Our messages have one
+# large object, so the second connection would only cost a TLS handshake. A user with a slow line and a model of many
+# pieces may set other values.
 _ONE_AT_A_TIME = {"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "1", "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": "1"}
-# A client computes with one thread, and it must find this package however this process found it.
+# A client computes with one thread.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HOME = "FLWR_HOME"
-# Without the folder that a user happens to be in: a file in it must not stand in for a module.
+# -P: a file in the current folder must not replace a module.
 _MODULE = (sys.executable, "-P", "-m")
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """Return the environment for a process of Flower's; PefllError where this one has what Flower cannot read.
+    """Return the environment for a Flower process; PefllError if this one has invalid settings of Flower's.
 
     Args:
-        home: where Flower keeps its apps and settings; None for the user's own place.
+        home: Flower's folder of apps and settings; None for the user's own.
     """
     check_environment()
     ours = str(Path(__file__).parents[2])
@@ -54,7 +53,7 @@ def environment(home: Path | None = None) -> dict[str, str]:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Flower's programs; PefllError where it is not installed."""
+    """Return the path of one of Flower's programs; PefllError if it is not installed."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -63,7 +62,7 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens at now."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -78,15 +77,15 @@ def server_command(folder: Path, host: str, port: int, database: Path | None) ->
 def client_command(
     bundle: Path, address: str, node_config: dict[str, str | bool], app: str = CLIENT_APP, code: Sequence[str] = ()
 ) -> list[str]:
-    """Write the settings of a client's process into a file of its own, and return the command that starts it.
+    """Write the settings of a client's process to a file, and return the command that starts it.
 
-    Everybody on a machine can read the argument lists of its processes. This one names the file and nothing else.
+    Everybody on a machine can read argument lists, so the command names only the file.
 
     Args:
         bundle: has ca.crt and node.key.
         address: of the server, host:port.
-        node_config: what the client's own app is told: its name, its data.
-        app: answers messages, module:name; whatever app the server sends, it is this one that runs.
+        node_config: Flower's node config for the client's app: its name, its data.
+        app: the app that answers messages, module:name; apps from the server do not run.
         code: methods and models beside pefll's own that the server may name, package.module:Name.
     """
     from pefll.deploy.node import NodeSettings
@@ -98,7 +97,7 @@ def client_command(
 
 
 def run_command(folder: Path, words: Sequence[str] = ()) -> list[str]:
-    """Return Flower's command that starts a federation's app; it needs the environment of the server's home.
+    """Return Flower's command that starts a federation's app; run it with `environment(home of the server)`.
 
     Args:
         folder: of the federation.
@@ -109,12 +108,12 @@ def run_command(folder: Path, words: Sequence[str] = ()) -> list[str]:
 
 
 def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambda: None) -> None:
-    """Wait until somebody listens at an address; PefllError where nobody does in time.
+    """Wait until a server listens at an address; PefllError if none does in time.
 
     Args:
         address: host:port.
-        ends: until when, by the monotonic clock.
-        check: raises PefllError where the server has ended meanwhile.
+        ends: deadline on the monotonic clock.
+        check: raises PefllError if the server has ended meanwhile.
     """
     host, _, port = address.rpartition(":")
     while True:
@@ -130,45 +129,16 @@ def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambd
             time.sleep(0.1)
 
 
-def check_server(address: str, authority: Path) -> None:
-    """Raise PefllError where the server at an address cannot be trusted, or is not there.
-
-    Flower itself tries again and again without saying why.
-
-    Args:
-        address: host:port.
-        authority: ca.crt of the federation.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        trust = ssl.create_default_context(cafile=str(authority))
-        with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
-            trust.wrap_socket(plain, server_hostname=host),
-        ):
-            return
-    except ssl.SSLCertVerificationError as error:
-        raise PefllError(
-            f"the server at {address} is not this federation's: {error.verify_message}", code="PEFLL-F418"
-        ) from None
-    except ssl.SSLError as error:
-        raise PefllError(
-            f"the server at {address} does not speak TLS as it should: {error.reason}", code="PEFLL-F419"
-        ) from None
-    except OSError as error:
-        raise PefllError(f"there is no server at {address}: {error.strerror or error}", code="PEFLL-F420") from None
-
-
 @dataclass
 class Processes:
-    """Processes that end when the block does, however it ends.
+    """Processes that end with the block.
 
-    Each has a group of its own, so that what it starts ends with it.
+    Each has a process group of its own, so its children end with it.
 
     Attributes:
-        logs: where the output of each goes, one file a process.
-        home: Flower's own place; see `environment`.
-        running: by name.
+        logs: folder of output files, one for each process.
+        home: Flower's home; see `environment`.
+        running: processes by name.
     """
 
     logs: Path
@@ -186,14 +156,14 @@ class Processes:
         self.end(*list(self.running))
 
     def start(self, name: str, command: Sequence[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a process; its output is appended to a file of its own."""
+        """Start a process and append its output to its log."""
         with open(self.logs / f"{name}.log", "ab", opener=private_opener) as log:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.home) | mark() | (more or {}),
+                env=environment(self.home) | watchdog_environment() | (more or {}),
                 start_new_session=True,
                 umask=PRIVATE_UMASK,
             )
@@ -201,11 +171,11 @@ class Processes:
         return process
 
     def end(self, *names: str, hard: bool = False) -> None:
-        """End processes and what they started; those that do not end are killed.
+        """End processes and their children; kill those that still run after 5 s.
 
         Args:
-            names: which.
-            hard: kill at once, as a machine that loses its power would.
+            names: of the processes.
+            hard: kill at once, like a power failure.
         """
         ending = [self.running.pop(name) for name in names if name in self.running]
         for process in ending:
@@ -215,7 +185,7 @@ class Processes:
             _kill_after(process, max(0.1, ends - time.monotonic()))
 
     def revive(self, *names: str) -> None:
-        """Start those of some processes again that have ended by themselves."""
+        """Restart the named processes that have ended by themselves."""
         for name in names:
             process = self.running.get(name)
             if process is not None and process.poll() is not None:
@@ -223,21 +193,21 @@ class Processes:
                 self.start(name, process.args)  # type: ignore[arg-type]
 
     def log(self, name: str) -> str:
-        """Return what a process has said."""
+        """Return the output of a process."""
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
 
 def end_group(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
-    """End a process that leads a group of its own, and all that it started; kill what does not end."""
-    _signal(process, signal.SIGTERM)  # once: at a second one Flower's node ends without telling the server
+    """End a process group by its leader; kill it if it still runs after some seconds."""
+    _signal(process, signal.SIGTERM)  # once: at a second signal Flower's node exits without telling the server
     _kill_after(process, seconds)
 
 
 def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    _signal(process, signal.SIGKILL)  # also for what it has left behind
+    _signal(process, signal.SIGKILL)  # also for children that are left
     process.wait()
 
 

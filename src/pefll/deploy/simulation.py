@@ -13,7 +13,7 @@ from pefll.core.wording import argument, counted
 from pefll.data import LABEL
 from pefll.data.federation import Federation
 from pefll.deploy.plan import Plan, read_app
-from pefll.deploy.server import cohort_size, config_of
+from pefll.deploy.server_app import cohort_size, config_of
 from pefll.engines.flower.client.member import Member
 from pefll.engines.flower.client.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine

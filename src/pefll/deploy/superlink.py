@@ -1,8 +1,8 @@
 """The server's process: Flower's SuperLink behind two ports, one for clients and one for the operator.
 
-`flower-superlink` has one port, on which everybody who reaches it may command it. This process makes the same
-application and serves it twice: to clients on the federation's address (`gate.FleetOnly`), to the operator on a free
-port of this machine (`gate.OperatorOnly`).
+`flower-superlink` has one port, and everybody who reaches it may command the server. This process makes the same
+application and serves it twice: to clients at the federation's address (`gateway.FleetGateway`), and to the operator at
+a free port of this machine (`gateway.OperatorGateway`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from typing import Any
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.deploy.admission import Admission
+from pefll.deploy.connections import (
+    RESERVED_DESCRIPTORS,
+    HandshakeTimeoutLoop,
+    HeadTimeoutProtocol,
+    LimitedListener,
+    bind,
+    raise_descriptor_limit,
+)
 from pefll.deploy.database import with_database
-from pefll.deploy.doors import KEPT_DESCRIPTORS, Door, ImpatientLoop, raise_descriptor_limit
-from pefll.deploy.endings import bind
-from pefll.deploy.gate import MOST_HEAD_BYTES, FleetOnly, OperatorOnly
+from pefll.deploy.gateway import MOST_HEAD_BYTES, FleetGateway, OperatorGateway
 from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.private import PRIVATE_UMASK
-from pefll.deploy.slow_heads import HeadTimeoutProtocol
-from pefll.deploy.starter import Starter
+from pefll.deploy.server_app_process import AppStarter
 
 try:
     import uvicorn
@@ -70,8 +75,8 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         port: likewise.
         database: of nodes and runs; None for one in memory.
     """
-    most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - KEPT_DESCRIPTORS))
-    public, own = Door(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
+    most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - RESERVED_DESCRIPTORS))
+    public, own = LimitedListener(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
     token, authority = new_token(), folder / "server" / "ca.crt"
     config = _config(folder, own.getsockname()[1], database, token)
     app = with_database(lambda: create_app(config, SuperLinkLifespan), database, _report)
@@ -82,9 +87,9 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     _report(f"{counted(admission.admitted, 'client')} may come in, of which {len(change.new):,} new")
     address = f"{LOOPBACK}:{config.port}"
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
-    starter = Starter(state, address, authority, _report)
+    starter = AppStarter(state, address, authority, _report)
     try:
-        with asyncio.Runner(loop_factory=ImpatientLoop) as runner:
+        with asyncio.Runner(loop_factory=HandshakeTimeoutLoop) as runner:
             runner.run(_serve_both(app, admission, token, config, (public, own), starter))
     finally:
         starter.close()
@@ -96,7 +101,7 @@ async def _serve_both(
     token: str,
     config: SuperLinkLifespanConfig,
     sockets: tuple[socket.socket, socket.socket],
-    starter: Starter,
+    starter: AppStarter,
 ) -> None:
     """Serve clients and the operator side by side; clients are heard when everything else is ready."""
     settings: dict[str, Any] = {
@@ -108,10 +113,10 @@ async def _serve_both(
         "proxy_headers": False,
         "timeout_graceful_shutdown": 5,
     }
-    own = _Server(uvicorn.Config(OperatorOnly(app, token, starter.is_running), lifespan="on", **settings))
+    own = _Server(uvicorn.Config(OperatorGateway(app, token, starter.is_running), lifespan="on", **settings))
     public = _Server(
         uvicorn.Config(
-            FleetOnly(app, admission),
+            FleetGateway(app, admission),
             lifespan="off",
             http=HeadTimeoutProtocol,
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
@@ -180,7 +185,7 @@ def main() -> None:
     given = parser.parse_args()
     os.umask(PRIVATE_UMASK)
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
-        os.environ.pop(name, None)  # further ports, without a gate
+        os.environ.pop(name, None)  # they open more ports, without a gateway
     try:
         serve(given.folder, given.host, given.port, given.database)
     except PefllError as error:

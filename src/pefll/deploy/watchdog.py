@@ -1,11 +1,10 @@
-"""A watchdog process: it ends what this process started, as soon as this process is gone, however it went.
+"""A watchdog process: it ends every process that this process started, as soon as this process is gone.
 
-A process that gets SIGKILL cannot clean up, and Flower's programs do not notice that the one that started them is gone;
-some of them also start others in sessions of their own. So every process gets a mark in its environment, which all that
-it starts inherit. The watchdog holds one end of a pipe and does nothing until the other end is closed; then it ends
-all processes with the mark.
+A process cannot clean up after SIGKILL. Flower's programs do not notice the end of their parent, and some start others
+in sessions of their own. So every started process has a tag in its environment, and its own children inherit the tag.
+The watchdog reads from a pipe until this process closes the other end. Then it ends all processes with the tag.
 
-It runs this file alone, without the package, so that it starts at once and has no more than a bare Python.
+The watchdog runs this file alone, without the package: it starts at once and takes little memory.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-MARK = "PEFLL_STARTED_BY"
+TAG = "PEFLL_STARTED_BY"
 END_SECONDS = 3.0  # from SIGTERM to SIGKILL
 _lock = threading.Lock()
-_watchdog: tuple[int, str, subprocess.Popen[bytes]] | None = None  # the process it watches, the mark, the watchdog
+_watchdog: tuple[int, str, subprocess.Popen[bytes]] | None = None  # the watched process, the tag's value, the watchdog
 
 
-def mark() -> dict[str, str]:
+def watchdog_environment() -> dict[str, str]:
     """Return what to add to the environment of a process that must not outlive this one.
 
     The first call starts the watchdog.
@@ -39,18 +38,18 @@ def mark() -> dict[str, str]:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__, value],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # whoever reads this process's output must see its end
+                stdout=subprocess.DEVNULL,  # a reader of this process's output must see its end
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process
-                env={name: text for name, text in os.environ.items() if name != MARK},
+                start_new_session=True,  # Ctrl-C must reach this process only
+                env={name: text for name, text in os.environ.items() if name != TAG},
             )
             _watchdog = os.getpid(), value, process
             atexit.register(_end_watchdog, process)
-        return {MARK: _watchdog[1]}
+        return {TAG: _watchdog[1]}
 
 
 def _end_watchdog(process: subprocess.Popen[bytes]) -> None:
-    """Let the watchdog end what is left, and wait for it."""
+    """Let the watchdog end the remaining processes, and wait for it."""
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
@@ -58,31 +57,31 @@ def _end_watchdog(process: subprocess.Popen[bytes]) -> None:
         process.wait(3 * END_SECONDS)
 
 
-def marked(value: str) -> list[int]:
-    """Return the processes with a mark, other than this one; those that have ended already have none."""
-    word = f"{MARK}={value}"
+def tagged_processes(value: str) -> list[int]:
+    """Return the running processes with a tag's value, except this one."""
+    word = f"{TAG}={value}"
     places = Path("/proc")
     if not (places / "self" / "environ").exists():
-        return _listed(word)
+        return _tagged_by_ps(word)
     found = []
     for place in places.iterdir():
         if place.name.isdecimal() and int(place.name) != os.getpid():
-            with suppress(OSError):  # gone meanwhile, or somebody else's
+            with suppress(OSError):  # it has ended, or belongs to another user
                 if word.encode() in (place / "environ").read_bytes().split(b"\0"):
                     found.append(int(place.name))
     return found
 
 
-def _listed(word: str) -> list[int]:
-    """Do as `marked` on systems without /proc, such as macOS, whose `ps -E` shows environments."""
+def _tagged_by_ps(word: str) -> list[int]:
+    """Do the same on systems without /proc, such as macOS: `ps -E` shows environments there."""
     lines = subprocess.run(["ps", "-AEww", "-o", "pid=,command="], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in lines if word in line.split() and int(line.split()[0]) != os.getpid()]
 
 
-def end_marked(value: str, seconds: float = END_SECONDS) -> None:
-    """End all processes with a mark; kill those that do not end within some seconds."""
+def end_tagged(value: str, seconds: float = END_SECONDS) -> None:
+    """End all processes with a tag's value; kill those that still run after some seconds."""
     began, asked = time.monotonic(), set()
-    while (left := marked(value)) and time.monotonic() - began < 3 * seconds:
+    while (left := tagged_processes(value)) and time.monotonic() - began < 3 * seconds:
         kills = time.monotonic() - began > seconds
         for pid in left:
             if kills or pid not in asked:
@@ -94,9 +93,9 @@ def end_marked(value: str, seconds: float = END_SECONDS) -> None:
 
 def _watch(value: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends with the process that it watches, and not before
+        signal.signal(number, signal.SIG_IGN)  # only the end of the watched process ends it
     sys.stdin.buffer.read()
-    end_marked(value)
+    end_tagged(value)
 
 
 if __name__ == "__main__":

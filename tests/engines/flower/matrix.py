@@ -29,7 +29,8 @@ from pefll.core.files import write_json
 from pefll.core.tree import named_leaves
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.loopback import Loopback
-from pefll.deploy.processes import check_server, client_command, free_port, program, server_command, wait_for_server
+from pefll.deploy.processes import client_command, free_port, program, server_command, wait_for_server
+from pefll.deploy.server_check import check_server
 from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.terms import Terms
 from pefll.runs import checkpoint

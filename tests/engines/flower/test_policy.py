@@ -237,7 +237,7 @@ def test_the_limits_reach_the_node_through_the_command_line_and_the_nodes_settin
     from pefll.deploy.processes import client_command
 
     given = {}
-    monkeypatch.setattr("pefll.deploy.service.take_part", lambda *arguments: given.update(arguments[-1]))
+    monkeypatch.setattr("pefll.deploy.foreground.take_part", lambda *arguments: given.update(arguments[-1]))
     options = ["--methods", "fedavg, mine:Own", "--min-samples", "3", "--allow-few", "--numbers-per-sample", "2.5"]
     CliRunner().invoke(app, ["client", str(tmp_path), "--data", "x.npz", *options], catch_exceptions=False)
     policy = Policy(**given)

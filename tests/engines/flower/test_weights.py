@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 
 from pefll.core.errors import PefllError
-from pefll.deploy import server
+from pefll.deploy import server_app
 from pefll.deploy.demo import agreement_of, digits
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.client.app import PefllClientApp
@@ -19,7 +19,7 @@ from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.terms import Terms
 from pefll.engines.flower.server.weights import WeightLimits
-from tests.deploy.test_server import plan_of
+from tests.deploy.test_server_app import plan_of
 from tests.engines.flower.federations import (
     QUICK,
     Setting,
@@ -76,7 +76,7 @@ def chosen(folder, **limits: float) -> int:
     here = Setting(federation, agreed, InProcessGrid(PefllClientApp(), nodes, agreed.to_config()), folder)
     liar(here, liars_best=1)
     plan = Plan(agreed, names, rounds=12, clients_per_round=8, eval_every=3, terms=dataclasses.replace(QUICK, **limits))
-    return server.train(here.grid, plan).summary["best_round"]
+    return server_app.train(here.grid, plan).summary["best_round"]
 
 
 def test_a_client_that_declares_half_a_trillion_samples_does_not_choose_the_best_round(tmp_path):

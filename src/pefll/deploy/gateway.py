@@ -1,8 +1,8 @@
-"""What each of the server's two ports lets through to Flower: exact lists of routes, with a credential for each.
+"""ASGI gateways in front of Flower: each of the server's two ports has a list of routes and checks credentials.
 
-Flower's SuperLink is one web application that serves clients, operators and apps alike. Here it gets two ports: one for
-clients, which lets through what a registered client sends and nothing else, and one on this machine alone, for the
-operator, who has a secret, and for the server's own app, which has a token from Flower.
+Flower's SuperLink is one web application for clients, operators and apps. Here it has two ports. The clients' port
+passes only requests of registered clients. The other port is on this machine only: for the operator, who has a secret,
+and for the server's own app, which has a token from Flower.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MIB = 1 << 20
-# What a client may send, and how long it may be. An object holds a whole model.
+# Routes for clients, each with the longest body in bytes. An object holds a whole model.
 FLEET = {
     f"/v1/fleet/{route}": MIB * (1024 if route == "push-object" else 16)
     for route in (
@@ -47,7 +47,7 @@ FLEET = {
         "confirm-message-received",
     )
 }
-# What the server's own app needs of Flower, which asks for the token of the run in each of them.
+# Routes for the server's own app. Flower asks for the token of the run in each of them.
 RUNTIME = frozenset(
     f"/v1/runtime/{route}"
     for route in (
@@ -64,21 +64,21 @@ RUNTIME = frozenset(
     )
 )
 CONTROL = "/v1/control/"
-# Keys are put into keys/, and nowhere else.
-NOT_EVEN_OPERATORS = frozenset({f"{CONTROL}register-node"})
+# The operator adds keys in keys/ only.
+REFUSED_TO_OPERATORS = frozenset({f"{CONTROL}register-node"})
 MOST_HEAD_BYTES = 16 << 10
-IDLE_SECONDS = 60  # how long a request may pause while it is sent
+IDLE_SECONDS = 60  # the longest pause within a request's body
 
 
-class FleetOnly:
-    """The clients' port: a request that a known key has signed, to a route for clients, of bounded size.
+class FleetGateway:
+    """The clients' port: passes requests to clients' routes, signed by a known key, of bounded size.
 
-    The key is looked at before a byte of the content is read, so that strangers cannot fill the memory. Flower checks
-    key and time again, and that the client speaks for itself.
+    It checks the key before it reads any of the body, so strangers cannot fill the memory. Flower checks key and time
+    again, and that the key belongs to the node that the request names.
 
     Args:
-        app: Flower's.
-        admission: which keys are known.
+        app: Flower's application.
+        admission: the known keys.
     """
 
     def __init__(self, app: App, admission: Admission) -> None:
@@ -116,22 +116,22 @@ class FleetOnly:
             return False
 
 
-class OperatorOnly:
-    """The port on this machine: commands of whoever has the operator's secret, and the server's own app.
+class OperatorGateway:
+    """The port on this machine: passes commands with the operator's secret, and requests of the server's own app.
 
-    Flower checks both credentials again. They are asked for here before a byte of the content is read.
+    It checks credentials before it reads any of the body. Flower checks them again.
 
     Args:
-        app: Flower's.
+        app: Flower's application.
         token: the operator's secret.
-        is_running: whether a token is that of a run under way.
+        is_running: whether a token belongs to a running app.
     """
 
     def __init__(self, app: App, token: str, is_running: Callable[[bytes], bool]) -> None:
         self._app, self._expected, self._is_running = app, f"Bearer {token}".encode(), is_running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or start and end the application."""
+        """Answer one request, or handle the application's start and end."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
@@ -148,16 +148,16 @@ class OperatorOnly:
             allowed = False
         if not allowed:
             return await _refuse(send, 401)
-        if path in NOT_EVEN_OPERATORS:
+        if path in REFUSED_TO_OPERATORS:
             return await _refuse(send, 403, b"put the key into keys/: pefll flower add FEDERATION NAME")
         return await self._app(scope, receive, send)
 
 
 def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
-    """Return a `receive` and a `send` that end a request which becomes too long or too slow, whatever it declared.
+    """Return a `receive` and a `send` that end a request if it becomes too long or too slow.
 
-    The app is told that the client has gone. What it answers to that is replaced by a refusal, which closes the
-    connection: otherwise the rest would be read, and thrown away, for as long as it comes.
+    The app sees a disconnected client. Its answer is replaced by a refusal that closes the connection. Otherwise the
+    server would read and discard the rest of the body, however long.
     """
     got, status, answered = 0, 0, False
 
@@ -176,7 +176,7 @@ def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
                 status = 413
                 return {"type": "http.disconnect"}
             if not message.get("more_body", False):
-                got = -1  # the rest is waiting for the client to go, which may take as long as the answer
+                got = -1  # from here on the app only waits for a disconnect, without a time limit
         return message
 
     async def bounded_send(message: MutableMapping[str, Any]) -> None:
@@ -191,7 +191,7 @@ def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
 
 
 def _one_header(scope: Scope, name: str) -> bytes:
-    """Return a header that must be there once; ValueError where it is not."""
+    """Return the value of a header; ValueError unless it is there exactly once."""
     found = _headers(scope, name)
     if len(found) != 1:
         raise ValueError(f"{len(found)} headers {name}")
@@ -204,7 +204,7 @@ def _headers(scope: Scope, name: str) -> list[bytes]:
 
 
 def _head_bytes(scope: Scope) -> int:
-    """Return the length of a request's line and headers. A head that comes in one piece passes the parser's bound."""
+    """Return the length of a request's line and headers; the parser does not bound a head sent in one piece."""
     line = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
     return line + sum(len(name) + len(value) for name, value in scope["headers"])
 
@@ -215,7 +215,7 @@ def _declared_length(scope: Scope) -> int:
 
 
 async def _refuse(send: Send, status: int, sentence: bytes = b"") -> None:
-    """Answer without a word of what is there, and close the connection, so that nothing more of it is read."""
+    """Send a status without details, and close the connection so that no more of it is read."""
     headers = [(b"content-length", str(len(sentence)).encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": sentence})

@@ -19,13 +19,12 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.wording import counted
 from pefll.deploy.certificates import expiry
-from pefll.deploy.endings import Shown, check_port, ended_by_itself
+from pefll.deploy.connections import check_port
 from pefll.deploy.folder import find_bundle, server_address
-from pefll.deploy.known_key import check_key_known
 from pefll.deploy.plan import read_app, renew_app
 from pefll.deploy.private import make_private_folder, tighten
+from pefll.deploy.process_output import ShownProcess, exit_error
 from pefll.deploy.processes import (
-    check_server,
     client_command,
     end_group,
     environment,
@@ -33,8 +32,9 @@ from pefll.deploy.processes import (
     server_command,
     wait_for_server,
 )
-from pefll.deploy.signals import ended_by_signals
-from pefll.deploy.watchdog import mark
+from pefll.deploy.server_check import check_key_known, check_server
+from pefll.deploy.shutdown import exit_on_signals
+from pefll.deploy.watchdog import watchdog_environment
 from pefll.runs.record import RunFolder
 
 AGAIN_SECONDS = 10
@@ -63,7 +63,7 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
     its_host, _, its_port = address.rpartition(":")
     host, port = host or its_host, port or int(its_port)
     check_port(host, port, folder)
-    with ended_by_signals(), ExitStack() as stack:
+    with exit_on_signals(), ExitStack() as stack:
         process = _start(stack, server_command(folder, host, port, home / "superlink.db"), home, "server")
         check = partial(process.check, "Flower's server")
         wait_for_server(f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", time.monotonic() + 60, check)
@@ -120,7 +120,7 @@ def take_part(
         **policy.to_node(),
     }
     command = client_command(bundle.folder, bundle.address, config, code=code)
-    with ended_by_signals():
+    with exit_on_signals():
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         say(console, policy.sentence)
         if "methods" not in (limits or {}):
@@ -134,7 +134,7 @@ def take_part(
                     time.sleep(0.2)
             # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
             # and refuses its successor until then.
-            reason = ended_by_itself("the SuperNode", node.said(), node.log)
+            reason = exit_error("the SuperNode", node.last_output(), node.log)
             check_key()
             say(console, f"{reason}; it is started again in {AGAIN_SECONDS} s")
             time.sleep(AGAIN_SECONDS)
@@ -164,8 +164,8 @@ def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
             "as the same user",
             code="PEFLL-F003",
         )
-    command, words = run_command(folder, overrides), environment(home.resolve()) | mark()
-    with ended_by_signals() as signals, ExitStack() as stack:
+    command, words = run_command(folder, overrides), environment(home.resolve()) | watchdog_environment()
+    with exit_on_signals() as signals, ExitStack() as stack:
         process = subprocess.Popen(command, env=words, start_new_session=True)
         stack.callback(end_group, process)
         return process.wait()
@@ -192,9 +192,9 @@ def check_nothing_runs(folder: Path) -> None:
         ) from None
 
 
-def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> Shown:
+def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> ShownProcess:
     """Start a process in a group of its own, which ends with the stack."""
-    process = Shown(command, environment(home.resolve()) | mark(), home / f"{name}.log")
+    process = ShownProcess(command, environment(home.resolve()) | watchdog_environment(), home / f"{name}.log")
     stack.callback(end_group, process)
     return process
 

@@ -1,8 +1,8 @@
-"""Starts the server's app when the operator has asked for a run.
+"""Starts a process of the server's app for each run that the operator asks for; `main` is that process.
 
-In Flower's own way of doing this another process asks for work over the network, and the token of the run is in the
-argument list of the app, where everybody on the machine can read it. Here the server itself looks, and the app gets its
-token through a pipe.
+In Flower, another process asks for work over the network, and the argument list of the app holds the token of the run.
+Everybody on the machine can read argument lists. Here the server polls its own database, and the app gets its token
+through a pipe.
 """
 
 from __future__ import annotations
@@ -22,48 +22,49 @@ try:
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
     from flwr.supercore.servicer.runtime import runtime_handlers
+    from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _CLOSE_SECONDS = 10.0
 
 
-class Starter(threading.Thread):
-    """Looks for runs that nobody does yet, and starts a process for each.
+class AppStarter(threading.Thread):
+    """Polls for new runs and starts a process for each.
 
     Args:
         state: Flower's database.
         address: of the port for operators and apps, host:port.
         authority: ca.crt.
-        report: is told what went wrong.
+        report: gets errors as sentences.
     """
 
     def __init__(self, state: Any, address: str, authority: Path, report: Callable[[str], None]) -> None:
-        super().__init__(name="starter", daemon=True)
+        super().__init__(name="app-starter", daemon=True)
         self._state, self._address, self._authority, self._report = state, address, authority, report
-        self._over = threading.Event()
+        self._closing = threading.Event()
         self._apps: dict[str, subprocess.Popen[bytes]] = {}  # by the tokens of their runs
 
     def run(self) -> None:
-        """Start what is asked for, until the server ends."""
+        """Start a process for each new run until the server ends."""
         request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-        while not self._over.wait(_LOOK_SECONDS):
+        while not self._closing.wait(_POLL_SECONDS):
             self._apps = {token: app for token, app in self._apps.items() if app.poll() is None}
             try:
                 task = runtime_handlers.acquire_task(request, self._state)
                 if task.token:
                     self._start(task.token)
-            except Exception as error:  # noqa: BLE001 - the next run must be started all the same
+            except Exception as error:  # noqa: BLE001 - the next run must start all the same
                 self._report(f"a run could not be started: {error}")
 
     def is_running(self, token: bytes) -> bool:
-        """Return whether a token is that of a run that was started here and is not over."""
+        """Return whether a token belongs to a run that was started here and has not ended."""
         return any(hmac.compare_digest(token, known.encode()) for known in list(self._apps))
 
     def close(self) -> None:
-        """Start nothing more, and end what was started."""
-        self._over.set()
+        """Start no more processes, and end those that were started."""
+        self._closing.set()
         if self.is_alive():  # it may be about to start one more
             self.join(_CLOSE_SECONDS)
         for app in list(self._apps.values()):
@@ -71,7 +72,7 @@ class Starter(threading.Thread):
 
     def _start(self, token: str) -> None:
         command = [
-            *(sys.executable, "-P", "-m", "pefll.deploy.server_process"),
+            *(sys.executable, "-P", "-m", "pefll.deploy.server_app_process"),
             *("--runtime-api-address", self._address),
             *("--root-certificates", str(self._authority)),
             *("--parent-pid", str(os.getpid())),
@@ -81,5 +82,18 @@ class Starter(threading.Thread):
         assert app.stdin is not None
         with app.stdin as pipe:
             pipe.write(f"{token}\n".encode())
-        if self._over.is_set():  # `close` may have looked before this one was there
+        if self._closing.is_set():  # `close` may have run before this app was in the list
             app.terminate()
+
+
+def main() -> None:
+    """Read the run's token from the pipe and do the run."""
+    token = sys.stdin.readline().strip()
+    sys.stdin.close()
+    # Python's own list only: the system's argument list, which other users can read, stays without the token.
+    sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]
+    flwr_serverapp()
+
+
+if __name__ == "__main__":
+    main()

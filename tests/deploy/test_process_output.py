@@ -13,11 +13,12 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.core.errors import PefllError
-from pefll.deploy import service
-from pefll.deploy.endings import Shown, check_port, ended_by_itself, last_words
+from pefll.deploy.connections import check_port
 from pefll.deploy.folder import add_client, find_bundle, server_address
 from pefll.deploy.loopback import Loopback
+from pefll.deploy.process_output import ShownProcess, error_line, exit_error
 from pefll.deploy.processes import environment, free_port, server_command
+from pefll.deploy.server_check import check_key_known
 from tests.deploy.test_verbs import pefll
 from tests.engines.flower.deployment import deploy
 from tests.engines.flower.federations import setting
@@ -53,26 +54,26 @@ def port():
 
 
 def test_the_line_that_says_what_went_wrong_is_found():
-    assert last_words(REFUSED) == (
+    assert error_line(REFUSED) == (
         "Exit Code: 305 Failed to initialize the connection to the SuperLink. "
         "[code: 2004] The SuperNode could not be activated."
     )
-    assert last_words(TRACEBACK) == "sqlite3.OperationalError: disk I/O error"
-    assert last_words(IN_USE).endswith("address already in use")
-    assert last_words("one\n\x1b[92mtwo\x1b[0m\n\n") == "two"
-    assert last_words("") == "nothing"
+    assert error_line(TRACEBACK) == "sqlite3.OperationalError: disk I/O error"
+    assert error_line(IN_USE).endswith("address already in use")
+    assert error_line("one\n\x1b[92mtwo\x1b[0m\n\n") == "two"
+    assert error_line("") == "nothing"
 
 
 def test_a_port_that_was_taken_after_the_check_is_said_as_one_before_it(tmp_path, port):
     """The server's process takes the port itself, and what it says of it is passed on."""
     words = server_command(tmp_path, "127.0.0.1", port, None)
     said = subprocess.run(words, env=environment(tmp_path / "home"), capture_output=True, text=True).stderr
-    error = ended_by_itself("the server", said, tmp_path / "log")
+    error = exit_error("the server", said, tmp_path / "log")
     assert error.code == "PEFLL-F101"
     with pytest.raises(PefllError) as checked:
         check_port("127.0.0.1", port, tmp_path)
     assert str(error) == str(checked.value)
-    assert ended_by_itself("the server", TRACEBACK, tmp_path / "log").code == "PEFLL-F102"
+    assert exit_error("the server", TRACEBACK, tmp_path / "log").code == "PEFLL-F102"
 
 
 def test_a_port_is_checked_before_anything_is_started(port):
@@ -87,7 +88,7 @@ def test_a_port_is_checked_before_anything_is_started(port):
 
 def test_a_process_that_ends_by_itself_is_quoted_with_its_log(tmp_path, capfd):
     code = "import sys; print('hello'); sys.stdout.flush(); raise ValueError('no disk')"
-    process = Shown([sys.executable, "-S", "-c", code], os.environ, tmp_path / "it.log")
+    process = ShownProcess([sys.executable, "-S", "-c", code], os.environ, tmp_path / "it.log")
     process.wait(20)
     with pytest.raises(PefllError, match=r"ValueError: no disk.*PEFLL-F102") as ended:
         process.check("it")
@@ -127,13 +128,13 @@ def test_an_unregistered_client_is_told_so_and_a_registered_one_is_let_in(tmp_pa
     with there:
         there.start_server()
         add_client(there.folder, "stranger")
-        service.check_key_known(*asked("stranger"))  # says nothing: the server has looked into keys/
+        check_key_known(*asked("stranger"))  # says nothing: the server has looked into keys/
         (there.folder / "keys" / "stranger.pub").unlink()
         code, said = pefll(capsys, "flower", "client", str(there.folder), "--name", "stranger", "--data", data)
         assert (code, said.count("error:")) == (2, 1)
         assert "PEFLL-F103" in said
         assert "PEFLL-F103" in said
-        service.check_key_known(*asked("client-000"))  # says nothing
+        check_key_known(*asked("client-000"))  # says nothing
         (there.folder / "clients" / "stranger" / "node.key").write_text("nonsense")
         code, said = pefll(capsys, "flower", "client", str(there.folder), "--name", "stranger", "--data", data)
         assert (code, "PEFLL-F106" in said) == (2, True)

@@ -16,8 +16,8 @@ from flwr.app import Context, RecordDict
 
 from pefll.core.errors import PefllError
 from pefll.core.tree import named_leaves
-from pefll.deploy import apps, server
-from pefll.deploy.models import write_model
+from pefll.deploy import apps, server_app
+from pefll.deploy.model_delivery import write_model
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
@@ -57,7 +57,7 @@ def same_as_serial(here: Setting, folder: Path) -> bool:
 
 def test_a_run_has_all_that_a_run_has(tmp_path):
     here = setting(tmp_path)
-    trained = server.train(here.grid, plan_of(here, tmp_path))
+    trained = server_app.train(here.grid, plan_of(here, tmp_path))
     assert same_as_serial(here, tmp_path)
     summary = trained.summary
     assert summary["engine"] == "flower"
@@ -91,8 +91,8 @@ def test_a_server_killed_between_any_two_exchanges_goes_on_bit_exact(moment, tmp
 
     here.grid.push_messages = killing
     with pytest.raises(Killed):
-        server.train(here.grid, plan_of(here, tmp_path))
-    server.train(fresh_grid(here), plan_of(here, tmp_path))
+        server_app.train(here.grid, plan_of(here, tmp_path))
+    server_app.train(fresh_grid(here), plan_of(here, tmp_path))
     assert same_as_serial(here, tmp_path)
     assert [row["round"] for row in RunFolder(tmp_path / "run").history()] == [1, 2]
 
@@ -114,8 +114,8 @@ def test_a_server_killed_while_clients_keep_something_goes_on_bit_exact(tmp_path
 
     here.grid.push_messages = killing
     with pytest.raises(Killed):
-        server.train(here.grid, plan)
-    server.train(fresh_grid(here), plan)
+        server_app.train(here.grid, plan)
+    server_app.train(fresh_grid(here), plan)
     found = last_state(tmp_path)
     for name, leaf in named_leaves(serial_state(here, rounds=3)):
         rows = found[f"server.{name}"]
@@ -126,17 +126,17 @@ def test_a_server_killed_while_clients_keep_something_goes_on_bit_exact(tmp_path
 
 def test_another_agreement_does_not_go_on_with_a_run(tmp_path):
     here = setting(tmp_path)
-    server.train(here.grid, plan_of(here, tmp_path))
+    server_app.train(here.grid, plan_of(here, tmp_path))
     other = setting(tmp_path, changes={"client_lr": 0.5})
     with pytest.raises(PefllError, match="PEFLL-R104"):
-        server.train(other.grid, plan_of(other, tmp_path, rounds=3))
+        server_app.train(other.grid, plan_of(other, tmp_path, rounds=3))
 
 
 def test_clients_that_do_not_come_are_not_waited_for_for_ever(tmp_path):
     here = setting(tmp_path)
     here.grid.online.discard(1000)
     with pytest.raises(PefllError, match=r"of 6 clients came within 0 s.*PEFLL-F454"):
-        server.train(here.grid, plan_of(here, tmp_path, wait_seconds=0.0))
+        server_app.train(here.grid, plan_of(here, tmp_path, wait_seconds=0.0))
 
 
 def test_an_ordinary_end_is_one_sentence_and_no_traceback(tmp_path, capsys, caplog):
@@ -160,7 +160,7 @@ def test_an_ordinary_end_is_one_sentence_and_no_traceback(tmp_path, capsys, capl
 def test_a_client_that_was_not_there_gets_its_model_and_writes_it_to_its_disk(method, tmp_path):
     here = setting(tmp_path, method, seen=5)
     here.grid.online.discard(1005)
-    server.train(here.grid, plan_of(here, tmp_path))
+    server_app.train(here.grid, plan_of(here, tmp_path))
     here.grid = fresh_grid(here)
     kinds: list[tuple[int, str]] = []
 
@@ -169,7 +169,7 @@ def test_a_client_that_was_not_there_gets_its_model_and_writes_it_to_its_disk(me
         return [deliver(request)]
 
     here.grid.transport = transport
-    done = server.personalize(here.grid, plan_of(here, tmp_path))
+    done = server_app.personalize(here.grid, plan_of(here, tmp_path))
     assert done == [client_name(number) for number in range(CLIENTS)]
     model = PersonalModel.load(tmp_path / "client-005.safetensors")
     content = np.load(tmp_path / "client-005.npz")
@@ -186,12 +186,12 @@ def test_a_client_that_was_not_there_gets_its_model_and_writes_it_to_its_disk(me
 
 def test_a_client_without_a_place_for_a_model_is_told_apart(tmp_path):
     here = setting(tmp_path)
-    server.train(here.grid, plan_of(here, tmp_path))
+    server_app.train(here.grid, plan_of(here, tmp_path))
     here.grid = fresh_grid(here)
     here.grid.contexts[1002].node_config = {
         key: value for key, value in here.grid.contexts[1002].node_config.items() if key != "model"
     }
-    done = server.personalize(here.grid, plan_of(here, tmp_path))
+    done = server_app.personalize(here.grid, plan_of(here, tmp_path))
     assert "client-002" not in done
     assert len(done) == CLIENTS - 1
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.tree import Tree, map_tree
-from pefll.deploy.orphan import ends_with_its_parent
 from pefll.deploy.plan import Plan
+from pefll.deploy.shutdown import exit_with_parent
 from pefll.engines.flower.server.engine import FlowerEngine
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
@@ -39,7 +39,7 @@ def main(grid: Any, context: Any) -> None:
     try:
         # A simulation is started by somebody's shell, which may go while it goes on.
         deployed = Path(sys.argv[0]).name == "flwr-serverapp"
-        with ends_with_its_parent(_reporter(console)) if deployed else nullcontext():
+        with exit_with_parent(_reporter(console)) if deployed else nullcontext():
             if plan.task == "personalize":
                 personalize(grid, plan, console)
             else:

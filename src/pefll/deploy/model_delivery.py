@@ -1,4 +1,4 @@
-"""A client gets its personal model and writes it to its own disk."""
+"""The client's side of model delivery: it writes its personal model to its own disk."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from pefll.runs.personal import PersonalModel
 
 
 def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dict[str, Any]:
-    """Write the model that the server has sent, θ [D].
+    """Write the model that the server sent; the reply is empty.
 
     Args:
         member: this client.
         header: of the message.
-        trees: its arguments: θ.
-
-    Returns:
-        Nothing that the server would have to know.
+        trees: the message's only argument, θ [D].
     """
     del header
     if member.model is None:
@@ -40,7 +37,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
     make = getattr(method, "personal_module", None)
     if make is None:
         module = method.problem.model.with_parameters(theta)
-    else:  # more than weights: made here, with the client's own samples
+    else:  # a model with more than weights needs the client's own samples
         alone = dataclasses.replace(member.federation(), num_seen=0)
         engine = SerialEngine(alone, method, member.agreement.seed, 0, member.agreement.dtype)
         try:
@@ -57,7 +54,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
 
 
 def facts_of(agreed: Agreement) -> dict[str, Any]:
-    """Return what a personal model carries with it."""
+    """Return the facts that are saved with a personal model."""
     return {
         "model": agreed.model,
         "input_shape": list(agreed.input_shape),

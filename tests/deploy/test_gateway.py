@@ -25,7 +25,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 
 from pefll.core.errors import PefllError
-from pefll.deploy import doors, gate, slow_heads
+from pefll.deploy import connections, gateway
 from pefll.deploy.certificates import make_certificates
 from pefll.deploy.folder import add_client, make_federation
 from pefll.deploy.operator_access import OperatorAccount
@@ -48,7 +48,7 @@ def received(parts, limit, pause=0.0):
         sent.append(message)
 
     async def read():
-        bounded_receive, bounded_send = gate._bounded(receive, send, limit)
+        bounded_receive, bounded_send = gateway._bounded(receive, send, limit)
         kinds = []
         while waiting and "http.disconnect" not in kinds:
             kinds.append((await bounded_receive())["type"])
@@ -69,14 +69,14 @@ def test_a_request_that_becomes_too_long_or_too_slow_is_ended(monkeypatch):
     assert kinds == ["http.request", "http.disconnect", "http.disconnect"]
     assert (sent[0]["status"], sent[1]["body"], len(sent)) == (413, b"", 2)
     assert (b"connection", b"close") in sent[0]["headers"]
-    monkeypatch.setattr(gate, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.05)
     kinds, sent = received([b"1", b"2"], 10, pause=0.5)
     assert kinds == ["http.disconnect"] * 2
     assert sent[0]["status"] == 408
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch):
-    monkeypatch.setattr(slow_heads, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
@@ -85,7 +85,7 @@ def test_a_connection_without_a_request_is_closed(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app, lifespan="off", http=slow_heads.HeadTimeoutProtocol, log_level="error", timeout_keep_alive=2
+            app, lifespan="off", http=connections.HeadTimeoutProtocol, log_level="error", timeout_keep_alive=2
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
@@ -111,14 +111,14 @@ def test_a_connection_without_a_request_is_closed(monkeypatch):
 
 
 def test_connections_without_tls_leave_room_and_are_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(doors, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.5)
     make_certificates(tmp_path, ["127.0.0.1"])
     trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
 
     async def hold_five():
-        listener = doors.Door(socket.create_server(("127.0.0.1", 0)), most=3)
+        listener = connections.LimitedListener(socket.create_server(("127.0.0.1", 0)), most=3)
         listener.setblocking(False)
         place = listener.getsockname()
         heard = []
@@ -137,7 +137,7 @@ def test_connections_without_tls_leave_room_and_are_closed(tmp_path, monkeypatch
             for _, writer in idle:
                 writer.close()
 
-    with asyncio.Runner(loop_factory=doors.ImpatientLoop) as runner:
+    with asyncio.Runner(loop_factory=connections.HandshakeTimeoutLoop) as runner:
         runner.run(hold_five())
 
 

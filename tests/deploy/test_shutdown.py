@@ -10,9 +10,9 @@ from pathlib import Path
 
 CHILD = """
 import signal, time
-from pefll.deploy.orphan import ends_with_its_parent
+from pefll.deploy.shutdown import exit_with_parent
 signal.signal(signal.SIGINT, lambda *_: None)  # as training does, which stops after the round
-with ends_with_its_parent(lambda sentence: print(sentence, flush=True)):
+with exit_with_parent(lambda sentence: print(sentence, flush=True)):
     print("waiting", flush=True)
     time.sleep(300)
 """
@@ -25,7 +25,7 @@ def test_a_process_ends_when_the_one_that_started_it_is_killed():
     assert parent.stdout.readline() == "waiting\n"
     parent.send_signal(signal.SIGKILL)
     said, _ = parent.communicate(timeout=30)  # until the last that has this pipe is gone, which is the child
-    assert said == "the server that started this run is gone, so the run ends; start it again, and it goes on\n"
+    assert said == "the server that started this run is gone, so the run ends; start it again to resume it\n"
 
 
 def test_it_ends_even_if_nobody_listens_any_more(tmp_path):
@@ -47,12 +47,12 @@ def test_it_ends_even_if_nobody_listens_any_more(tmp_path):
 def test_a_process_whose_parent_lives_goes_on_and_is_watched_no_longer_than_needed(monkeypatch):
     import threading
 
-    from pefll.deploy import orphan
+    from pefll.deploy import shutdown
 
-    monkeypatch.setattr(orphan, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(shutdown, "_POLL_SECONDS", 0.01)
     before = threading.active_count()
     said: list[str] = []
-    with orphan.ends_with_its_parent(said.append):
+    with shutdown.exit_with_parent(said.append):
         assert threading.active_count() == before + 1
         threading.Event().wait(0.1)
     for _ in range(100):

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
-from pefll.deploy.starter import Starter, runtime_handlers
+from pefll.deploy.server_app_process import AppStarter, runtime_handlers
 
 
 def test_an_app_that_is_started_while_the_server_ends_is_ended_too(monkeypatch):
@@ -36,7 +36,7 @@ def test_an_app_that_is_started_while_the_server_ends_is_ended_too(monkeypatch):
 
     monkeypatch.setattr(runtime_handlers, "acquire_task", acquire)
     monkeypatch.setattr(subprocess, "Popen", start)
-    starter = Starter(None, "127.0.0.1:1", Path("ca.crt"), print)
+    starter = AppStarter(None, "127.0.0.1:1", Path("ca.crt"), print)
     starter.start()
     assert asked.wait(5)
     starter.close()
@@ -46,4 +46,4 @@ def test_an_app_that_is_started_while_the_server_ends_is_ended_too(monkeypatch):
 
 
 def test_a_server_that_never_began_can_be_closed():
-    Starter(None, "127.0.0.1:1", Path("ca.crt"), print).close()
+    AppStarter(None, "127.0.0.1:1", Path("ca.crt"), print).close()
