@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pefll.core.errors import PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.models import Network, build_model, check_model
 from pefll.runs.personal import PersonalModel
 from pefll.training.fitting import fit

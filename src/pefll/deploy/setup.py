@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
 from pefll.data import CLIENT, LABEL, Normalise, load_samples, measured, natural
 from pefll.data.federation import Samples

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pefll.core import randomness
 from pefll.core.errors import PefllError, first_line, unknown
-from pefll.core.named import fault, import_name
+from pefll.core.plugins import fault, import_name
 from pefll.models.check import check_model
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding

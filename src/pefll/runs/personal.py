@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pefll.core import arguments
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise

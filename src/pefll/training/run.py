@@ -18,7 +18,7 @@ from torch import nn
 
 from pefll.core import arguments
 from pefll.core.errors import PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
