@@ -12,7 +12,7 @@ import torch
 
 from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
-from pefll.data.own import read_member, state_of
+from pefll.data.user_files import read_member, state_of
 from pefll.engines.flower.agreement import Agreement, TooLarge
 from pefll.engines.flower.keep import Store
 from pefll.engines.flower.policy import Policy, Refusal, WatchedClient
