@@ -16,7 +16,7 @@ from pefll.data.federation import Normalise as Normalise
 from pefll.data.federation import Samples as Samples
 from pefll.data.frames import TABLES as TABLES
 from pefll.data.frames import from_frame as from_frame
-from pefll.data.normalise import measured as measured
+from pefll.data.normalise import with_channel_stats as with_channel_stats
 from pefll.data.partition import by_class as by_class
 from pefll.data.partition import dirichlet as dirichlet
 from pefll.data.partition import natural as natural

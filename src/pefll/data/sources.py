@@ -13,7 +13,7 @@ from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
-from pefll.data.normalise import measured
+from pefll.data.normalise import with_channel_stats
 from pefll.data.partition import by_class, check_is_samples, dirichlet, natural
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
@@ -166,15 +166,15 @@ def make_federation(
     check_is_samples(samples)
     kind, numbers = _parse(partition)
     if kind == "natural":
-        return measured(natural(samples, seed, unseen=unseen, clients=clients))
+        return with_channel_stats(natural(samples, seed, unseen=unseen, clients=clients))
     if clients is None:
         raise PefllError(
             f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}", code="PEFLL-D206"
         )
     if kind == "by-class":
-        return measured(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
+        return with_channel_stats(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
     other = numbers[1] if len(numbers) == 2 else None
-    return measured(dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen))
+    return with_channel_stats(dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen))
 
 
 def _parse(partition: str) -> tuple[str, list[float]]:
