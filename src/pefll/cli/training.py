@@ -20,7 +20,7 @@ from pefll.core.plugins import allow
 from pefll.core.progress import say
 from pefll.core.wording import first_few, without_samples
 from pefll.methods import typed_settings
-from pefll.models.facts import check_problem
+from pefll.models.spec import check_problem
 from pefll.runs import manifest
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders, seed_folder

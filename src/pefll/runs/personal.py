@@ -21,9 +21,9 @@ from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
 from pefll.data.frames import is_frame, matrix_by_name
 from pefll.models import MODELS, build_model, weights_of
-from pefll.models.facts import fault_of, parse_facts
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
+from pefll.models.spec import fault_of, parse_facts
 from pefll.runs import modelfile
 
 Array = npt.NDArray[Any]

@@ -24,7 +24,7 @@ from pefll.engines.memory import CLIENT_NETWORKS, MemoryPlan, check_fits, check_
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, weights_of
-from pefll.models.facts import fault_of
+from pefll.models.spec import fault_of
 from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
