@@ -1,21 +1,90 @@
-"""What the facts of runs and models must look like. They come from files, which may be damaged or a stranger's."""
+"""What a model takes and returns, read from files that may be damaged or come from a stranger."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
 from pefll.models import MODELS
 
-# Sizes above this are nobody's data; products of them stay exact.
+# The largest size of an axis; products of sizes stay exact.
 MOST = 1 << 31
 AXES = 8  # of a sample, at most
 
 
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a model takes and returns, checked. Files hold it as a JSON object with further keys, the "facts".
+
+    Attributes:
+        model: a key of `MODELS`, `"package.module:function"`, or "" for a module given in Python.
+        input_shape: of one sample.
+        classes: the number of classes.
+        normalise: mean and standard deviation per channel for uint8 pixels, or None.
+        tokens: whether samples are tokens.
+        class_names: one per class, or empty.
+        feature_names: one per column of a table, or empty.
+        label_column: the table's column of labels, or empty.
+        client_column: the table's column of clients, or empty.
+        neighbours: settings of a `NeighbourModel`, or None.
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    classes: int
+    normalise: tuple[tuple[float, ...], ...] | None
+    tokens: bool
+    class_names: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    label_column: str
+    client_column: str
+    neighbours: dict[str, Any] | None
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> ModelSpec:
+        """Return the spec that facts hold; ValueError says in a few words what is wrong with them."""
+        if not isinstance(facts, dict):
+            raise ValueError("its facts are not a table of names and values")
+        for name in ("model", "input_shape", "classes", "normalise", "tokens", "class_names"):
+            if name not in facts:
+                raise ValueError(f"its facts have no {name}")
+        shape, classes, names = facts["input_shape"], facts["classes"], facts["class_names"]
+        # Files of earlier versions do not have the names below.
+        features = facts.get("feature_names", [])
+        columns = [facts.get(name, "") for name in ("label_column", "client_column")]
+        if not isinstance(facts["model"], str) or not isinstance(facts["tokens"], bool):
+            raise ValueError("its model is not a text, or its tokens is not true or false")
+        if not isinstance(shape, list) or not 1 <= len(shape) <= AXES or not all(map(_is_size, shape)):
+            raise ValueError("its input_shape is not a list of sizes")
+        if math.prod(shape) > MOST or not _is_size(classes):
+            raise ValueError(f"its input_shape {shape} or its number of classes {classes!r} is out of range")
+        if not _is_texts(names) or len(names) not in (0, classes):
+            raise ValueError("its class_names are not one for each class")
+        if not _is_texts(features) or len(set(features)) < len(features) or (features and shape != [len(features)]):
+            raise ValueError("its feature_names are not one for each column")
+        if not _is_texts(columns):
+            raise ValueError("its label_column or its client_column is not a text")
+        _check_use(facts)
+        normalise = None if facts["normalise"] is None else tuple(tuple(part) for part in facts["normalise"])
+        return cls(
+            model=facts["model"],
+            input_shape=tuple(shape),
+            classes=classes,
+            normalise=normalise,
+            tokens=facts["tokens"],
+            class_names=tuple(names),
+            feature_names=tuple(features),
+            label_column=columns[0],
+            client_column=columns[1],
+            neighbours=facts.get("neighbours"),
+        )
+
+
 def parse_facts(text: str) -> Any:
-    """Return facts from JSON; None where it is none."""
+    """Return facts from JSON; None where the text is not JSON."""
     try:
         return parse_json(text.encode())
     except ValueError:
@@ -23,65 +92,36 @@ def parse_facts(text: str) -> Any:
 
 
 def check_problem(problem: Any, where: object) -> None:
-    """Raise PefllError where a checkpoint's facts do not say what its run learns.
+    """Raise PefllError for a checkpoint with damaged facts about its run's model.
 
     Args:
-        problem: a model's facts, with the number of clients and what the model is known by.
-        where: the run, for the sentence.
+        problem: facts with the number of clients, the number of weights and the probe.
+        where: the run, for the error.
     """
-    fault = fault_of(problem)
-    if not fault and not _is_size(problem.get("num_clients")):
-        fault = "its num_clients is no number of clients"
-    # By these two a model is known again; earlier versions wrote neither.
-    if not fault and not (_is_size(problem.get("weights", 1)) and _is_probe(problem.get("probe") or [])):
-        fault = "its weights or its probe make no sense"
-    if fault:
+    try:
+        ModelSpec.from_facts(problem)
+        if not _is_size(problem.get("num_clients")):
+            raise ValueError("its num_clients is not a number of clients")
+        # Earlier versions wrote neither weights nor probe.
+        if not _is_size(problem.get("weights", 1)) or not _is_probe(problem.get("probe") or []):
+            raise ValueError("its weights or its probe are not numbers")
+    except ValueError as error:
         raise PefllError(
-            f"the newest checkpoint of {where} is damaged: {fault}; put back the one that was there", code="PEFLL-R020"
-        )
+            f"the newest checkpoint of {where} is damaged: {error}; restore it from a copy", code="PEFLL-R020"
+        ) from None
 
 
-def fault_of(facts: Any) -> str:
-    """Return what is wrong with a model's facts, in a few words; nothing where they make sense.
-
-    Args:
-        facts: see `PersonalModel.facts`.
-    """
-    if not isinstance(facts, dict):
-        return "its facts are not a table of names and values"
-    needed = ("model", "input_shape", "classes", "normalise", "tokens", "class_names")
-    missing = [name for name in needed if name not in facts]
-    if missing:
-        return f"its facts have no {missing[0]}"
-    shape, classes, names = facts["input_shape"], facts["classes"], facts["class_names"]
-    features = facts.get("feature_names", [])  # which files of earlier versions do not have
-    if not isinstance(facts["model"], str) or not isinstance(facts["tokens"], bool):
-        return "its model or its tokens make no sense"
-    if not isinstance(shape, list) or not 1 <= len(shape) <= AXES or not all(map(_is_size, shape)):
-        return "its input_shape is no list of sizes"
-    if math.prod(shape) > MOST or not _is_size(classes):
-        return f"its samples have the shape {shape} and its classes are {classes!r}, which is too much or nothing"
-    if not _is_texts(names) or len(names) not in (0, classes):
-        return "its class_names are not one for each class"
-    if not _is_texts(features) or len(set(features)) < len(features) or (features and shape != [len(features)]):
-        return "its feature_names are not one for each column"
-    if not _is_texts([facts.get(name, "") for name in ("label_column", "client_column")]):
-        return "the names of its columns are no texts"
-    return _fault_of_use(facts)
-
-
-def _fault_of_use(facts: dict[str, Any]) -> str:
-    """Return what is wrong with how a model is used, where its facts have the right types."""
+def _check_use(facts: dict[str, Any]) -> None:
+    """Raise ValueError where facts of the right types contradict each other."""
     shape, model, neighbours = facts["input_shape"], facts["model"], facts.get("neighbours")
     if facts["normalise"] is not None and (facts["tokens"] or not _is_normalise(facts["normalise"], shape[0])):
-        return "its normalise is not one mean and one deviation above 0 for each channel"
+        raise ValueError("its normalise is not one mean and one deviation above 0 for each channel")
     if model in MODELS and (model == "lstm") != facts["tokens"]:
-        return f"its model {model} and its tokens, {facts['tokens']}, do not go together"
+        raise ValueError(f"its model is {model}, but its tokens is {facts['tokens']}")
     if model == "lstm" and len(shape) != 1:
-        return f"its model takes texts, and not samples of shape {shape}"
+        raise ValueError(f"its model takes texts, not samples of shape {shape}")
     if neighbours is not None and not _is_neighbours(neighbours, facts["classes"]):
-        return "its neighbours make no sense"
-    return ""
+        raise ValueError("its neighbours are not settings of a neighbour model")
 
 
 def _is_size(value: Any) -> bool:
@@ -93,7 +133,7 @@ def _is_texts(values: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e30  # neither NaN nor what float32 cannot hold
+    return type(value) in (int, float) and abs(value) < 1e30  # not NaN, and within float32
 
 
 def _is_probe(rows: Any) -> bool:
@@ -115,4 +155,4 @@ def _is_neighbours(value: Any, classes: int) -> bool:
         return False
     count, weight, scale = value["count"], value["weight"], value["scale"]
     fits = _is_size(count) and _is_number(weight) and _is_number(scale) and value["classes"] == classes
-    return fits and 0 <= weight <= 1.001 and scale > 0  # a share is rounded in float32
+    return fits and 0 <= weight <= 1.001 and scale > 0  # the weight may be rounded in float32
