@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pefll.core.errors import PefllError, unknown
 from pefll.models.network import Network
-from pefll.models.recording import Tracer
+from pefll.models.tracing import Tracer
 
 T = TypeVar("T")
 

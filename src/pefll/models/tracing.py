@@ -30,7 +30,7 @@ _WRITES: dict[Any, Any] = {
 }
 
 
-def record(module: nn.Module) -> fx.Graph | None:
+def trace(module: nn.Module) -> fx.Graph | None:
     """Return the graph of a module; None if it cannot be traced, or the graph would compute something else.
 
     Examples: Python code that branches on values, hooks (rewriting would skip them), and `as_strided`.
@@ -40,7 +40,7 @@ def record(module: nn.Module) -> fx.Graph | None:
     try:
         # On a copy: tracing runs the module's code, which may change the module.
         with torch.enable_grad():
-            graph = _Recorder().trace(copy.deepcopy(module))
+            graph = _GraphTracer().trace(copy.deepcopy(module))
     except Exception:  # noqa: BLE001 - a user's code may raise anything; it still runs without a graph
         return None
     if any(node.target in ("as_strided", torch.as_strided) for node in graph.nodes):
@@ -75,7 +75,7 @@ class Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-class _Recorder(Tracer):
+class _GraphTracer(Tracer):
     """Traces buffers by name too, so that they can be replaced on another device or in another type."""
 
     proxy_buffer_attributes = True
@@ -83,7 +83,7 @@ class _Recorder(Tracer):
     def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
         """Add an operation to the graph, if the graph can express it."""
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise _Unrecordable  # the graph would compute gradients inside `torch.no_grad()`
+            raise _Untraceable  # the graph would compute gradients inside `torch.no_grad()`
         return super().create_node(*arguments, **options)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -103,7 +103,7 @@ for _function in _WRITES:
     setattr(_Proxy, f"__{_function.__name__}__", _writing(_function))
 
 
-class _Unrecordable(Exception):
+class _Untraceable(Exception):
     pass
 
 
