@@ -44,7 +44,7 @@ from torch import Tensor
 from benchmarks.flower_node import CARRIED, NATURAL, PLAIN, SimulatedNode, client
 from benchmarks.flower_requests import Bytes, CountingProxy, Counts, OpeningProxy, since
 from pefll.core.files import write_json
-from pefll.core.named import CODE
+from pefll.core.plugins import CODE
 from pefll.data.client import Client
 from pefll.data.federation import Federation, Normalise, Samples, assemble
 from pefll.deploy.folder import make_federation

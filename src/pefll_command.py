@@ -1,4 +1,4 @@
-"""The command `pefll`, outside of the package: importing that takes seconds, in which Ctrl-C is no accident either."""
+"""The command `pefll`. It is outside of the package, so that Ctrl-C works while the package is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C at any time is one sentence."""
+    """Run the command line; Ctrl-C prints one sentence and no traceback."""
     try:
         from pefll.cli import main as run
 
@@ -16,7 +16,7 @@ def main() -> None:
         sys.stderr.write("stopped before anything was begun\n")
         sys.exit(130)
     finally:
-        # All is said and done: libraries take a second to leave, and an impatient Ctrl-C would only show a traceback.
+        # Libraries take a second to shut down; Ctrl-C would only print a traceback now.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

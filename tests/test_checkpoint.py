@@ -105,7 +105,7 @@ def test_what_must_be_on_the_disk_before_a_checkpoint_comes_first_and_its_errors
 
 
 def test_who_cannot_write_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch):
-    for number, advice in ((errno.ENOSPC, "free some space, then go on"), (errno.EIO, "when that is mended, go on")):
+    for number, advice in ((errno.ENOSPC, "free some space, then go on"), (errno.EIO, "correct that, then go on")):
         error = OSError(number, os.strerror(number))
         writer = checkpoint.Writer(tmp_path, then="go on")
         with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pefll
-from pefll.core import named
+from pefll.core import plugins
 from pefll.core.errors import PefllError
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.models import build_model
@@ -45,7 +45,7 @@ NAMES = {"model": "evilmodel:build", "method": "evilmethod:Mine"}
 def evil(tmp_path, monkeypatch):
     """A folder with code in it and two runs that name it; nobody has named it in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(named, "_allowed", set())
+    monkeypatch.setattr(plugins, "_allowed", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "evilmodel.py").write_text(MODEL)
     (tmp_path / "evilmethod.py").write_text(METHOD)
@@ -61,7 +61,7 @@ def evil(tmp_path, monkeypatch):
 
 
 def forget() -> None:
-    named._allowed.clear()
+    plugins._allowed.clear()
     for name in ("evilmodel", "evilmethod"):
         sys.modules.pop(name, None)
     Path("ran").unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def test_a_process_of_its_own_in_the_folder_of_a_stranger(evil):
     for name in ("torch", "numpy", "pandas", "mlp"):  # what shadows a name changes nothing either
         (evil / "model" / f"{name}.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # the program `pefll` does not look in the current folder
-    environment.pop(named.CODE, None)
+    environment.pop(plugins.CODE, None)
     said = subprocess.run(words, cwd=evil / "model", env=environment, capture_output=True, text=True, timeout=120)
     assert said.returncode == 2, said.stderr
     assert "--model evilmodel:build" in said.stderr
@@ -162,7 +162,7 @@ def test_results_and_federations_that_name_code(evil, capsys):
 
 
 def test_the_environment_names_code_for_processes_that_others_start(evil, monkeypatch):
-    monkeypatch.setenv(named.CODE, f"other:thing,{NAMES['model']}")
+    monkeypatch.setenv(plugins.CODE, f"other:thing,{NAMES['model']}")
     assert pefll.load("model").facts["model"] == NAMES["model"]
     assert Path("ran").exists()
 

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from pefll.core import progress
-from pefll.core.progress import Bar, Lines, Silent, display, monitor
+from pefll.core.progress import Bar, Lines, Monitor, display, monitor
 
 
 def test_nothing_without_a_console():
     with monitor(None, "title", 10) as watch:
-        assert isinstance(watch, Silent)
+        assert type(watch) is Monitor
         watch.at(3, "news")
         watch.say("hello")
 

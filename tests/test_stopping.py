@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pefll import cli
-from pefll.core.progress import Silent
+from pefll.core.progress import Display, Monitor
 from pefll.engines.serial import SerialEngine
 from pefll.methods import METHODS, build_method
 from pefll.runs.record import RunFolder
@@ -28,7 +28,7 @@ from tests.federations import problem_of, ragged
 QUICK = {"epochs": 2, "processes": 1}
 
 
-class Heard(Silent):
+class Heard(Display, Monitor):
     """A display that writes down how far each job was, and how far it was to go."""
 
     def __init__(self) -> None:

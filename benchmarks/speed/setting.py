@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pefll.core import randomness
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.data import DATASETS, Federation, Samples, load_samples
 from pefll.data.federation import TRAIN, Normalise, assemble
 from pefll.engines.cohort import sample_cohort

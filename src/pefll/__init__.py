@@ -1,11 +1,11 @@
-"""Personalized federated learning by learning to learn: a model for every client, also for those never seen.
+"""Personalized federated learning by learning to learn: a model for every client, also for unseen ones.
 
 import pefll
 
-federation = pefll.federation_from_arrays(x, y, client)      # who has what
+federation = pefll.federation_from_arrays(x, y, client)      # one client per value of `client`
 run = pefll.fit(federation, "pefll", rounds=500)             # train
 print(run.evaluate())                                        # seen and unseen clients
-model = run.personalize(x_new, y_new)                        # an nn.Module for a client never seen
+model = run.personalize(x_new, y_new)                        # an nn.Module for an unseen client
 """
 
 from pefll.core.errors import PefllError

@@ -18,7 +18,7 @@ import pytest
 from pefll.core.errors import PefllError
 from pefll.data import leaf, limits, load_samples, read_samples, shakespeare
 from pefll.data.frames import from_frame
-from pefll.data.own import read_client
+from pefll.data.user_files import read_client
 
 
 def refused(path, code, read=read_samples, **more):

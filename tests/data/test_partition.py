@@ -16,10 +16,10 @@ from pefll.data import (
     digits,
     dirichlet,
     make_federation,
-    measured,
     natural,
     samples_from_arrays,
     summarise,
+    with_channel_stats,
 )
 from pefll.data.entries import entries
 from pefll.data.federation import assemble
@@ -103,7 +103,7 @@ def test_pixels_of_digits_are_scaled_by_seen_training_samples_or_not_used_at_all
     dealt = deal(digits.load("."))
     with pytest.raises(PefllError, match="PEFLL-D146"):
         dealt.prepare(dealt.x, torch.float32)
-    federation = measured(dealt)
+    federation = with_channel_stats(dealt)
     mine = torch.cat([federation.indices(client) for client in range(federation.num_seen)])
     pixels = federation.x[mine].double() / 255
     assert federation.normalise.mean[0] == pytest.approx(pixels.mean().item(), abs=1e-12)

@@ -249,7 +249,7 @@ def test_own_files_are_read_once(tmp_path, monkeypatch, what):
     assert entry.name.startswith("own-")
     assert said == [f"reading {path}", f"keeping it in {entry} for the next time"]
     with monkeypatch.context() as patch:
-        patch.setattr("pefll.data.own.read_samples", _never)
+        patch.setattr("pefll.data.user_files.read_samples", _never)
         second = load_samples(str(path), str(data), said.append)
         # By another way of writing the same path, too.
         monkeypatch.chdir(tmp_path / "own")

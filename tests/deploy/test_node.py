@@ -24,7 +24,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message
 
 from pefll.core.errors import PefllError
-from pefll.core.named import CODE
+from pefll.core.plugins import CODE
 from pefll.deploy.node import Answering, NodeSettings, runtime_handlers
 from pefll.deploy.plan import CLIENT_APP, read_app, renew_app
 from pefll.deploy.processes import client_command
@@ -49,7 +49,7 @@ def test_a_client_imports_no_code_that_only_the_server_names(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nModel = Method = None\n")
     program = (
         "import os\n"
-        "from pefll.core.named import CODE, allow_only, import_name\n"
+        "from pefll.core.plugins import CODE, allow_only, import_name\n"
         "from pefll.core.errors import PefllError\n"
         "os.environ[CODE] = 'subprocess:Popen'  # as inherited, and not named to the client\n"
         "allow_only('json:dumps')\n"

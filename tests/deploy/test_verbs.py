@@ -198,7 +198,7 @@ class TestWithFlower:
             (["run", "FED"], "[PEFLL-F003]"),
             (["add", "FED", "alice"], "PEFLL-F206"),
             (["add", "FED", "a b"], "PEFLL-F413"),
-            (["add", "FED", "CON"], "'CON' cannot be a name: Windows keeps that name for a device"),
+            (["add", "FED", "CON"], "'CON' cannot be a name: Windows reserves that name for a device"),
             (["client", "FED", "--data", "DATA"], "PEFLL-F208"),
             (["client", "FED", "--data", "DATA", "--name", "zoe"], "PEFLL-F202"),
             (["client", "FED", "--data", "nothing.npz", "--name", "bob"], "PEFLL-F424"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pefll.core.errors import PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.models import Network, build_model, check_model
 from pefll.runs.personal import PersonalModel
 from pefll.training.fitting import fit
@@ -265,7 +265,7 @@ class Complex(nn.Module):
         (lambda: Holding([nn.Linear(6, 4)]), r"plain list, 'layers'.*PEFLL-N033"),
         (
             lambda: nn.utils.weight_norm(nn.Linear(6, 3)),
-            r"holds 'weight', which was computed.*parametrizations.*PEFLL-N034",
+            r"holds the computed tensor 'weight'.*parametrizations.*PEFLL-N034",
         ),
         (lambda: nn.Embedding(6, 3, sparse=True), r"its sparse.*PEFLL-N030"),
         (lambda: nn.EmbeddingBag(6, 3, scale_grad_by_freq=True), r"its scale_grad_by_freq.*PEFLL-N030"),
@@ -298,7 +298,7 @@ class Does(nn.Linear):
     [
         (
             lambda z, layer, x: z.squeeze(),
-            r"one sample alone scores of shape \(3,\) and not \(1, 3\).*squeeze.*PEFLL-N015",
+            r"scores of shape \(3,\) for one sample, not \(1, 3\).*squeeze.*PEFLL-N015",
         ),
         (lambda z, layer, x: z + x.mul_(2).sum(1, keepdim=True), "PEFLL-N007"),
         (lambda z, layer, x: z if layer.training else z.softmax(1), "PEFLL-N013"),

@@ -18,7 +18,7 @@ from torch import fx, nn
 from pefll.backend.blocks import conv_block, conv_chain, linear_block
 from pefll.core.reference import fast
 from pefll.models.network import fused as plain
-from pefll.models.recording import RESHAPES, layer_of, record
+from pefll.models.tracing import RESHAPES, layer_of, trace
 
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _LINEAR = ("input", "weight", "bias")
@@ -54,7 +54,7 @@ def fused(module: nn.Module) -> nn.Module:
     It has the very same parameters and buffers, under the same names. A module that cannot be recorded (its Python code
     looks at the numbers, say), or that has hooks, which rewriting would skip, is returned as it is.
     """
-    graph = record(module)
+    graph = trace(module)
     if graph is None:
         return module
     changed = False

@@ -15,7 +15,7 @@ from rich.markup import escape
 from pefll.cli import data, experiments, flower, methods, personal, runs, training
 from pefll.cli.console import INTERRUPTED, err
 from pefll.core.errors import PefllError
-from pefll.core.named import fault
+from pefll.core.plugins import fault
 from pefll.core.progress import say
 from pefll.core.wording import for_the_command_line
 from pefll.version import __version__

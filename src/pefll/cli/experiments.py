@@ -26,7 +26,7 @@ from pefll.cli.options import (
 )
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import check_folder
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few
 from pefll.methods import typed_settings

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from pefll.core.errors import PefllError
-from pefll.core.named import CODE
+from pefll.core.plugins import CODE
 from pefll.core.progress import say
 from pefll.core.wording import counted
 from pefll.data import CLIENT, LABEL

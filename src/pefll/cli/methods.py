@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pefll.cli.console import out
 from pefll.cli.options import parse_settings
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
 
 

@@ -16,11 +16,11 @@ from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.core.errors import PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.progress import say
 from pefll.core.wording import first_few, without_samples
 from pefll.methods import typed_settings
-from pefll.models.facts import check_problem
+from pefll.models.spec import check_problem
 from pefll.runs import manifest
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders, seed_folder

@@ -1,4 +1,4 @@
-"""What a caller gave for an argument, as the plain value it stands for; or one sentence that says what is wrong."""
+"""Checks of arguments: each function returns a plain value, or raises PefllError with one sentence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from pefll.core.errors import PefllError
 
-# Seeds, counts and rounds are int64 where clients are: in arrays, on a GPU, in messages.
+# Seeds, counts and rounds become int64 in arrays, on a GPU and in messages.
 MOST = (1 << 63) - 1
 
-MOST_BYTES = 255  # of a file's name, on every usual file system
+MOST_BYTES = 255  # of a file's name, on usual file systems
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy, or an array or tensor without axes, as Python's own value; anything else as it is."""
+    """Return a NumPy number, or an array or tensor without axes, as a Python value; anything else unchanged."""
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         try:
             return value.item()
@@ -27,14 +27,7 @@ def plain(value: Any) -> Any:
 
 
 def whole_number(value: Any, name: str, least: int | None = None, most: int = MOST) -> int:
-    """Return a whole number; PefllError for anything else, also for 3.0, "3" and True.
-
-    Args:
-        value: as the caller gave it.
-        name: of the argument, for the sentence.
-        least: the smallest value that makes sense; None for any.
-        most: the largest.
-    """
+    """Return a whole number from `least` to `most`; PefllError for anything else, also for 3.0, "3" and True."""
     number = plain(value)
     if isinstance(number, bool) or not isinstance(number, int):
         advice = f", for example {int(number)}" if _is_whole(number) else ""
@@ -92,12 +85,12 @@ def truth(value: Any, name: str) -> bool:
 
 
 def path(value: Any, name: str = "the path") -> Path:
-    """Return a path from a text or a `Path`; PefllError for anything else, or where no file can be called so."""
+    """Return a path from a text or a `Path`; PefllError for anything else and for impossible file names."""
     given = plain(value)
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
         raise PefllError(f"{name} is {shown(value)}; it must be a text or a pathlib.Path", code="PEFLL-A010")
     if "\0" in os.fspath(given):
-        raise PefllError(f"{name} has a zero byte in it; no file can be called so", code="PEFLL-A024")
+        raise PefllError(f"{name} has a zero byte; remove it", code="PEFLL-A024")
     long = [part for part in Path(given).parts if len(os.fsencode(part)) > MOST_BYTES]
     if long:
         raise PefllError(
@@ -108,22 +101,16 @@ def path(value: Any, name: str = "the path") -> Path:
 
 
 def listed(values: Any, name: str, example: str) -> list[Any]:
-    """Return the members of a list, tuple, range or array; PefllError for a single value, a text or a mapping.
-
-    Args:
-        values: as the caller gave them.
-        name: of the argument, for the sentence.
-        example: of what to write.
-    """
+    """Return the members of a list, tuple, range or array; PefllError for a single value, a text or a mapping."""
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) != 1:
         raise PefllError(f"{name} is {shown(values)}; it must be a list, for example {example}", code="PEFLL-A011")
     return list(values)
 
 
 def shown(value: Any) -> str:
-    """Return a value as a sentence shows it: short, on one line, and large ones by their type."""
+    """Return a value for a sentence: short, on one line; of a large one only the type."""
     if isinstance(value, int) and not isinstance(value, bool):
-        # Python refuses to write more than some thousand digits.
+        # Python refuses to print thousands of digits.
         return f"{value:,}" if value.bit_length() < 80 else f"a whole number of {_digits(value):,} digits"
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -134,7 +121,7 @@ def shown(value: Any) -> str:
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value may be written out: a list of a million arrays is not, only to be cut afterwards."""
+    """Return whether a value's `repr` is cheap; that of a million arrays is not."""
     if isinstance(value, int):
         return value.bit_length() < 80
     size = getattr(value, "size", None)
@@ -146,7 +133,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _digits(value: int) -> int:
-    """Return how many decimal digits a whole number has, about."""
+    """Return about how many decimal digits a whole number has."""
     return int(value.bit_length() * math.log10(2)) + 1
 
 

@@ -1,4 +1,4 @@
-"""Derivatives of functions of parameters, for one client: transforms of `torch.func` may be at work around them."""
+"""Derivatives with respect to parameters, for one client; they may run under `torch.func` transforms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gradient(loss: Callable[..., Tensor], theta: Tensor, *arguments: Any) -> Ten
 
 @reference
 def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tensor) -> Tensor:
-    """Return the cotangent of the output of `function`, pulled back to its input `at`, shaped as `at`."""
+    """Return the vector-Jacobian product of `function` at `at` with a cotangent of its output, shaped as `at`."""
     _, pullback = torch.func.vjp(function, at)  # type: ignore[misc]
     (result,) = pullback(cotangent)
     return result  # type: ignore[no-any-return]
@@ -28,13 +28,13 @@ def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tenso
 
 @reference
 def network_vjp(network: Any, function: Callable[..., Tensor], parameters: Tensor, *inputs: Tensor) -> tuple[Any, Any]:
-    """Return `function(parameters, *inputs)`, and what pulls a cotangent back to parameters and inputs.
+    """Return `function(parameters, *inputs)`, and its vector-Jacobian product for parameters and inputs.
 
-    The gradient of the parameters may come in parts: `pefll.methods.optim` takes it either way.
+    The gradient of the parameters may be one vector or tensors by name; `pefll.methods.optim` takes both.
 
     Args:
-        network: the `Network` whose parameters they are.
-        function: of a vector [size], or its parts by name, and the inputs.
+        network: the `Network` that has these parameters.
+        function: of a vector [size] or tensors by name, and the inputs.
         parameters: [size].
         inputs: of the function.
     """

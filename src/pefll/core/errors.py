@@ -1,4 +1,4 @@
-"""The one exception a user of this package has to know."""
+"""The exception that this package raises for a user's mistakes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from difflib import get_close_matches
 
 
 class PefllError(Exception):
-    """Something the user can mend. Its text is one sentence that says what is wrong and what to do.
+    """A mistake that the user can correct. Its text says in one sentence what is wrong and what to do.
 
     Attributes:
-        code: stable name of the error, for example `"PEFLL-D135"`; empty for errors that have none yet.
+        code: stable name of the error, for example `"PEFLL-D135"`, or empty.
     """
 
     def __init__(self, sentence: str = "", code: str = "") -> None:
@@ -26,17 +26,11 @@ class PefllError(Exception):
 
 
 class Diverged(PefllError):
-    """Training came to numbers that are not finite."""
+    """Training produced numbers that are not finite."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
-    """Return the error for a name that is not among the known ones, with the nearest known name first.
-
-    Args:
-        kind: what the name should be, for example `"method"`.
-        name: what the user wrote.
-        known: the names that exist.
-    """
+    """Return the error for an unknown name of some `kind`, for example "method"; it suggests a similar known name."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.74)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -44,5 +38,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or what kind it is of where it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Files that are either complete or absent, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from typing import Any
 from pefll.core import locking
 from pefll.core.errors import PefllError
 
-# Names of files that are being written: nobody can guess them, and nobody else has such names.
+# Names of files that are being written: unguessable, and used by no other program.
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pefll-tmp")
-# Names that Windows keeps for devices, whatever comes after a dot.
+# Names that Windows reserves for devices, with any ending.
 _DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])(\..*)?", re.IGNORECASE)
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _HASHED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
-_LONGEST = 200  # bytes of a name; file systems take 255, and endings are added
-# What a spreadsheet takes for the beginning of a formula.
+_LONGEST = 200  # bytes of a name; file systems allow 255, and endings are added
+# First characters of a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-# A text may end inside a string: then all of it is looked at once, and not again from each of its quotes.
+# The closing quote is optional, so that an unclosed string is scanned once and not again from each quote.
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
@@ -38,8 +38,8 @@ def sentences_for_disk_errors(what: str, then: str = "") -> Iterator[None]:
     """Turn an OSError inside the block into a PefllError that names the file and the reason.
 
     Args:
-        what: is written.
-        then: what to do when the file can be written again; empty where another place will do as well.
+        what: the file or folder that is written.
+        then: what to do after correcting the cause; by default choose another place.
     """
     try:
         yield
@@ -52,15 +52,12 @@ def sentences_for_disk_errors(what: str, then: str = "") -> Iterator[None]:
         cause = causes.get(error.errno or 0, "")
         advice = f"{cause} or choose another place" if cause else "choose another place"
         if then:
-            advice = f"{cause}, then {then}" if cause else f"when that is mended, {then}"
+            advice = f"{cause}, then {then}" if cause else f"correct that, then {then}"
         raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}", code="PEFLL-A102") from error
 
 
 def check_folder(path: Path) -> None:
-    """Raise PefllError where a folder can neither be written into nor be made; nothing is made here.
-
-    For what takes long before it writes anything.
-    """
+    """Raise PefllError if a folder can neither be written to nor created. It is not created here."""
     nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
     with sentences_for_disk_errors(str(path)):
         if not nearest.is_dir():
@@ -70,41 +67,36 @@ def check_folder(path: Path) -> None:
 
 
 def make_folder(path: Path, private: bool = False) -> None:
-    """Make a folder where there is none, and those above it; PefllError where that cannot be.
+    """Create a folder and its parents if they are missing; PefllError if that fails.
 
     Args:
         path: the folder.
-        private: whether only its owner may enter it, where it is made here; one that is there stays as it is.
+        private: whether only its owner may enter a new folder; an existing one does not change.
     """
-    check_folder(path)  # for its sentence: where a file is in the way, that of `mkdir` is "File exists"
+    check_folder(path)  # its message is plainer than "File exists" if a file is in the way
     with sentences_for_disk_errors(str(path)):
         path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, if its file system can: a file lasts only if its name does."""
+    """Write a folder's entries to disk, if its file system can. Without it a new file may be lost in a crash."""
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-    except OSError as error:  # mounts of other machines' folders, and folders that may be written and not be read
+    except OSError as error:  # network mounts, and folders without permission to read
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM):
             raise
 
 
 def write_whole(path: Path, content: bytes, private: bool = False) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part of it.
+    """Write a file atomically: a reader sees the old content or the new, never a part.
 
-    A link in the file's place is replaced and not followed.
-
-    Args:
-        path: the file.
-        content: all of it.
-        private: whether only its owner may read it, whatever the umask.
+    A symbolic link is replaced, not followed. With `private` only the owner may read the file, whatever the umask.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):  # which would be gone then, and not written to
+    if path.exists() and not (path.is_file() or path.is_dir()):  # replacing would delete the device or pipe
         raise PefllError(
             f"cannot write {path}: it is a device or a pipe, not a file; choose another place", code="PEFLL-A103"
         )
@@ -117,18 +109,18 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
                 if locking.fcntl is not None:
-                    temporary.replace(path)  # still locked, so that nobody takes it for left behind
+                    temporary.replace(path)  # still locked, so that no other process sweeps it
             if locking.fcntl is None:
-                temporary.replace(path)  # systems without such locks do not rename open files
+                temporary.replace(path)  # systems without these locks do not rename open files
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
 
 def _open_temporary(path: Path, mode: int) -> tuple[Path, int]:
-    """Make a new file beside a path, under a name that nobody can guess, locked as long as it is open.
+    """Return a new file beside a path under an unguessable name, and its handle, locked while open.
 
-    A file that is there already, or a link, is never opened.
+    An existing file or link is never opened.
     """
     name = path.name.encode("utf-8", "surrogateescape")[:_LONGEST].decode("utf-8", "ignore")
     while True:
@@ -141,7 +133,7 @@ def _open_temporary(path: Path, mode: int) -> tuple[Path, int]:
             locking.lock(handle)
         if os.fstat(handle).st_nlink:
             return temporary, handle
-        os.close(handle)  # somebody swept it away before it was locked
+        os.close(handle)  # another process swept it before it was locked
 
 
 _swept: set[str] = set()
@@ -149,7 +141,7 @@ _sweeping = threading.Lock()
 
 
 def _sweep_once(folder: Path) -> None:
-    """Sweep a folder when this process writes into it for the first time."""
+    """Sweep a folder before this process first writes to it."""
     name = os.path.abspath(folder)
     with _sweeping:
         if name in _swept:
@@ -159,14 +151,14 @@ def _sweep_once(folder: Path) -> None:
 
 
 def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
-    """Remove the files that killed writers left half written in a folder.
+    """Remove the incomplete files of killed writers from a folder.
 
-    A living writer holds a lock on its file, here or on another machine. Where a file system has no locks, nothing is
+    A living writer holds a lock on its file, here or on another machine. On file systems without locks nothing is
     removed.
 
     Args:
-        folder: is looked at, without those below it.
-        older: names of such files by earlier versions, which held no locks; for a folder that the caller holds alone.
+        folder: without its subfolders.
+        older: names of such files of earlier versions, which held no locks; only if the caller owns the folder.
     """
     with suppress(OSError):
         with os.scandir(folder) as entries:
@@ -177,7 +169,7 @@ def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a name is that of a file that is being written, or was when its writer was killed."""
+    """Return whether a name is one of an incomplete file."""
     return bool(_TEMPORARY.fullmatch(name))
 
 
@@ -194,7 +186,7 @@ def _remove_unless_locked(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what is damaged, a file or a folder, and return its new name: nothing that might be wanted is deleted."""
+    """Rename a damaged file or folder instead of deleting it, and return its new name."""
     with sentences_for_disk_errors(str(path)):
         number = 1
         while os.path.lexists(kept := path.with_name(f"{path.name}.damaged-{number}")):
@@ -205,11 +197,11 @@ def set_aside(path: Path) -> Path:
 
 
 def check_file_name(name: str, what: str) -> None:
-    """Raise PefllError for a name that cannot be a file's everywhere, or that means something else there.
+    """Raise PefllError for a file name that does not work on every system.
 
     Args:
         name: without folders.
-        what: the name is of, for the sentence.
+        what: what it should be, for the error.
     """
     reason = ""
     if not name or name.startswith(".") or name.endswith((".", " ")) or name != name.strip():
@@ -219,7 +211,7 @@ def check_file_name(name: str, what: str) -> None:
     elif any(0xD800 <= ord(letter) < 0xE000 for letter in name):
         reason = "it is not valid Unicode"
     elif _DEVICES.fullmatch(name):
-        reason = "Windows keeps that name for a device"
+        reason = "Windows reserves that name for a device"
     elif len(name.encode()) > _LONGEST:
         reason = f"it is longer than {_LONGEST} bytes"
     if reason:
@@ -227,9 +219,9 @@ def check_file_name(name: str, what: str) -> None:
 
 
 def safe_file_name(text: str) -> str:
-    """Return a file name for any text: another one for each text, also where upper and lower case are the same.
+    """Return a unique file name for any text, also on file systems that ignore case.
 
-    Plain names stay as they are; others keep what is plain of them and get a hash of the whole text.
+    Plain names do not change; others keep their plain characters and get a hash of the whole text.
     """
     if _PLAIN.fullmatch(text) and not _DEVICES.fullmatch(text) and not _HASHED.fullmatch(text):
         return text
@@ -241,27 +233,21 @@ _WHOLE_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s*\]")
 
 
 def write_json(path: Path, content: Any, private: bool = False) -> None:
-    """Write JSON, atomically and readable: every entry on a line of its own, but lists of whole numbers in one line.
-
-    Args:
-        path: the file.
-        content: anything JSON can hold.
-        private: see `write_whole`.
-    """
+    """Write JSON atomically, one entry per line, but lists of whole numbers in one line; see `write_whole`."""
     text = json.dumps(content, indent=2)
-    # A line break inside a text is written as an escape, so that this finds lists only.
+    # JSON escapes line breaks inside texts, so this finds lists only.
     text = _WHOLE_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     write_whole(path, (text + "\n").encode(), private)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows that all have the same keys as a table with a heading, atomically.
+    """Write rows with equal keys as a table with a heading, atomically.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are.
+    Text that a spreadsheet would read as a formula gets an apostrophe in front; numbers do not change.
     """
     table = io.StringIO()
     columns = csv.writer(table, lineterminator="\n")
-    # A carriage return in a cell would begin a new row for some readers.
+    # Some readers start a new row at a carriage return in an unquoted cell.
     quoted = csv.writer(table, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for place, row in enumerate(rows):
         for cells in (row.keys(), row.values()) if not place else (row.values(),):
@@ -271,7 +257,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _plain_cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula."""
+    """Return a cell that no spreadsheet reads as a formula."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -282,7 +268,7 @@ def _plain_cell(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, or raise PefllError with one sentence."""
+    """Return the content of a JSON file; PefllError if it is missing or damaged."""
     try:
         return parse_json(path.read_bytes())
     except FileNotFoundError as error:
@@ -292,24 +278,24 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes | str, depth: int | None = None) -> Any:
-    """Return what JSON holds; ValueError where it is none, or has too many brackets inside each other.
+    """Return the content of JSON; ValueError if it is not JSON or nested too deeply.
 
     Args:
         content: a text, or UTF-8.
-        depth: how many brackets may be inside each other; None for as many as a computer can read.
+        depth: the most levels of brackets; None for Python's own limit.
     """
     text = content if isinstance(content, str) else content.decode()
     if depth is not None and is_nested_deeper(text, depth):
-        raise ValueError(f"it has more than {depth} brackets inside each other")
+        raise ValueError(f"it has more than {depth} levels of brackets")
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it has too many brackets inside each other") from None
+        raise ValueError("it has too many levels of brackets") from None
 
 
 def is_nested_deeper(text: str, most: int) -> bool:
-    """Return whether lists and objects of a JSON text are inside one another more than so many times."""
-    if text.count("[") + text.count("{") <= most:  # as in nearly every message, and quickly seen
+    """Return whether a JSON text has more than `most` levels of brackets."""
+    if text.count("[") + text.count("{") <= most:  # fast, and true for nearly every message
         return False
     depth = 0
     for found in _BRACKET.finditer(text):

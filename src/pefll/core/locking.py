@@ -1,4 +1,4 @@
-"""Locks on open files, on systems that have them. Elsewhere asking for one is an OSError, as on some file systems."""
+"""Locks on open files. Systems and file systems without them raise OSError."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ try:
 except ImportError:  # not a Unix system
     fcntl = None
 
-# For `os.open`: a link is not followed, and processes that are started do not inherit the file.
+# For `os.open`: do not follow links, and do not let child processes inherit the file.
 PRIVATE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def lock(handle: int, wait: bool = True) -> None:
-    """Lock an open file, until it is closed or the process ends, however it ends.
+    """Lock an open file until it is closed or the process ends.
 
     Args:
         handle: the file.
-        wait: until nobody else has locked it; otherwise OSError where somebody has.
+        wait: for another process to unlock it; otherwise a locked file is an OSError.
     """
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -1,4 +1,4 @@
-"""How much memory this machine has left for this process."""
+"""The memory that this process can still get."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-# Where Linux tells of memory; tests put other files there.
+# Linux files about memory; tests replace them.
 MEMINFO = Path("/proc/meminfo")
 OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def total_memory() -> int | None:
-    """Return the bytes of memory of the machine; None where nobody says."""
+    """Return the bytes of memory of the machine; None if unknown."""
     if found := _meminfo("MemTotal"):
         return found
     try:
@@ -23,17 +23,16 @@ def total_memory() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that this process can still get, also within a container's limit; None where nobody says.
+    """Return the bytes that this process can still get, also within a container's limit; None if unknown.
 
-    Memory that only holds copies of files counts as available, as it does for the system. Where the system tells its
-    total alone, as macOS does, that is returned.
+    The file cache counts as available. Systems that report only their total, such as macOS, return that.
     """
     known = [_meminfo("MemAvailable") or total_memory(), *_left_in_cgroups()]
     return min((each for each in known if each is not None), default=None)
 
 
 def _meminfo(key: str) -> int | None:
-    """Return a row of Linux's table of memory, in bytes."""
+    """Return a row of /proc/meminfo in bytes."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -48,11 +47,11 @@ def _meminfo(key: str) -> int | None:
 
 
 def _left_in_cgroups() -> list[int]:
-    """Return what is left of the limits of this process's groups and of those above them, in bytes."""
+    """Return the bytes left in each cgroup of this process and in their parents."""
     left = []
     for folder, limit, used in _cgroups():
         most, now = _number_in(folder / limit), _number_in(folder / used)
-        # Version 1 says "no limit" by a number that no machine has.
+        # Version 1 writes a huge number for "no limit".
         if most is not None and now is not None and most < 1 << 60:
             files = _statistic(folder / "memory.stat", ("inactive_file", "total_inactive_file"))
             left.append(max(0, most - now + files))
@@ -60,7 +59,7 @@ def _left_in_cgroups() -> list[int]:
 
 
 def _cgroups() -> list[tuple[Path, str, str]]:
-    """Return the folders that may limit this process, with the names of their files of limit and use."""
+    """Return the cgroup folders that may limit this process, each with the names of its limit and usage files."""
     try:
         rows = OWN_CGROUP.read_text().splitlines()
     except OSError:
@@ -73,7 +72,7 @@ def _cgroups() -> list[tuple[Path, str, str]]:
             continue
         top = CGROUPS if second else CGROUPS / "memory"
         names = ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        # In a container the own group may be mounted as the top one.
+        # In a container this process's group may be mounted as the top one.
         folder = top / place.lstrip("/")
         folders = {top, *(each for each in (folder, *folder.parents) if each.is_relative_to(top))}
         found += [(each, *names) for each in sorted(folders)]
@@ -89,7 +88,7 @@ def _number_in(path: Path) -> int | None:
 
 
 def _statistic(path: Path, names: tuple[str, ...]) -> int:
-    """Return the largest of some rows of a group's table, in bytes; 0 where there is none."""
+    """Return the largest of some rows of a memory.stat file in bytes; 0 if there is none."""
     try:
         rows = [row.split() for row in path.read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a live bar in a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Protocol
+from typing import Self
 
 from rich.console import Console
 from rich.errors import LiveError
@@ -18,76 +17,50 @@ LINE_SECONDS, QUIET_SECONDS = 10.0, 2.0
 
 
 def say(console: Console, sentence: str) -> None:
-    """Print a sentence as it is: in one line, so that it can be copied, and with the brackets that a path may have."""
+    """Print a sentence in one line, so that it can be copied; brackets in it are not markup."""
     try:
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     except OSError:
-        if console.file is sys.stdout:  # a result, which somebody waits for
+        if console.file is sys.stdout:  # results must not get lost
             raise
-        # Else news, and the terminal may be closed: no reason to lose a run.
+        # Other output is news: a closed terminal must not end a run.
 
 
-class Monitor(Protocol):
-    """Is told how far a job is."""
+class Monitor:
+    """Shows how far a job is. This base class shows nothing."""
 
-    def __enter__(self) -> Monitor: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def begin(self, done: int) -> None:
-        """Say that `done` rounds were done before: the time left is reckoned from here."""
-        ...
-
-    def at(self, done: int, news: str = "") -> None:
-        """Say that `done` steps are done; `news` is the latest measurement, in words."""
-        ...
-
-    def say(self, sentence: str) -> None:
-        """Print a sentence without disturbing the bar."""
-        ...
-
-
-class Display(Protocol):
-    """Where monitors are shown, one line each."""
-
-    def __enter__(self) -> Display: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def line(self, title: str, total: int) -> Monitor:
-        """Return a monitor for a job of `total` steps; as a context it leaves the display at its end."""
-        ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         return
 
-    def line(self, title: str, total: int) -> Silent:
-        """Show nothing."""
-        del title, total
-        return self
-
     def begin(self, done: int) -> None:
-        """Show nothing."""
+        """Start the clock; `done` steps were done before, and do not count for the time left."""
 
     def at(self, done: int, news: str = "") -> None:
-        """Show nothing."""
+        """Show that `done` steps are done, and `news`, the latest measurement in words."""
 
     def say(self, sentence: str) -> None:
-        """Show nothing."""
+        """Print a sentence without disturbing the bar."""
 
 
-class Bars:
+class Display:
+    """Shows several monitors, one line each. This base class shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def line(self, title: str, total: int) -> Monitor:
+        """Return a monitor for a job of `total` steps; as a context it leaves the display at its end."""
+        del title, total
+        return Monitor()
+
+
+class Bars(Display):
     """Progress bars one below the other, in a terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -105,10 +78,10 @@ class Bars:
             transient=True,
         )
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         try:
             self._progress.start()
-        except LiveError:  # older versions of rich show one at a time: another thread's, if it was there first
+        except LiveError:  # older versions of rich show one display at a time, and another thread's came first
             self._is_shown = False
         return self
 
@@ -122,23 +95,20 @@ class Bars:
         return Bar(self._progress, title, total)
 
 
-class Bar:
+class Bar(Monitor):
     """A progress bar with the time left."""
 
     def __init__(self, progress: Progress, title: str, total: int) -> None:
         self._progress, self._title = progress, title
         self._task = progress.add_task(title, total=total, news="")
 
-    def __enter__(self) -> Bar:
-        return self
-
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            self._progress.refresh()  # so that the end is seen
+            self._progress.refresh()  # shows the last step
         self._progress.remove_task(self._task)
 
     def begin(self, done: int) -> None:
-        """Start the clock, and tell whoever resumed a run that it was found."""
+        """Start the clock; say where a resumed run continues."""
         self._progress.reset(self._task, completed=done)
         if done:
             self.say(_going_on(self._title, done))
@@ -155,45 +125,33 @@ class Bar:
         say(self._progress.console, sentence)
 
 
-class Log:
-    """Where there is no terminal: the lines of all jobs in the order in which they come."""
+class Log(Display):
+    """Lines of all jobs in order of time, where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
     def line(self, title: str, total: int) -> Lines:
-        """Return a job's own lines."""
+        """Return a monitor that prints lines."""
         return Lines(self._console, title, total)
 
 
-class Lines:
-    """Plain lines, at most one in ten seconds, and one at the end of whatever took over two."""
+class Lines(Monitor):
+    """Plain lines: at most one in ten seconds, and one at the end of a job of more than two."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
         self._console, self._title, self._total = console, title, total
         self._started, self._first = time.monotonic(), 0
         self._last = self._started
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
     def begin(self, done: int) -> None:
-        """Start the clock, and tell whoever resumed a run that it was found."""
+        """Start the clock; say where a resumed run continues."""
         self._first, self._started = done, time.monotonic()
         if done:
             self.say(_going_on(self._title, done))
 
     def at(self, done: int, news: str = "") -> None:
-        """Print a line, if the last one is long enough ago."""
+        """Print a line if the last one was printed long enough ago."""
         now = time.monotonic()
         finished = done >= self._total and now - self._started > QUIET_SECONDS
         if not finished and now - self._last < LINE_SECONDS:
@@ -215,14 +173,14 @@ def _going_on(title: str, done: int) -> str:
 
 
 def display(console: Console | None) -> Display:
-    """Return the display that fits where the output goes: bars, lines, or nothing without a console."""
+    """Return bars for a terminal, lines for another output, and nothing without a console."""
     if console is None:
-        return Silent()
+        return Display()
     return Bars(console) if console.is_terminal else Log(console)
 
 
 @contextmanager
 def monitor(console: Console | None, title: str, total: int) -> Iterator[Monitor]:
-    """Show one job on a display of its own."""
+    """Yield a monitor on a new display."""
     with display(console) as screen, screen.line(title, total) as watch:
         yield watch

@@ -1,9 +1,8 @@
 """Randomness is a function, not a state.
 
-Every random number of a run is a pure function of (seed, purpose, round, client), computed with 64-bit integer
-arithmetic in torch. It has the same value on a CPU and on a GPU, inside a CUDA graph (where the round is a counter
-in device memory) and outside of it. So a client remembers nothing between two exchanges, a run resumes bit-exact, and
-a lost client changes nobody else's batches.
+Every random number of a run is a pure function of (seed, purpose, round, client), in 64-bit integer arithmetic. It has
+the same value on a CPU, on a GPU and inside a CUDA graph, where the round is a counter in device memory. So a client
+needs no random state between rounds, a run resumes bit-exact, and a lost client does not change others' batches.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from pefll.core.reference import reference
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
-# Rounds of the card shuffle in `choose`. tests/test_randomness.py shows that pairs of cards are chosen equally often.
+# Rounds of the card shuffle in `choose`. tests/test_randomness.py shows that all pairs are equally likely.
 SHUFFLES = 20
 
 
 def _signed(value: int) -> int:
-    """Return the int64 that has the same bits as the unsigned `value`."""
+    """Return the int64 with the bits of the unsigned `value`."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -36,7 +35,7 @@ CONSTANTS = tuple(_signed(value) for value in (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 right and fill with zeros (torch's own shift copies the sign)."""
+    """Shift int64 right and fill with zeros; torch's shift copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -48,28 +47,25 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def root_of(seed: int, purpose: str) -> int:
-    """Return 64 bits for a seed and a purpose; computed on the host, since neither changes during a run."""
+    """Return 64 bits for a seed and a purpose, computed on the host."""
     digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return _signed(int.from_bytes(digest, "little"))
 
 
 @reference
 def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
-    """Return the int64 key of one stream of random numbers.
+    """Return the keys of streams of random numbers, int64 [...] of the coordinates' shape.
 
     Args:
-        seed: the seed of the run.
+        seed: of the run.
         purpose: what the numbers are for, for example `"cohort"`.
-        coordinates: integers (or int64 tensors of one shape) that tell streams of one purpose apart: round, client.
-        device: where to compute when no coordinate is a tensor.
-
-    Returns:
-        int64 [...] of the coordinates' shape.
+        coordinates: integers, or int64 tensors of one shape, such as round and client.
+        device: where to compute if no coordinate is a tensor.
     """
     for coordinate in coordinates:
         if isinstance(coordinate, Tensor):
             device = coordinate.device
-    # `full` is a kernel, and so is allowed while a CUDA graph is captured; a copy from the host is not.
+    # `full` is a kernel: CUDA graphs can capture it, unlike a copy from the host.
     state = torch.full((), root_of(seed, purpose), dtype=torch.int64, device=device)
     for coordinate in coordinates:
         state = _scramble((state ^ coordinate) + _signed(_GOLDEN))
@@ -78,34 +74,23 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
 
 @reference
 def spread(state: Tensor, count: int) -> Tensor:
-    """Return `count` independent keys for each key.
-
-    Args:
-        state: int64 [...].
-        count: how many.
-
-    Returns:
-        int64 [..., count].
-    """
+    """Return `count` independent keys for each key int64 [...], as int64 [..., count]."""
     steps = torch.arange(1, count + 1, device=state.device) * _signed(_GOLDEN)
     return _scramble(state.unsqueeze(-1) + steps)
 
 
 @reference
 def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
-    """Choose `count` different integers below `total`, in random order.
+    """Return `count` different integers below `total` in random order, int64 [..., count].
 
-    The numbers 0..count-1 are followed through a shuffle of `total` cards that is never written out (the swap-or-not
-    shuffle of Hoang, Morris and Rogaway), so the cost does not depend on `total`. Where `count` exceeds `total`, the
-    first `total` entries are a permutation and the rest repeat it.
+    The numbers 0..count-1 go through the swap-or-not shuffle of Hoang, Morris and Rogaway. It never stores all `total`
+    cards, so the cost does not depend on `total`. If `count` exceeds `total`, the first `total` entries are a
+    permutation and the rest repeat it.
 
     Args:
         state: int64 [...], one key per draw.
         total: int64 broadcastable to [...], at least 1.
         count: how many to choose.
-
-    Returns:
-        int64 [..., count].
     """
     if isinstance(total, int):
         total = torch.full((), total, dtype=torch.int64, device=state.device)
@@ -117,24 +102,24 @@ def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     card = torch.remainder(torch.arange(count, device=state.device), total) + torch.zeros_like(state).unsqueeze(-1)
     for shuffle in range(SHUFFLES):
         partner = torch.remainder(mirrors[..., shuffle, None] - card, total)
-        # One coin per pair {card, partner}: the top bit of a universal hash of the larger of the two.
+        # One coin per pair {card, partner}: the top bit of a universal hash of the larger one.
         coin = torch.maximum(card, partner) * factors[..., shuffle, None] + terms[..., shuffle, None]
         card = torch.where(coin < 0, partner, card)
     return card
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """Return NumPy's generator for work done once on the host: partitions, splits."""
+    """Return a NumPy generator for work on the host: partitions and splits."""
     return np.random.default_rng(root_of(seed, purpose) & ((1 << 64) - 1))
 
 
 @contextmanager
 def initial_weights(seed: int, purpose: str) -> Iterator[None]:
-    """Let layers draw their first weights in the block, from torch's CPU generator; afterwards it is as it was.
+    """Seed torch's CPU generator inside the block, where layers draw initial weights; restore it afterwards.
 
-    The process has one such generator, so that one thread at a time is in such a block.
+    The process has one such generator, so only one thread at a time is in such a block.
     """
     with process.lock, torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would also change a user's CUDA generators.
+        # Not torch.manual_seed: it would also change a user's CUDA generators.
         torch.default_generator.manual_seed(root_of(seed, purpose) & ((1 << 63) - 1))
         yield

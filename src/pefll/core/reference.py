@@ -1,8 +1,7 @@
-"""Plain functions that faster versions may stand in for.
+"""Plain functions, called references, that faster versions may replace.
 
-A reference is a plain function, written where a reader meets it. `pefll.backend` registers faster versions of it, each
-with the question when it may stand in. With PEFLL_KERNELS=0 in the environment no version stands in, and the plain
-functions do everything.
+`pefll.backend` registers faster versions of a reference, each with a condition. A call uses the first version with a
+true condition, else the plain function. PEFLL_KERNELS=0 in the environment switches all faster versions off.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _versions: dict[Callable[..., Any], list[tuple[Callable[..., bool], Callable[...
 
 
 def reference(plain: Callable[P, R]) -> Callable[P, R]:
-    """Let faster versions stand in for a function; `plain.__wrapped__` of the result is the plain one."""
+    """Return `plain` as a function that faster versions may replace; its `__wrapped__` is `plain`."""
     versions: list[tuple[Callable[..., bool], Callable[..., Any]]] = []
     signature = inspect.signature(plain)
 
@@ -30,8 +29,8 @@ def reference(plain: Callable[P, R]) -> Callable[P, R]:
         if kwargs:  # versions get arguments by position
             bound = signature.bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs  # type: ignore[assignment]
-        for may_stand_in, version in versions:
-            if may_stand_in(*args, **kwargs):
+        for applies, version in versions:
+            if applies(*args, **kwargs):
                 result: R = version(*args, **kwargs)
                 return result
         return plain(*args, **kwargs)
@@ -41,11 +40,11 @@ def reference(plain: Callable[P, R]) -> Callable[P, R]:
 
 
 def fast(of: Callable[..., Any], when: Callable[..., bool]) -> Callable[[Version], Version]:
-    """Register a faster version of a reference; of several that may stand in, the first registered one does.
+    """Register a faster version of a reference.
 
     Args:
         of: the reference.
-        when: of the same arguments, whether the version may stand in.
+        when: takes the same arguments and returns whether the version applies; the first that applies is used.
     """
 
     def register(version: Version) -> Version:

@@ -1,4 +1,4 @@
-"""States and messages are tensors or NamedTuples of them; these few functions are all that walks them."""
+"""Functions on trees: states and messages are tensors, or NamedTuples of trees."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply `function` to every tensor of `tree` (and to the tensors at the same places of `others`)."""
+    """Return the tree of `function` applied to every tensor of `tree`, and to the same tensors of `others`."""
     if isinstance(tree, tuple):
         return type(tree)(*(map_tree(function, *parts) for parts in zip(tree, *others, strict=True)))
     return function(tree, *others)
 
 
 def leaves(tree: Tree, but: type | None = None) -> Iterator[Tensor]:
-    """Yield the tensors of `tree`, always in the same order, without those in parts of type `but`."""
+    """Yield the tensors of `tree` in a fixed order, except those in parts of type `but`."""
     if but is not None and isinstance(tree, but):
         return
     if isinstance(tree, tuple):
@@ -38,6 +38,6 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def from_named(template: Tree, values: dict[str, Tensor]) -> Tree:
-    """Return a tree shaped as `template` with the tensors of `values`, which `named_leaves` named."""
+    """Return a tree like `template` with the tensors of `values`, by their names in `named_leaves`."""
     by_place = iter([values[name] for name, _ in named_leaves(template)])
     return map_tree(lambda _: next(by_place), template)

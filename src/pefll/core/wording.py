@@ -1,4 +1,4 @@
-"""Numbers, lists and the names of arguments inside sentences."""
+"""Numbers, lists and names of arguments in sentences."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Whether whoever reads a sentence gave a command; else they called a function.
+# True if the reader of a sentence uses the command line, False if they use Python.
 _gave_a_command: ContextVar[bool] = ContextVar("gave_a_command", default=False)
 
 
 @contextmanager
 def for_the_command_line(on: bool = True) -> Iterator[None]:
-    """Let sentences that are made inside the block name options of commands, not arguments of functions.
-
-    Args:
-        on: False for what names arguments all the same, such as a file of settings.
-    """
+    """Make sentences inside the block name options of commands, not arguments of functions; `on=False` undoes it."""
     before = _gave_a_command.set(on)
     try:
         yield
@@ -26,22 +22,17 @@ def for_the_command_line(on: bool = True) -> Iterator[None]:
 
 
 def either(command: str, python: str) -> str:
-    """Return what to say to somebody who gave a command, or to somebody who called a function.
-
-    Args:
-        command: for the first.
-        python: for the second.
-    """
+    """Return `command` for readers who use the command line, and `python` for readers who use Python."""
     return command if _gave_a_command.get() else python
 
 
 def argument(name: str, value: object = None, *, option: str = "") -> str:
-    """Return an argument as the reader would write it: `device='cpu'`, or `--device cpu` on the command line.
+    """Return an argument as the reader writes it: `device='cpu'`, or `--device cpu` on the command line.
 
     Args:
         name: of the function's argument.
-        value: for an example; None for the name alone, and True for an option that is a switch.
-        option: of the command, where it is not called as the argument is.
+        value: for an example; None for the name alone, and True for an option without a value.
+        option: of the command, if its name differs from the argument's.
     """
     option = option or f"--{name.replace('_', '-')}"
     if value is None:
@@ -50,25 +41,14 @@ def argument(name: str, value: object = None, *, option: str = "") -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number with what it counts, for example `"1 client"` or `"2,000 clients"`.
-
-    Args:
-        number: how many.
-        thing: one of them; more of them have an s behind, classes an es.
-    """
+    """Return a number with its noun, for example `"1 client"`, `"2,000 clients"` or `"2 classes"`."""
     if number == 1:
         return f"1 {thing}"
     return f"{number:,} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def without_samples(number: int, clients: int, split: str) -> str:
-    """Return the sentence for clients that are in no accuracy.
-
-    Args:
-        number: how many have no sample in a split.
-        clients: how many there are.
-        split: its name.
-    """
+    """Return the sentence that `number` of `clients` have no sample in a split, so accuracies leave them out."""
     if number == clients:
         return f"No client has a {split} sample, so there is no accuracy: clients need more than one sample each."
     has = "has" if number == 1 else "have"
@@ -76,8 +56,8 @@ def without_samples(number: int, clients: int, split: str) -> str:
 
 
 def first_few(names: Iterable[object], most: int = 5) -> str:
-    """Return names as in a sentence, for example `"1, 2 and 3"`, or `"1, 2, 3, 4, 5 and 12 more"`."""
+    """Return names for a sentence, for example `"1, 2 and 3"` or `"1, 2, 3, 4, 5 and 12 more"`."""
     words = [str(name) for name in names]
-    if len(words) > most + 1:  # in place of "and 1 more" stands that one's name
+    if len(words) > most + 1:  # a single further name is shown instead of "1 more"
         words = [*words[:most], f"{len(words) - most:,} more"]
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)

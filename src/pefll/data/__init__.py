@@ -16,14 +16,7 @@ from pefll.data.federation import Normalise as Normalise
 from pefll.data.federation import Samples as Samples
 from pefll.data.frames import TABLES as TABLES
 from pefll.data.frames import from_frame as from_frame
-from pefll.data.normalise import measured as measured
-from pefll.data.own import CLIENT as CLIENT
-from pefll.data.own import LABEL as LABEL
-from pefll.data.own import federation_from_arrays as federation_from_arrays
-from pefll.data.own import federation_from_frame as federation_from_frame
-from pefll.data.own import read_client as read_client
-from pefll.data.own import read_each as read_each
-from pefll.data.own import read_samples as read_samples
+from pefll.data.normalise import with_channel_stats as with_channel_stats
 from pefll.data.partition import by_class as by_class
 from pefll.data.partition import dirichlet as dirichlet
 from pefll.data.partition import natural as natural
@@ -35,3 +28,10 @@ from pefll.data.sources import make_federation as make_federation
 from pefll.data.summary import Summary as Summary
 from pefll.data.summary import classes_without_samples as classes_without_samples
 from pefll.data.summary import summarise as summarise
+from pefll.data.user_files import CLIENT as CLIENT
+from pefll.data.user_files import LABEL as LABEL
+from pefll.data.user_files import federation_from_arrays as federation_from_arrays
+from pefll.data.user_files import federation_from_frame as federation_from_frame
+from pefll.data.user_files import read_client as read_client
+from pefll.data.user_files import read_each as read_each
+from pefll.data.user_files import read_samples as read_samples

@@ -362,7 +362,7 @@ class Federation:
             if self.holds_images:
                 raise PefllError(
                     f"{self.name}: its pixels have no channel statistics; make the federation with make_federation, "
-                    "or pass it through pefll.data.measured",
+                    "or pass it through pefll.data.with_channel_stats",
                     code="PEFLL-D146",
                 )
             return x.to(dtype)

@@ -13,7 +13,7 @@ from pefll.data.federation import TRAIN, Federation, Normalise
 _BLOCK = 4096
 
 
-def measured(federation: Federation) -> Federation:
+def with_channel_stats(federation: Federation) -> Federation:
     """Return the federation with `normalise` filled in where it holds uint8 images without it.
 
     Only training samples of seen clients are counted: what unseen clients, validation and test hold must not change

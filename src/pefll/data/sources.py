@@ -10,10 +10,10 @@ from pefll.core.arguments import path as as_path
 from pefll.core.arguments import plain, shown, text
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument
-from pefll.data import cifar, digits, femnist, leaf, mnist_writers, own, shakespeare
+from pefll.data import cifar, digits, femnist, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
-from pefll.data.normalise import measured
+from pefll.data.normalise import with_channel_stats
 from pefll.data.partition import by_class, check_is_samples, dirichlet, natural
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
@@ -121,8 +121,8 @@ def load_samples(
     data_dir: Path | str = "data",
     report: Report | None = None,
     *,
-    label: str = own.LABEL,
-    client: str = own.CLIENT,
+    label: str = user_files.LABEL,
+    client: str = user_files.CLIENT,
 ) -> Samples:
     """Return the samples of a named data set, or those in a user's file or folder.
 
@@ -136,15 +136,15 @@ def load_samples(
             be there.
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
-    label, client = text(label, "label", own.LABEL), text(client, "client", own.CLIENT)
+    label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
         path = as_path(name_or_path, "the data set's name or path").expanduser()
         # What looks like a path gets the error of a path; a bare word is a misspelt name.
         if path.exists() or path.suffix or len(path.parts) > 1:
-            return own.load(path, data_dir, report, label=label, client=client)
+            return user_files.load(path, data_dir, report, label=label, client=client)
         raise unknown("data set", str(name_or_path), DATASETS)
-    own.refuse_columns(source.name, label, client)
+    user_files.refuse_columns(source.name, label, client)
     found = source.found(data_dir)
     if not found:
         return source.load(data_dir)
@@ -166,15 +166,15 @@ def make_federation(
     check_is_samples(samples)
     kind, numbers = _parse(partition)
     if kind == "natural":
-        return measured(natural(samples, seed, unseen=unseen, clients=clients))
+        return with_channel_stats(natural(samples, seed, unseen=unseen, clients=clients))
     if clients is None:
         raise PefllError(
             f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}", code="PEFLL-D206"
         )
     if kind == "by-class":
-        return measured(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
+        return with_channel_stats(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
     other = numbers[1] if len(numbers) == 2 else None
-    return measured(dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen))
+    return with_channel_stats(dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen))
 
 
 def _parse(partition: str) -> tuple[str, list[float]]:

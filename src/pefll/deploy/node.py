@@ -20,7 +20,7 @@ from typing import Any
 
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
-from pefll.core.named import allow_only
+from pefll.core.plugins import allow_only
 from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
 from pefll.engines.settings import keep_freed_memory

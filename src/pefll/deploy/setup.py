@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
-from pefll.data import CLIENT, LABEL, Normalise, load_samples, measured, natural
+from pefll.data import CLIENT, LABEL, Normalise, load_samples, natural, with_channel_stats
 from pefll.data.federation import Samples
 from pefll.deploy.plan import check_names
 from pefll.engines.flower.client.policy import MIN_SAMPLES
@@ -130,4 +130,4 @@ def statistics(samples: Samples) -> Normalise | None:
     if samples.normalise is not None:
         return samples.normalise
     alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=())
-    return measured(natural(alone, 0, unseen=0.0)).normalise
+    return with_channel_stats(natural(alone, 0, unseen=0.0)).normalise

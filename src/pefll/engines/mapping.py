@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError, first_line
-from pefll.core.named import fault
+from pefll.core.plugins import fault
 from pefll.core.wording import argument
 from pefll.methods.contract import Problem
 from pefll.models.probe import alike, some_sample, some_weights

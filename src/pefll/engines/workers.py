@@ -20,7 +20,7 @@ import torch
 from pefll.backend.native import pooled
 from pefll.core import process
 from pefll.core.errors import PefllError
-from pefll.core.named import OwnCodeFailed, fault
+from pefll.core.plugins import OwnCodeFailed, fault
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument
 from pefll.engines.cohort import Ids

@@ -9,7 +9,7 @@ from typing import Any
 
 from pefll.core.arguments import MOST, plain, shown
 from pefll.core.errors import PefllError, unknown
-from pefll.core.named import import_name
+from pefll.core.plugins import import_name
 from pefll.methods.contract import BaseMethod, Method, Problem
 from pefll.methods.fedavg import FedAvg
 from pefll.methods.fedrep import FedRep

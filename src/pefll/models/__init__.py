@@ -1,4 +1,4 @@
-"""What clients run, what describes them, and what generates their models."""
+"""Client models, embedding networks and hypernetworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pefll.core import randomness
 from pefll.core.errors import PefllError, first_line, unknown
-from pefll.core.named import fault, import_name
+from pefll.core.plugins import fault, import_name
 from pefll.models.check import check_model
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
@@ -49,7 +49,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 
 
 def resolve_model(name: str, input_shape: tuple[int, ...], tokens: bool = False) -> str:
-    """Return the model that `"auto"` stands for: lstm for text, lenet or cnn for pictures by their size, else mlp."""
+    """Return a model's name; for `"auto"` lstm for text, lenet or cnn for images by their size, else mlp."""
     if name != "auto":
         return name
     if tokens:
@@ -69,8 +69,7 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
         classes: width of the output.
     """
     name = resolve_model(name, input_shape)
-    # Weights that no layer can draw anew are drawn here; a run must not depend on what was drawn before it, nor change
-    # what is drawn after it.
+    # Some weights are drawn only here. A run must not depend on earlier random draws, nor change later ones.
     with randomness.initial_weights(0, "model"):
         if ":" in name:
             return _import_model(name, input_shape, classes)
@@ -80,15 +79,9 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
 
 
 def weights_of(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Tensor]:
-    """Return a client model's weights by name, with shapes and types and without values: they take no memory.
+    """Return a client model's weights by name on the meta device: shapes and types without memory.
 
-    Args:
-        name: see `build_model`.
-        input_shape: of one sample, however large.
-        classes: width of the output.
-
-    Raises:
-        PefllError: for a model that cannot be built, or cannot be built so.
+    The arguments are those of `build_model`.
     """
     with torch.device("meta"):
         return dict(build_model(name, input_shape, classes).state_dict())

@@ -1,26 +1,101 @@
-"""Whether a model fits the data and can be trained, by trying it before a run starts."""
+"""Checks of a user's network: first by its layers and parameters, then by running it on an example."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pefll.core import randomness
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError, first_line
-from pefll.models.network import Network
+
+if TYPE_CHECKING:
+    from pefll.models.network import Network
+
+
+def check_layers(module: nn.Module) -> None:
+    """Raise PefllError for layers and parameters that a flat vector of weights cannot describe."""
+    for name, layer in module.named_modules():
+        _check_layer(_where(name, layer), layer)
+    known = set(module.modules())
+    for name, layer in module.named_modules():
+        _check_parameters(_where(name, layer), layer, known)
+    for name, layer in module.named_modules():
+        for key, value in vars(layer).items():
+            if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+                raise PefllError(
+                    f"{_where(name, layer)} holds the computed tensor {key!r}, so it cannot be copied: give a model "
+                    "that was not used yet; replace torch.nn.utils.weight_norm by the one in "
+                    "torch.nn.utils.parametrizations",
+                    code="PEFLL-N034",
+                )
+
+
+def _where(name: str, layer: nn.Module) -> str:
+    return f"layer {name!r} ({type(layer).__name__})" if name else f"the model {type(layer).__name__}"
+
+
+def _check_layer(where: str, layer: nn.Module) -> None:
+    """Raise PefllError for a layer that keeps statistics, draws random numbers or has special gradients."""
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
+        raise PefllError(
+            f"{where} keeps statistics of batches, which no hypernetwork can generate; use GroupNorm or LayerNorm",
+            code="PEFLL-N028",
+        )
+    if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+        raise PefllError(
+            f"{where} draws its own random numbers, so runs would not repeat; set its p to 0", code="PEFLL-N029"
+        )
+    for option in ("sparse", "scale_grad_by_freq"):
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and getattr(layer, option):
+            raise PefllError(
+                f"{where} has gradients that torch.func.vmap does not support; set its {option} to False",
+                code="PEFLL-N030",
+            )
+
+
+def _check_parameters(where: str, layer: nn.Module, known: set[nn.Module]) -> None:
+    """Raise PefllError for lazy or complex parameters, and for layers that torch does not register.
+
+    Args:
+        where: the layer, for errors.
+        layer: to check.
+        known: all registered layers of the model.
+    """
+    for key, value in layer.named_parameters(recurse=False):
+        if is_lazy(value):
+            raise PefllError(
+                f"{where} does not know its shape yet: call the model once on an example, such as "
+                "torch.zeros(1, *input_shape), before you give it",
+                code="PEFLL-N031",
+            )
+        if value.is_complex() and value.requires_grad:
+            raise PefllError(
+                f"{where} has a complex parameter {key!r}; make it a real one with one more axis of length 2, and "
+                "call torch.view_as_complex on it in forward",
+                code="PEFLL-N032",
+            )
+    for key, value in vars(layer).items():
+        held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+        if not key.startswith("_") and any(isinstance(one, nn.Module) and one not in known for one in held):
+            raise PefllError(
+                f"{where} has layers in a plain {type(value).__name__}, {key!r}, and torch does not train them; "
+                "use nn.ModuleList or nn.ModuleDict",
+                code="PEFLL-N033",
+            )
 
 
 def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
     """Raise PefllError where a client model does not map each sample of `input_shape` to `classes` scores.
 
-    Samples must not influence each other, and the same sample must get the same scores again: otherwise padding would
-    change results, and runs would not repeat.
+    A sample's scores must not depend on other samples, because batches are padded. They must not be random, so that
+    runs repeat.
     """
-    module = copy.deepcopy(network.module)  # which may change when it is evaluated
+    module = copy.deepcopy(network.module)  # evaluating it may change it
     name = f"the model {type(module).__name__}"
     for key, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
@@ -42,11 +117,12 @@ def check_model(network: Network, input_shape: tuple[int, ...], classes: int, to
             if not torch.equal(value, before[key]):
                 kind = "parameter" if key in network.names else "buffer"
                 raise PefllError(
-                    f"{name} changes its {kind} {key!r} when it is evaluated; remove it", code="PEFLL-N006"
+                    f"{name} changes its {kind} {key!r} when it is evaluated; remove the code that does so",
+                    code="PEFLL-N006",
                 )
         if not torch.equal(given, example):
             raise PefllError(
-                f"{name} changes the samples that it is given; write x = x - 1 for x -= 1, without inplace=True",
+                f"{name} changes its input; write x = x - 1 instead of x -= 1, and do not use inplace=True",
                 code="PEFLL-N007",
             )
         if not isinstance(output, Tensor):
@@ -65,34 +141,35 @@ def check_model(network: Network, input_shape: tuple[int, ...], classes: int, to
             )
         if not torch.equal(output, again):
             raise PefllError(
-                f"{name} gives the same samples other scores each time; remove what is random in it", code="PEFLL-N011"
+                f"{name} gives different scores for the same samples; remove its random operations", code="PEFLL-N011"
             )
-        if not _alike(output[:2], pair):
+        if not _alike(output[:2], pair) or not _alike(output[:1], _run_one(module, name, example[:1], output[:1])):
             raise PefllError(
-                f"{name} gives a sample other scores in other batches; remove what mixes samples", code="PEFLL-N012"
+                f"{name} gives a sample different scores in different batches; remove operations that mix samples",
+                code="PEFLL-N012",
             )
-        _check_one_sample(module, name, example[:1], output[:1])
         if not _alike(module.eval()(example.clone()), output):
             raise PefllError(
-                f"{name} gives other scores after eval(), as it will be used, than in training; mend that",
+                f"{name} gives different scores after eval(); it must compute the same in both modes",
                 code="PEFLL-N013",
             )
     _check_trains(network, name, example)
 
 
 def _example(module: nn.Module, shape: tuple[int, ...], tokens: bool) -> Tensor:
-    """Return samples to try a module with."""
+    """Return samples that a module may accept, of the given shape."""
     if tokens:
         return torch.zeros(shape, dtype=torch.int64)
     example = torch.randn(shape)
     try:
         module(example.clone())
-    except Exception:  # noqa: BLE001 - whatever code a user has written; it may take features for numbers of words
+    except Exception:  # noqa: BLE001 - a user's code may raise anything; it may use features as indices of words
         return example.abs().clamp(max=0.99)
     return example
 
 
-def _check_one_sample(module: nn.Module, name: str, sample: Tensor, scores: Tensor) -> None:
+def _run_one(module: nn.Module, name: str, sample: Tensor, scores: Tensor) -> Tensor:
+    """Return the scores of one sample alone [1, classes]; PefllError where the module does not accept it."""
     try:
         alone = module(sample.clone())
     except Exception as error:
@@ -101,14 +178,11 @@ def _check_one_sample(module: nn.Module, name: str, sample: Tensor, scores: Tens
         ) from error
     if not isinstance(alone, Tensor) or alone.shape != scores.shape:
         raise PefllError(
-            f"{name} gives one sample alone scores of shape {tuple(alone.shape)} and not {tuple(scores.shape)}; "
+            f"{name} returns scores of shape {tuple(alone.shape)} for one sample, not {tuple(scores.shape)}; "
             "name the axes that squeeze() is to remove",
             code="PEFLL-N015",
         )
-    if not _alike(scores, alone):
-        raise PefllError(
-            f"{name} gives a sample other scores in other batches; remove what mixes samples", code="PEFLL-N012"
-        )
+    return alone
 
 
 def _check_trains(network: Network, name: str, example: Tensor) -> None:
@@ -119,7 +193,7 @@ def _check_trains(network: Network, name: str, example: Tensor) -> None:
         gradient(lambda at: network(at, example.clone()).square().sum(), theta)
     except Exception as error:
         raise PefllError(
-            f"{name} has no gradient that a client could follow: {first_line(error)}", code="PEFLL-N017"
+            f"the gradient of {name} cannot be computed: {first_line(error)}", code="PEFLL-N017"
         ) from error
 
 

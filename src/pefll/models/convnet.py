@@ -1,4 +1,4 @@
-"""Convolutional networks: the paper's LeNet, a smaller one for small pictures, and both with the label as input."""
+"""Convolutional networks: the paper's LeNet and a smaller one, each also with the label as input."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pefll.core.errors import PefllError
 
 
 class LabelConv2d(nn.Conv2d):
-    """A convolution over an image extended by one constant plane per class, 1 for its label and 0 for the others.
+    """A convolution over an image and one constant plane per class: 1 for its label, 0 for the others.
 
-    A convolution without padding over a constant plane is a constant, so the planes never exist in memory: each label
-    selects one bias per output channel. A bias can as well be added after pooling, to fewer numbers; therefore the
-    network does that, and this layer has two parts.
+    Without padding, a constant plane convolves to a constant. So the planes never exist in memory: each label selects
+    one bias per output channel, `of_labels`. The network adds it after pooling, to fewer numbers.
     """
 
     def __init__(self, channels: int, classes: int, out_channels: int, kernel_size: int) -> None:
@@ -23,11 +22,11 @@ class LabelConv2d(nn.Conv2d):
         self.image_channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images [b, channels, h, w] to [b, out_channels, h', w'], without the labels' part."""
+        """Map images [b, channels, h, w] to [b, out_channels, h', w'], without the label's bias."""
         return F.conv2d(x, self.weight[:, : self.image_channels], self.bias)
 
     def of_labels(self, y: Tensor) -> Tensor:
-        """Map labels [b] to what they add, [b, out_channels, 1, 1]."""
+        """Map labels [b] to their biases [b, out_channels, 1, 1]."""
         return self.weight[:, self.image_channels :].sum(dim=(2, 3)).T[y][:, :, None, None]
 
 
@@ -39,7 +38,7 @@ class ConvNet(nn.Module):
         outputs: width of the last layer, which has no nonlinearity.
         kernel: side of the convolution kernels.
         hidden: widths of the fully connected layers before the last.
-        label_classes: with C > 0 the network takes labels too, as C constant one-hot planes beside the channels.
+        label_classes: with C > 0 the network takes labels too, as C constant one-hot planes.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class ConvNet(nn.Module):
         channels, height, width = input_shape
         sides = [((side - kernel + 1) // 2 - kernel + 1) // 2 for side in (height, width)]
         if min(sides) < 1:
-            # The second pooling may be left out for pictures so small that it would leave nothing.
+            # Images too small for a second pooling do without it.
             sides = [(side - kernel + 1) // 2 - kernel + 1 for side in (height, width)]
             self.pool_twice = False
         else:
@@ -72,7 +71,7 @@ class ConvNet(nn.Module):
         self.full = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Map images [b, channels, h, w], with labels [b] where the network takes them, to [b, outputs]."""
+        """Map images [b, channels, h, w], and labels [b] if `label_classes` is set, to [b, outputs]."""
         # Pooling before ReLU gives the same numbers on a quarter of the elements.
         x = F.max_pool2d(self.conv1(x), 2)
         if isinstance(self.conv1, LabelConv2d):
@@ -93,5 +92,5 @@ def lenet(input_shape: tuple[int, ...], outputs: int, label_classes: int = 0) ->
 
 
 def small_cnn(input_shape: tuple[int, ...], outputs: int, label_classes: int = 0) -> ConvNet:
-    """Return a small network for small pictures: 3x3 kernels, one fully connected layer of 64."""
+    """Return a network for small images: 3x3 kernels, one fully connected layer of 64."""
     return ConvNet(input_shape, outputs, kernel=3, hidden=(64,), label_classes=label_classes)

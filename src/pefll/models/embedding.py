@@ -1,4 +1,4 @@
-"""Embedding networks φ(x, y): one sample and its label to a vector of the descriptor's size."""
+"""Embedding networks φ(x, y): they map a sample and its label to a vector of the descriptor's size."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pefll.core.errors import PefllError, unknown
 from pefll.models.convnet import lenet, small_cnn
 from pefll.models.mlp import MLP
 
-LENET_SIDE = 16  # the smallest picture that LeNet's two 5x5 convolutions and poolings leave anything of
+LENET_SIDE = 16  # the smallest image for LeNet's two 5x5 convolutions and poolings
 
 
 def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Return labels [b] as [b, classes]; unlike torch's own it needs no look at the values, so graphs can hold it."""
+    """Return labels [b] one-hot, [b, classes]. Unlike torch's `one_hot` it works inside CUDA graphs."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
 
 
@@ -36,7 +36,7 @@ class ConvEmbedding(nn.Module):
 
 
 class MLPEmbedding(nn.Module):
-    """One hidden layer over the flattened sample, joined with its one-hot label."""
+    """One hidden layer over the flattened sample and its one-hot label."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class LinearEmbedding(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int) -> None:
         super().__init__()
-        del input_shape  # the sample itself is not looked at
+        del input_shape  # it uses labels only
         self.classes = classes
         self.linear = nn.Linear(classes, size)
 
@@ -84,11 +84,11 @@ def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size:
     """Return the embedding network called `name`.
 
     Args:
-        name: a key of EMBEDDINGS, or `"auto"`: convnet for pictures, mlp for features, linear for tokens.
+        name: a key of EMBEDDINGS, or `"auto"`: convnet for images, mlp for features, linear for tokens.
         input_shape: of one sample.
         classes: the number of classes.
         size: of the descriptor.
-        tokens: whether samples are tokens, which only the linear embedding (it does not look at them) takes.
+        tokens: whether samples are tokens; then only the linear embedding works, which ignores samples.
     """
     if name == "auto":
         name = "linear" if tokens else "convnet" if len(input_shape) == 3 and min(input_shape[1:]) >= 8 else "mlp"

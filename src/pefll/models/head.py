@@ -1,4 +1,4 @@
-"""Where a model ends: its last linear layer, and the features that this layer is given."""
+"""A model's last linear layer, and the features that are its input."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from torch import Tensor, nn
 
 from pefll.core.errors import PefllError, unknown
 from pefll.models.network import Network
-from pefll.models.recording import Tracer
+from pefll.models.tracing import Tracer
 
 T = TypeVar("T")
 
 
 class Head:
-    """The parameters of one layer, in a model's flat vector [D], apart from all others: the head [h] and the body [B].
+    """Splits a model's flat vector [D] into the parameters of one layer, the head [h], and all others, the body [B].
 
     Attributes:
-        layer: the layer's name in the module; "" where the module is the layer itself.
+        layer: the layer's name in the module; "" if the module itself is the layer.
         size: h.
     """
 
     def __init__(self, network: Network, layer: str | None = None) -> None:
-        """Find the head.
-
-        Args:
-            network: the model.
-            layer: the name of a layer in it; None for the last `nn.Linear` in the order of execution.
-        """
+        """Find the head of `network`: the named layer, or by default the `nn.Linear` that is executed last."""
         self.layer = last_linear(network.module) if layer is None else _existing(network.module, layer)
         self._network = network
         prefix = f"{self.layer}." if self.layer else ""
@@ -38,10 +33,9 @@ class Head:
         owned = network.module.get_submodule(self.layer).named_parameters()
         if self._names != [
             f"{prefix}{name}" for name, parameter in owned if parameter.requires_grad
-        ]:  # of a weight that is used twice, only one name is in the vector
+        ]:  # a shared weight is in the vector under one of its names only
             raise PefllError(
-                f"layer {self.layer!r} shares weights with another layer, so it cannot be taken apart",
-                code="PEFLL-N021",
+                f"layer {self.layer!r} shares weights with another layer, so it cannot be a head", code="PEFLL-N021"
             )
         self._sizes = [shape.numel() for shape in network.shapes]
         self._inside = [name in set(self._names) for name in network.names]
@@ -59,7 +53,7 @@ class Head:
         return self._network.flatten(list(self.values(body, head).values()))
 
     def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
-        """Return the model of a body [B] and a head [h] by names, so that one has a gradient without the other."""
+        """Return the parameters by name, so that body [B] and head [h] can be differentiated separately."""
         of_head = iter(torch.split(head, self._of(True, self._sizes)))
         of_body = iter(torch.split(body, self._of(False, self._sizes)))
         network = self._network
@@ -69,33 +63,29 @@ class Head:
         }
 
     def _of(self, head: bool, parts: Sequence[T]) -> list[T]:
-        """Return those of the model's parts that are in the head, or those that are not."""
+        """Return the parts that are in the head, or with `head=False` those in the body."""
         return [part for part, inside in zip(parts, self._inside, strict=True) if inside == head]
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Return what the head of a model `theta` [D] is given for samples x [b, ...], [b, F]."""
+        """Return the head's input [b, F] for samples x [b, ...] of a model `theta` [D]."""
         if not self.layer:
             return x.flatten(1).to(theta.dtype)
         if self._features is None:
-            # With the layer gone the body's parameters are all there are, in the same order as in `split`.
+            # Without the layer, the remaining parameters are the body's, in the order of `split`.
             self._features = Network(_Until(self._network.module, self.layer), may_be_empty=True)
         return self._features(self.split(theta)[0], x)
 
     def bias_place(self) -> tuple[int, int]:
-        """Return where the layer's bias begins and ends in the model's flat vector."""
+        """Return the start and stop of the layer's bias in the model's flat vector."""
         name = f"{self.layer}.bias" if self.layer else "bias"
         if name not in self._network.names:
-            raise PefllError(f"layer {self.layer!r} of the model has no bias to add to", code="PEFLL-N022")
+            raise PefllError(f"layer {self.layer!r} has no bias; give it one with bias=True", code="PEFLL-N022")
         start = sum(self._sizes[: self._network.names.index(name)])
         return start, start + self._sizes[self._network.names.index(name)]
 
 
 class NoHead:
-    """A model that is all body, with an empty head.
-
-    Attributes:
-        size: 0.
-    """
+    """The same interface for a model that has no head: all parameters are its body."""
 
     def __init__(self, network: Network) -> None:
         self._network, self.size = network, 0
@@ -105,33 +95,32 @@ class NoHead:
         return theta, theta.new_empty(0)
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
-        """Return the body [D], which is the model."""
+        """Return the body [D]."""
         del head
         return body
 
     def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
-        """Return the body [D], which is the model, by names."""
+        """Return the parameters of the body [D] by name."""
         del head
         return self._network.unflatten(body)
 
 
 def last_linear(module: nn.Module) -> str:
-    """Return the name of the `nn.Linear` that a module calls last; PefllError where it has none.
+    """Return the name of the `nn.Linear` that a module calls last; PefllError if it has none.
 
-    A module whose Python code cannot be recorded is taken to call its layers in the order in which they were made.
+    If the module cannot be traced, the order of definition is taken for the order of execution.
     """
     if isinstance(module, nn.Linear):
         return ""
     names = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     try:
         calls = [str(node.target) for node in Tracer().trace(copy.deepcopy(module)).nodes if node.op == "call_module"]
-    except Exception:  # noqa: BLE001 - whatever code a user has written
+    except Exception:  # noqa: BLE001 - a user's code may raise anything
         calls = names
     called = [name for name in calls if name in names]
     if not called:
         raise PefllError(
-            f"the model {type(module).__name__} has no nn.Linear layer, so it is not known where its features end; "
-            "make its last layer an nn.Linear",
+            f"the model {type(module).__name__} has no nn.Linear layer to be its head; make its last layer one",
             code="PEFLL-N023",
         )
     return called[-1]
@@ -145,9 +134,9 @@ def _existing(module: nn.Module, layer: str) -> str:
 
 
 class _Until(nn.Module):
-    """A copy of a module that stops before one of its layers and returns what that would be given.
+    """A copy of a module that stops before one of its layers and returns this layer's input.
 
-    What comes after the layer (a log-softmax, say) is not meant for features, and may not fit them.
+    Code after the layer, such as a log-softmax, does not run: it may not accept features.
     """
 
     def __init__(self, module: nn.Module, layer: str) -> None:
@@ -156,7 +145,7 @@ class _Until(nn.Module):
         last = self.module.get_submodule(layer)
         last._parameters.clear()
         last._modules.clear()
-        last.__class__ = _Stop  # in all its places: a module may have a layer under a name and in a list
+        last.__class__ = _Stop  # in place, since the module may hold the layer under several names
 
     def forward(self, x: Tensor) -> Tensor:
         try:
@@ -164,7 +153,7 @@ class _Until(nn.Module):
         except _Reached as reached:
             return reached.features
         raise PefllError(
-            f"the model {type(self.module).__name__} does not come to its last nn.Linear layer", code="PEFLL-N024"
+            f"the model {type(self.module).__name__} does not call its last nn.Linear layer", code="PEFLL-N024"
         )
 
 

@@ -1,4 +1,4 @@
-"""The hypernetwork h: a descriptor to all parameters of a client's model."""
+"""The hypernetwork h: it maps a descriptor to all parameters of a client's model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WIDTH = 100
 class Hypernetwork(nn.Module):
     """Linear(l, 100), then [ReLU, Linear(100, 100)] for each hidden layer, then Linear(100, outputs).
 
-    There is no ReLU before the last layer. One last layer serves all parameters of the target: a head per parameter
-    would have the same weights and the same initial distribution, since all heads share one input.
+    There is no ReLU before the last layer. One last layer generates all parameters. One head per parameter would be the
+    same: all heads share one input, so weights and their initial distribution are equal.
 
     Args:
         descriptor: l.

@@ -1,4 +1,4 @@
-"""LEAF's network for the next character, written with plain operations so that every engine can map it over clients."""
+"""LEAF's network for the next character, in plain operations that `torch.func.vmap` supports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 class CharLSTM(nn.Module):
     """An embedding of characters, LSTM layers, and a linear layer on the last state.
 
-    torch's own LSTM is one opaque operation that cannot be mapped over clients; its parameters are used here with the
-    same names, shapes and meaning.
+    `torch.func.vmap` does not support torch's LSTM operation. Here its parameters are used with the same names, shapes
+    and meaning.
 
     Args:
         input_shape: (length,) of a text.
-        outputs: the number of characters, known and to be predicted.
+        outputs: the number of characters.
         embedding: width of a character's vector.
         hidden: width of the state.
         layers: how many LSTM layers.

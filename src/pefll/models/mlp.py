@@ -1,4 +1,4 @@
-"""Fully connected networks for feature vectors and small pictures."""
+"""Fully connected networks for feature vectors and small images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them; pictures are flattened.
+    """Fully connected layers with ReLU between them; images are flattened.
 
     Args:
         input_shape: of one sample.
@@ -33,5 +33,5 @@ class MLP(nn.Module):
 
 
 def tiny_mlp(input_shape: tuple[int, ...], outputs: int) -> MLP:
-    """Return a network small enough for any device: 4 hidden units, which cannot serve all clients at once."""
+    """Return a network with 4 hidden units: too small to fit the data of all clients at once."""
     return MLP(input_shape, outputs, hidden=(4,))

@@ -1,4 +1,4 @@
-"""A model that also looks at which samples of its own client a sample is near to."""
+"""A model mixed with a nearest-neighbour vote among its client's own samples."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pefll.models.network import Network
 def neighbour_shares(
     features: Tensor, bank: Tensor, labels: Tensor, allowed: Tensor, counts: tuple[int, ...], classes: int, scale: float
 ) -> list[Tensor]:
-    """Return the share of each class among the nearest samples, the nearer the more.
+    """Return the share of each class among the nearest samples, weighted by distance.
 
-    A neighbour at distance d counts exp(-d² / scale).
+    A neighbour at distance d has the weight exp(-d² / scale).
 
     Args:
         features: [b, F].
-        bank: [m, F], features of the samples that can be neighbours.
+        bank: [m, F], features of the possible neighbours.
         labels: int64 [m].
-        allowed: bool [m] or [b, m], which of them may be.
-        counts: how many neighbours to take, ascending.
+        allowed: bool [m] or [b, m], which rows of the bank may be neighbours.
+        counts: numbers of neighbours, ascending.
         classes: C.
         scale: of squared distances.
 
     Returns:
-        [b, C] for each of the counts; zeros for a sample that has no neighbour.
+        [b, C] for each of the counts; zeros for a sample without neighbours.
     """
-    centre = bank.mean(dim=0)  # distances from products lose digits far from the origin
+    centre = bank.mean(dim=0)  # far from the origin, distances computed from products lose precision
     features, bank = features - centre, bank - centre
     squares = features.square().sum(1)[:, None] + bank.square().sum(1) - 2 * features @ bank.T
     closeness = (-squares.clamp(min=0) / scale).masked_fill(~allowed, -torch.inf)
     nearest, place = closeness.topk(min(counts[-1], len(bank)), dim=1)
     of_class = labels[place][..., None] == torch.arange(classes, device=labels.device)
-    # The nearest counts 1, so that samples far from everything still have neighbours; none at all stay at 0.
+    # The nearest has weight 1, so that distant samples still have neighbours.
     weights = (nearest - nearest[:, :1].clamp(min=-1e30)).exp()
     shares = []
     for count in counts:
@@ -46,18 +46,18 @@ def neighbour_shares(
 
 
 def mixed(probabilities: Tensor, shares: Tensor, weight: Tensor | float) -> Tensor:
-    """Return logarithms of a mixture of probabilities [b, C]: `weight` of the neighbours', the rest of the model's."""
+    """Return the log of a mixture of probabilities [b, C]: `weight` for the neighbours, the rest for the model."""
     return (weight * shares + (1 - weight) * probabilities).clamp(min=1e-30).log()
 
 
 class NeighbourModel(nn.Module):
-    """A network and the samples of one client, as one module that maps samples to logarithms of probabilities.
+    """A network and one client's samples, as a module that maps samples to log-probabilities.
 
     Attributes:
         network: the network, with its weights.
         bank: [m, F], features of the client's samples.
         labels: int64 [m].
-        settings: count (neighbours), weight (theirs), scale (of squared distances), classes.
+        settings: count (of neighbours), weight (of their vote), scale (of squared distances), classes.
     """
 
     def __init__(self, network: nn.Module, bank: Tensor, labels: Tensor, settings: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class NeighbourModel(nn.Module):
         self._head = Head(self._flat)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map samples [b, ...] to logarithms of probabilities [b, classes]."""
+        """Map samples [b, ...] to log-probabilities [b, classes]."""
         s = self.settings
         named = dict(self.network.named_parameters())
         parts = [named[name].reshape(-1) for name in self._flat.names]

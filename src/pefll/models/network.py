@@ -1,7 +1,7 @@
 """A network as a pure function of one flat parameter vector.
 
-The hypernetwork writes such vectors, the clients change them, the server averages them: no method needs to know which
-layers a model has.
+The hypernetwork generates such vectors, clients train them, the server averages them. No method needs to know the
+layers of a model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
-from pefll.models.refusals import copied, refuse_changing_state, refuse_parameters, tensors_of
+from pefll.models.check import check_layers
 
 Parameters: TypeAlias = Tensor | dict[str, Tensor]
 
@@ -31,37 +31,36 @@ def fused(module: nn.Module) -> nn.Module:
 @reference
 def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """Return consecutive parts of a vector [D]."""
-    # One concatenation is its backward pass; slices would each fill a vector of full length.
+    # Its backward pass is one concatenation. With slices each part would fill a vector of full length.
     return torch.split(vector, sizes)
 
 
 class Network:
-    """An `nn.Module` seen as `output = network(parameters, *inputs)` with `parameters` [size].
+    """An `nn.Module` as a function `output = network(parameters, *inputs)` with `parameters` [size].
 
-    Parameters that are frozen (`requires_grad` is False) are constants, as buffers are, and not in the vector.
+    Frozen parameters (`requires_grad` is False) are constants, like buffers, and not in the vector.
 
-    Any number of threads may call it at once: every call has a copy of the module to itself. The module that was given
-    is left as it is.
+    It is thread-safe: every call uses its own copy of the module. The given module does not change.
 
     Attributes:
-        module: gives the architecture and the constants; its own weights are used only by `init`, where it cannot draw
-            new ones.
-        names: of the parameters, in the order in which they lie in the flat vector.
+        module: the architecture and the constants. Its weights are used only by `init`, for layers without
+            `reset_parameters`.
+        names: of the parameters, in the order of the flat vector.
         shapes: of the parameters, in the same order.
         size: the length of the flat vector.
     """
 
     def __init__(self, module: nn.Module, may_be_empty: bool = False) -> None:
-        """Take a module apart.
+        """Check a module and list its parameters.
 
         Args:
             module: the network.
             may_be_empty: whether it may have no parameters.
         """
-        refuse_changing_state(module)
-        refuse_parameters(module)
+        check_layers(module)
         self.module = module
-        pattern = copied(module)
+        # A copy, because a user's code may store what it computes, such as attention weights for a figure.
+        pattern = copy.deepcopy(module, _shared_tensors(module))
         self._pattern = pattern, fused(pattern)
         self._idle = [self._copy()]
         learnt = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -73,7 +72,7 @@ class Network:
         if self.size == 0 and not may_be_empty:
             frozen = " that are not frozen" if any(True for _ in module.parameters()) else ""
             raise PefllError(
-                f"the model {type(module).__name__} has no parameters{frozen}, so there is nothing to learn",
+                f"the model {type(module).__name__} has no parameters{frozen}, so it cannot be trained",
                 code="PEFLL-N025",
             )
 
@@ -84,12 +83,12 @@ class Network:
         return frozen | dict(self.module.named_buffers())
 
     def __call__(self, parameters: Parameters, *inputs: Tensor) -> Tensor:
-        """Evaluate the module with the weights in `parameters`: one vector [size], or tensors by name."""
+        """Return the module's output with the weights in `parameters`: one vector [size], or tensors by name."""
         named = self.unflatten(parameters) if isinstance(parameters, Tensor) else parameters
         like = parameters if isinstance(parameters, Tensor) else next(iter(named.values()))
         values = named | self._constants(like)
-        # As `torch.func.functional_call`, which would look for every weight's place again at every call. A list's `pop`
-        # and `append` are atomic, so that no two calls have the same copy, in whatever threads, or one within another.
+        # Like `torch.func.functional_call`, without looking up each weight's place at every call. A list's `pop` and
+        # `append` are atomic, so no two calls share a copy, neither in other threads nor nested.
         try:
             mine = self._idle.pop()
         except IndexError:
@@ -99,7 +98,7 @@ class Network:
                 slots[key] = values[name]
             output: Tensor = mine.fused(*inputs)
         except Exception:
-            if mine.fused is not mine.module:  # as the user wrote it, it fails in a line that can be named
+            if mine.fused is not mine.module:  # the traceback then names a line of the user's code
                 mine.module(*inputs)
             raise
         finally:
@@ -113,7 +112,7 @@ class Network:
         return self._named(split(parameters, self._sizes))
 
     def in_parts(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Return the same views, for who differentiates with respect to them and not to the vector [size]."""
+        """Return the same views, to differentiate with respect to them and not to the vector [size]."""
         return self._named(torch.split(parameters, self._sizes))
 
     def flatten(self, values: Sequence[Tensor]) -> Tensor:
@@ -121,17 +120,14 @@ class Network:
         return torch.cat([value.reshape(-1) for value in values])
 
     def init(self, seed: int, purpose: str) -> Tensor:
-        """Draw initial weights on the CPU as the module's layers do.
+        """Return initial weights as the module's layers draw them, float32 [size] on the CPU.
 
         Args:
             seed: of the run.
-            purpose: tells networks of one run apart.
-
-        Returns:
-            float32 [size].
+            purpose: another one for each network of a run.
         """
         with randomness.initial_weights(seed, f"init/{purpose}"), torch.no_grad():
-            module = copy.deepcopy(self.module)  # a user's own module keeps its weights
+            module = copy.deepcopy(self.module)
             for layer in module.modules():
                 reset = getattr(layer, "reset_parameters", None)
                 if callable(reset):
@@ -142,7 +138,7 @@ class Network:
     def with_parameters(self, parameters: Tensor) -> nn.Module:
         """Return a copy of the module, on the CPU, with the weights in `parameters` [size]."""
         module = copy.deepcopy(self.module).cpu()
-        # Not strict: constants are in the copy already, and a weight that is used twice has one name here.
+        # Not strict: the copy already has the constants, and a shared weight has only one name here.
         module.load_state_dict(self.unflatten(parameters.detach().cpu()), strict=False)
         return module
 
@@ -150,21 +146,21 @@ class Network:
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     def _copy(self) -> _Copy:
-        module, rewritten = copy.deepcopy(self._pattern, tensors_of(self._pattern[0]))
+        module, rewritten = copy.deepcopy(self._pattern, _shared_tensors(self._pattern[0]))
         places = _places(module)
         return _Copy(module, rewritten, places, [slots[key] for slots, key, _ in places])
 
     def _another_copy(self) -> _Copy:
-        # In a thread of its own, where copied tensors are ordinary ones even if whoever calls is being mapped.
+        # In a new thread, where copied tensors are ordinary ones even if the caller runs under vmap.
         with ThreadPoolExecutor(1) as aside:
             return aside.submit(self._copy).result()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy of this network needs: no module that may hold what it has computed."""
+        """Return the state without module copies, which may hold computed tensors."""
         return {key: value for key, value in vars(self).items() if key != "_idle"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what another network has given."""
+        """Restore the state of `__getstate__`."""
         vars(self).update(state, _idle=[])
 
     def _constants(self, like: Tensor) -> dict[str, Tensor]:
@@ -178,13 +174,13 @@ class Network:
 
 
 class _Copy(NamedTuple):
-    """A network's module for one call at a time, with places for weights and none of its own.
+    """A copy of a network's module, used by one call at a time.
 
     Attributes:
         module: as the user wrote it.
-        fused: has the same layers, and computes the same in fewer operations; may be `module` itself.
+        fused: computes the same with the same layers in fewer operations; may be `module` itself.
         places: of parameters and buffers; see `_places`.
-        own: what is there between two calls.
+        own: the tensors at these places between two calls.
     """
 
     module: nn.Module
@@ -193,8 +189,13 @@ class _Copy(NamedTuple):
     own: list[Tensor]
 
 
+def _shared_tensors(module: nn.Module) -> dict[int, object]:
+    """Return a memo for `copy.deepcopy` with which a module's copy shares its parameters and buffers."""
+    return {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+
+
 def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Return where each parameter and buffer lies: a layer's dictionary, the key in it, and the tensor's first name."""
+    """Return for each parameter and buffer a layer's dictionary, the key in it, and the tensor's first name."""
     named = [*module.named_parameters(), *module.named_buffers()]
     first_name = {id(tensor): name for name, tensor in named}
     return [

@@ -12,7 +12,7 @@ BLOCKS = 3
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: the identity, or a 1x1 projection where the shape changes.
+    """Two 3x3 convolutions and a shortcut: the identity, or a 1x1 projection if the shape changes.
 
     Args:
         channels: of the input.
@@ -36,9 +36,9 @@ class Block(nn.Module):
 class ResNet20(nn.Module):
     """A 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, their mean, a linear layer.
 
-    Without batch normalisation, whose statistics no hypernetwork can generate. Convolutions have no biases, as in the
-    network that normalises: with 1x1 projections where a stage begins, ten classes and colour pictures this is the
-    only such choice with the paper's D = 270,906.
+    There is no batch normalisation: no hypernetwork can generate its statistics. Convolutions have no biases, as in the
+    original network. With 1x1 projections at the start of a stage, ten classes and colour images, only this choice
+    gives the paper's D = 270,906.
 
     Args:
         input_shape: (channels, height, width).

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from pefll.core import arguments
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs
 from pefll.data.federation import Normalise
 from pefll.data.frames import is_frame, matrix_by_name
 from pefll.models import MODELS, build_model, weights_of
-from pefll.models.facts import fault_of, parse_facts
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
+from pefll.models.spec import ModelSpec, parse_facts
 from pefll.runs import modelfile
 
 Array = npt.NDArray[Any]
@@ -124,8 +124,10 @@ class PersonalModel(nn.Module):
                 f"the model is not saved as {path}: its weights {bad} are not all finite; it would predict nothing",
                 code="PEFLL-M015",
             )
-        if fault := fault_of(self.facts):
-            raise PefllError(f"the model is not saved as {path}: {fault}", code="PEFLL-M016")
+        try:
+            ModelSpec.from_facts(self.facts)
+        except ValueError as error:
+            raise PefllError(f"the model is not saved as {path}: {error}", code="PEFLL-M016") from None
         # Only for its owner: a model tells of the samples it was made from, and one with neighbours holds them.
         write_whole(path, modelfile.to_bytes(tensors, json.dumps(self.facts)), private=True)
 
@@ -147,10 +149,12 @@ class PersonalModel(nn.Module):
             raise PefllError(f"there is no file {path}", code="PEFLL-R108")
         header = modelfile.read_header(path)
         facts = parse_facts(header.facts)
-        if fault := fault_of(facts):
-            raise modelfile.damaged(path, fault, "PEFLL-M017")
+        try:
+            spec = ModelSpec.from_facts(facts)
+        except ValueError as error:
+            raise modelfile.damaged(path, str(error), "PEFLL-M017") from None
         allow(architecture)
-        name = architecture or facts["model"]
+        name = architecture or spec.model
         # A file from elsewhere must not choose code to run, so functions are named by the caller only.
         if network is None and architecture is None and name not in MODELS:
             give = argument("architecture", "module:function", option="--model")
@@ -159,7 +163,7 @@ class PersonalModel(nn.Module):
                 f"{path} holds a model of your own: name the function that builds it with {give}{module}",
                 code="PEFLL-M051",
             )
-        shape, classes = tuple(facts["input_shape"]), facts["classes"]
+        shape, classes = spec.input_shape, spec.classes
         # Before anything is built or read: what the file asks for must be what it brings.
         _check_fits(path, header.specs, facts, _weights_without_values(network, name, shape, classes))
         tensors = modelfile.read_tensors(path, header)
@@ -168,7 +172,7 @@ class PersonalModel(nn.Module):
         if network is None:
             network = build_model(name, shape, classes)
             _check_fits(path, header.specs, facts, network.state_dict())
-        if facts.get("neighbours"):
+        if spec.neighbours:
             network = _with_neighbours(path, network, tensors, facts)
         try:
             network.load_state_dict(tensors)

@@ -1,4 +1,4 @@
-"""What a model's output means: its loss, its prediction, the sums behind its metrics."""
+"""Tasks: loss, prediction and metrics of a model's output."""
 
 from pefll.tasks.classification import Classification, Score
 from pefll.tasks.contract import Task

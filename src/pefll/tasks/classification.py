@@ -1,4 +1,4 @@
-"""Classification: one of several classes for each sample."""
+"""Classification: each sample has one of several classes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pefll.data.federation import Samples
 
 
 class Score(NamedTuple):
-    """What a client tells about a model on one of its splits: sums, so that groups of clients can be added up.
+    """A model's results on one split of a client, as sums that can be added over clients.
 
     Attributes:
         samples: [] how many.
-        correct: [] how many were right.
-        masked: [] how many were right when scores of classes absent from its training labels are minus infinity.
+        correct: [] how many predictions are right.
+        masked: [] how many are right if only classes of the client's training labels can be predicted.
         loss: [] the summed cross-entropy.
     """
 
@@ -35,7 +35,7 @@ def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy of each sample, [b].
 
     Args:
-        scores: [b, classes], the logarithms of probabilities up to a constant.
+        scores: [b, classes], log-probabilities up to a constant.
         y: int64 [b].
     """
     return scores.logsumexp(dim=1) - scores.gather(1, y[:, None]).squeeze(1)
@@ -43,30 +43,30 @@ def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Classification:
-    """A model gives one score per class; it is trained by cross-entropy and judged by right answers.
+    """Trains one score per class by cross-entropy, and measures accuracy.
 
     Attributes:
-        classes: how many there are.
+        classes: the number of classes.
     """
 
     classes: int
 
     @property
     def outputs(self) -> int:
-        """How many scores a model gives for one sample."""
+        """The number of scores per sample."""
         return self.classes
 
     def check(self, samples: Samples) -> None:
-        """Raise PefllError where labels are not whole numbers from 0 to classes - 1."""
+        """Raise PefllError if samples have another number of classes."""
         if samples.classes != self.classes:
             raise PefllError(
-                f"{samples.name} has {samples.classes} classes, and the task {self.classes}; make the task with "
+                f"{samples.name} has {samples.classes} classes, but the task has {self.classes}; make the task with "
                 f"classes={samples.classes}",
                 code="PEFLL-S020",
             )
 
     def encode(self, y: Tensor) -> Tensor:
-        """Return labels [b] one-hot, [b, classes]; a sample without a label (-1) has zeros only."""
+        """Return labels [b] one-hot, [b, classes]; a missing label (-1) becomes zeros."""
         return (y[:, None] == torch.arange(self.classes, device=y.device)).to(torch.float32)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Classification:
         return cross_entropy(output, y)
 
     def measure(self, output: Tensor, batch: Batch, known: Tensor) -> Score:
-        """Return how many samples there are, how many are right, also among known classes, and the summed loss."""
+        """Return a batch's sums; see `Score`."""
         kind = output.dtype
         right = (output.argmax(dim=1) == batch.y).to(kind)
         masked = (output.masked_fill(~known, -torch.inf).argmax(dim=1) == batch.y).to(kind)
@@ -82,7 +82,7 @@ class Classification:
         return Score(batch.weight.sum(), batch.sum(right), batch.sum(masked), batch.sum(loss))
 
     def metrics(self, sums: Score) -> dict[str, float]:
-        """Return accuracy, accuracy among known classes, and the mean loss."""
+        """Return accuracy, masked accuracy and mean loss."""
         samples = float(sums.samples)
         names = {"accuracy": sums.correct, "masked": sums.masked, "loss": sums.loss}
         return {name: float(total) / samples for name, total in names.items()}

@@ -1,4 +1,4 @@
-"""What a task is. Classification is one; the engines train and measure whatever a task says."""
+"""The interface of a task. Engines train and measure any object that has it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pefll.data.federation import Samples
 
 
 class Task(Protocol):
-    """What the output of a model means. All functions are written for one client."""
+    """The meaning of a model's output. All functions are written for one client."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for one sample."""
+        """The number of a model's outputs per sample."""
         ...
 
     def check(self, samples: Samples) -> None:
-        """Raise PefllError, in one sentence, where labels are not what the task needs."""
+        """Raise PefllError for labels that do not fit the task."""
         ...
 
     def encode(self, y: Tensor) -> Tensor:
-        """Return labels as an embedding network takes them, [b, e]."""
+        """Return labels as input of an embedding network, [b, e]."""
         ...
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
@@ -36,19 +36,19 @@ class Task(Protocol):
         ...
 
     def measure(self, output: Tensor, batch: Batch, known: Tensor) -> NamedTuple:
-        """Return sums over the samples of a batch, so that batches and clients add up.
+        """Return sums over the samples of a batch; they can be added over batches and clients.
 
         Args:
             output: of the model, [b, outputs].
-            batch: the samples, some of which may be padding of weight 0.
-            known: what the client knows of labels: which classes occur in its training split, bool [outputs].
+            batch: the samples; padding has weight 0.
+            known: bool [outputs], which classes occur in the client's training split.
         """
         ...
 
     def metrics(self, sums: Any) -> dict[str, float]:
-        """Return figures by name from summed sums; the first one chooses the best round."""
+        """Return metrics by name from added sums; the first one chooses the best round."""
         ...
 
     def predict(self, output: Tensor) -> Tensor:
-        """Return what a user wants to know, from outputs [b, outputs]."""
+        """Return predictions for outputs [b, outputs]."""
         ...

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pefll.core.errors import PefllError
-from pefll.core.named import allow, fault
+from pefll.core.plugins import allow, fault
 from pefll.core.tree import Tree, leaves, map_tree, named_leaves
 from pefll.data.federation import TEST, TRAIN, VALIDATION, Federation, Samples, assemble
 from pefll.engines.cohort import Engine, Ledger

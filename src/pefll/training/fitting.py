@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.progress import Display, display, say
 from pefll.data.federation import Federation, check_is_federation
 from pefll.data.ranges import out_of_proportion

@@ -9,8 +9,8 @@ from typing import Any
 from pefll.core.errors import PefllError
 from pefll.core.files import is_temporary
 from pefll.core.wording import argument
-from pefll.models.facts import check_problem
 from pefll.models.probe import check_same_model
+from pefll.models.spec import check_problem
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checksums import new_run
 from pefll.runs.config import Config

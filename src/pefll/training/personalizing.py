@@ -16,7 +16,7 @@ from pefll.core.progress import monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
-from pefll.models.facts import parse_facts
+from pefll.models.spec import parse_facts
 from pefll.runs.modelfile import DAMAGED, read_header, read_tensors
 from pefll.runs.personal import PersonalModel
 from pefll.training.run import Run

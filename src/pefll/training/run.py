@@ -18,7 +18,7 @@ from torch import nn
 
 from pefll.core import arguments
 from pefll.core.errors import PefllError
-from pefll.core.named import allow
+from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
@@ -31,9 +31,9 @@ from pefll.engines.device_queue import queue_of
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
-from pefll.models.facts import check_problem
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.probe import check_same_model, probe
+from pefll.models.spec import check_problem
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions

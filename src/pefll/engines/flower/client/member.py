@@ -12,7 +12,7 @@ import torch
 
 from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
-from pefll.data.own import read_member, state_of
+from pefll.data.user_files import read_member, state_of
 from pefll.engines.flower.client.client_store import ClientStore
 from pefll.engines.flower.client.policy import Policy, Refusal, WatchedClient
 from pefll.engines.flower.protocol.agreement import Agreement, TooLarge

@@ -24,7 +24,7 @@ from pefll.engines.memory import CLIENT_NETWORKS, MemoryPlan, check_fits, check_
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, weights_of
-from pefll.models.facts import fault_of
+from pefll.models.spec import ModelSpec
 from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -127,8 +127,7 @@ class Agreement:
                 text(given[name], name)
             whole_number(given["seed"], "seed")
             whole_number(given["num_clients"], "num_clients", 1)
-            if fault := fault_of(given):
-                raise ValueError(fault)
+            ModelSpec.from_facts(given)
             if not isinstance(given["settings"], dict):
                 raise ValueError("its settings are not a table of names and values")
         except (PefllError, ValueError) as error:

@@ -17,7 +17,7 @@ from pefll.core.wording import argument
 from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
-from pefll.data.normalise import measured
+from pefll.data.normalise import with_channel_stats
 from pefll.data.npz import read_npz
 from pefll.data.owners import Columns, Owned, by_client, no_clients
 from pefll.data.partition import natural
@@ -338,7 +338,7 @@ def federation_from_arrays(
             f"{name}: there is no client column; name the clients, or partition the samples by class", code="PEFLL-D182"
         )
     samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens)
-    return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
+    return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
 def federation_from_frame(
@@ -357,7 +357,7 @@ def federation_from_frame(
 ) -> Federation:
     """Return a federation of the clients that a table names; see `from_frame` and `federation_from_arrays`."""
     samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name)
-    return measured(natural(samples, seed, unseen=unseen, validation=validation, test=test))
+    return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
 def _kind(path: Path, layout: str = "client/class") -> str:

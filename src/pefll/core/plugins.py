@@ -1,7 +1,7 @@
-"""Code of a user's own, named as `package.module:name` on the command line or in Python.
+"""Plug-ins: a user's own code, named as `package.module:name` on the command line or in Python.
 
-Files and servers name code too: a run's config, a result, a federation's settings. These may come from a stranger, so
-that what they name is imported only where the user has named it too, in this process or in the environment.
+Files and servers name code too: a run's config, a result, a federation's settings. These may come from a stranger. So
+their code is imported only if the user has named it too, in this process or in the environment.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from typing import Any
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 
-# In the environment: code that processes may import which others start, with commas between the names.
+# Environment variable: names of code that child processes may import, separated by commas.
 CODE = "PEFLL_CODE"
 _allowed: set[str] = set()
 
 
 class OwnCodeFailed(Exception):
-    """A user's own code failed in another process. Its text says how and where."""
+    """A user's code failed in another process. Its text says how and where."""
 
 
 def fault(error: BaseException) -> str:
-    """Return how and where a user's own code failed, such as "ValueError in mine.py, line 6: no"; else nothing.
+    """Return how and where a user's code failed, for example "ValueError in mine.py, line 6: no"; else "".
 
-    Args:
-        error: that was raised; the innermost line outside of this package and of what is installed is the place.
+    The place is the innermost line outside of this package and of installed packages.
     """
     if isinstance(error.__cause__, OwnCodeFailed):
         return str(error.__cause__)
@@ -43,16 +42,12 @@ def fault(error: BaseException) -> str:
 
 
 def allow(*names: object) -> None:
-    """Let code be imported that the user named.
-
-    Args:
-        names: as the user gave them, for example `"package.module:function"`; names of other kinds are passed over.
-    """
+    """Allow the import of code that the user named, for example `"package.module:function"`; ignore other values."""
     _allowed.update(name for name in names if isinstance(name, str) and ":" in name)
 
 
 def allow_only(*names: object) -> None:
-    """Do as `allow`, and forget what was named before, in the environment too: for a process that obeys a server."""
+    """Allow only these names, not earlier ones nor those in the environment: for a process that obeys a server."""
     _allowed.clear()
     os.environ.pop(CODE, None)
     allow(*names)
@@ -64,25 +59,25 @@ def is_allowed(reference: str) -> bool:
 
 
 def import_name(reference: str, what: str) -> Any:
-    """Return what `package.module:name` names, also from the current folder.
+    """Return the object that `package.module:name` names, also from the current folder.
 
     Args:
         reference: the name.
-        what: it should be, for example `"model"`.
+        what: its kind, for example `"model"`, for errors.
 
     Raises:
-        PefllError: where only a file or a server names it, or where it cannot be imported.
+        PefllError: if the user did not name it, or it cannot be imported.
     """
     if not is_allowed(reference):
         raise PefllError(
-            f"the {what} {reference!r} is code that a file or a server names, and it runs only where you name it too: "
+            f"a file or a server names the code {reference!r} as {what}; it runs only if you name it too: "
             f"give {argument(what, reference)}, to a client {argument('code', reference)}, or set {CODE}={reference} "
             "in the environment",
             code="PEFLL-M001",
         )
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
+        sys.path.insert(0, os.getcwd())  # like `python -m`; a console script does not
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, ValueError) as error:

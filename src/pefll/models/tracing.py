@@ -1,4 +1,4 @@
-"""What a module computes, as a record of operations that may be rewritten; nothing where a record would not say all."""
+"""Traces of modules as graphs of operations that may be rewritten."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from torch import fx, nn
 
 from pefll.core import process
 
-# What is always a view, and what may be a copy instead.
+# Methods that always return a view, and those that may copy instead.
 RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
-# What asks a tensor for its shape; what may give it another name; what writes to it, with what does the same elsewhere.
+# Operations that only read a tensor's shape.
 _ABOUT = ("size", "dim", getattr, len)
+# Operations that may return a view of their first argument.
 _VIEWS = (
     *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze", "permute"),
     *("transpose", "t", "movedim", "swapaxes", "expand", "expand_as", "narrow", "select", "getitem", "chunk", "split"),
     *("tensor_split", "unbind", "unfold", "contiguous", "detach", "to", "float", "type_as", "diagonal", "dropout"),
 )
 _VIEW_LAYERS = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
+# In-place operators with their out-of-place equivalents.
 _WRITES: dict[Any, Any] = {
     getattr(operator, f"i{name}"): getattr(operator, name)
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 }
 
 
-def record(module: nn.Module) -> fx.Graph | None:
-    """Return what a module computes; None where its code cannot be recorded, or the record would compute another thing.
+def trace(module: nn.Module) -> fx.Graph | None:
+    """Return the graph of a module; None if it cannot be traced, or the graph would compute something else.
 
-    That is so where Python code looks at the numbers, say, where there are hooks, which rewriting would skip, and where
-    memory is read as it lies.
+    Examples: Python code that branches on values, hooks (rewriting would skip them), and `as_strided`.
     """
     if any(_has_hooks(layer) for layer in module.modules()):
         return None
     try:
-        # Recording runs the module's code, which may write to the module: to a copy, then.
+        # On a copy: tracing runs the module's code, which may change the module.
         with torch.enable_grad():
-            graph = _Recorder().trace(copy.deepcopy(module))
-    except Exception:  # noqa: BLE001 - whatever code a user has written, it can still be run as it is
+            graph = _GraphTracer().trace(copy.deepcopy(module))
+    except Exception:  # noqa: BLE001 - a user's code may raise anything; it still runs without a graph
         return None
     if any(node.target in ("as_strided", torch.as_strided) for node in graph.nodes):
         return None
@@ -48,50 +49,50 @@ def record(module: nn.Module) -> fx.Graph | None:
 
 
 class Tracer(fx.Tracer):
-    """Records what a module computes, and nothing of what other threads compute meanwhile.
+    """A thread-safe `fx.Tracer`.
 
-    While torch records, `nn.Module.__call__` and `__getattr__` are other functions, in the whole process: they call the
-    methods below for every module of every thread. Of two recordings at a time, the one that ends last would leave the
-    functions of the other there for good.
+    While torch traces, it replaces `nn.Module.__call__` and `__getattr__` for the whole process. They call the methods
+    below for the modules of every thread, so other threads' modules must be passed through. Two traces at once would
+    leave a replaced function behind; therefore one lock.
     """
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """Return what a module computes."""
+        """Return the graph of a module."""
         self._thread = get_ident()
         with process.lock:
             return super().trace(root, concrete_args)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a layer, or let another thread's module compute."""
+        """Trace a layer; in another thread, just call it."""
         if get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Return what stands for a module's attribute, or the attribute itself to another thread."""
+        """Return the proxy of a module's attribute; in another thread, the attribute itself."""
         if get_ident() != self._thread:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-class _Recorder(Tracer):
-    """Records buffers by name too, so that they can be replaced by ones on another device or of another type."""
+class _GraphTracer(Tracer):
+    """Traces buffers by name too, so that they can be replaced on another device or in another type."""
 
     proxy_buffer_attributes = True
 
     def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
-        """Record an operation, if the record can say all about it."""
+        """Add an operation to the graph, if the graph can express it."""
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise _Unrecordable  # what is computed within `torch.no_grad()` would have a gradient
+            raise _Untraceable  # the graph would compute gradients inside `torch.no_grad()`
         return super().create_node(*arguments, **options)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Return what stands for a tensor while the module's code runs."""
+        """Return the proxy of a tensor."""
         return _Proxy(node, self)
 
 
 class _Proxy(fx.Proxy):
-    """Records `x += y` as what it is; torch's own takes it for x = x + y, and forgets other names that x has."""
+    """Traces `x += y` as an in-place operation; torch's own proxy traces x = x + y and misses views of x."""
 
 
 def _writing(function: Any) -> Any:
@@ -102,7 +103,7 @@ for _function in _WRITES:
     setattr(_Proxy, f"__{_function.__name__}__", _writing(_function))
 
 
-class _Unrecordable(Exception):
+class _Untraceable(Exception):
     pass
 
 
@@ -112,17 +113,17 @@ def _has_hooks(layer: nn.Module) -> bool:
 
 
 def _names_are_kept(graph: fx.Graph, module: nn.Module) -> bool:
-    """Whether all tensors in the record are the module's own; one made while recording would never change again."""
+    """Return whether all tensors in the graph are the module's own; one made while tracing would stay constant."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
     return all(node.target in names for node in graph.nodes if node.op == "get_attr")
 
 
 def _settle_writes(graph: fx.Graph, module: nn.Module) -> bool:
-    """Let `x += y` be x + y; return False where another name for x would miss the change.
+    """Replace `x += y` by x + y; return False if a later use of a view of x would miss the change.
 
-    It has to be so because blocks keep their results for the backward pass, where nobody may write to them. What writes
-    by other means, such as `x.add_(y)`, is recorded as it is, but `reshape`, in the place of `view`, may be a copy.
+    Fused blocks keep their results for the backward pass, so nothing may write to them. Other writes, such as
+    `x.add_(y)`, stay in the graph. They are refused where a `view` becomes `reshape`, which may be a copy.
     """
     place = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -138,7 +139,7 @@ def _settle_writes(graph: fx.Graph, module: nn.Module) -> bool:
 
 
 def _writes(node: fx.Node, module: nn.Module) -> bool:
-    """Whether an operation changes its first argument."""
+    """Return whether an operation changes its first argument."""
     if not node.args or not isinstance(node.args[0], fx.Node):
         return False
     if node.kwargs.get("inplace") or getattr(layer_of(node, module), "inplace", False) or node.target in _WRITES:
@@ -147,7 +148,7 @@ def _writes(node: fx.Node, module: nn.Module) -> bool:
 
 
 def _names_of(node: fx.Node, module: nn.Module) -> set[fx.Node]:
-    """Return the nodes that may be the same memory as one: what it is a view of, and views of that."""
+    """Return the nodes that may share memory with a node: its base and all views of that base."""
     while _is_view(node, module):
         node = node.args[0]  # type: ignore[assignment]
     found, ahead = {node}, [node]
@@ -168,5 +169,5 @@ def _name(node: fx.Node) -> str:
 
 
 def layer_of(node: fx.Node, module: nn.Module) -> Any:
-    """Return the layer that a node calls; None where it calls none."""
+    """Return the layer that a node calls, or None."""
     return module.get_submodule(str(node.target)) if node.op == "call_module" else None
