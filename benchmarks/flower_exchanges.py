@@ -58,8 +58,8 @@ from pefll.engines.flower.member import client_name
 from pefll.engines.flower.message import FORMAT
 from pefll.engines.flower.post import Letter, exchange
 from pefll.engines.flower.terms import Terms
+from pefll.engines.hardware import processor
 from pefll.methods.contract import Cohort, Problem, Score, each
-from pefll.training.hardware import processor
 from pefll.training.summary import commit
 
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)

@@ -17,13 +17,17 @@ from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.named import allow
 from pefll.core.progress import Display, display, say
+from pefll.core.signals import Signals, Stopped, stop_signals
 from pefll.data.federation import Federation, check_is_federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
+from pefll.engines.hardware import open_engine
 from pefll.methods import BaseMethod, method_name, method_value, typed_settings
 from pefll.runs import checkpoint
+from pefll.runs.claim import claim, held
 from pefll.runs.config import Config
+from pefll.runs.progress import restore
 from pefll.runs.record import seed_folder
 from pefll.training.callbacks import (
     ActiveRun,
@@ -33,13 +37,10 @@ from pefll.training.callbacks import (
     ProgressBar,
     check_callbacks,
 )
-from pefll.training.folders import claim, held
-from pefll.training.hardware import opened, place_data
-from pefll.training.lockstep import ScheduledRun, Signals, Stopped, Turns, round_robin, stop_signals
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
+from pefll.training.round_robin import ScheduledRun, Turns, round_robin
 from pefll.training.run import Run, method_template
-from pefll.training.saving import restore
 from pefll.training.summary import summary_of, write_descriptors
 
 
@@ -228,8 +229,7 @@ def train_all(
 
 def _engine_of(spec: RunSpec, copies: dict[object, Tensor]) -> AbstractContextManager[Engine]:
     """Return the open engine of a run, to be closed after a block; see `Federation.to` about `copies`."""
-    data = place_data(spec.hardware, spec.federation, copies)
-    return opened(spec.hardware, data, spec.method, spec.config.seed, spec.clients_per_round)
+    return open_engine(spec.hardware, spec.federation, spec.method, spec.config.seed, spec.clients_per_round, copies)
 
 
 def fit_on(
