@@ -16,12 +16,14 @@ from torch import Tensor
 from pefll.backend.flops import FlopCounter
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument
-from pefll.data.federation import Federation
+from pefll.data.federation import TRAIN, Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.cuda_queue import one_thread
+from pefll.engines.memory import MemoryPlan, check_fits, networks_of, sample_values
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
+from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 
 SMALL_FLOPS = 10_000_000
@@ -128,6 +130,43 @@ def pick_hardware(problem: Problem, device: str, engine: str, precision: str, pr
         )
     place = torch.device("cpu")
     return Hardware(place, engine, pick_precision(precision, place), (processes or cores()) if can_fork() else 1)
+
+
+def check_memory(
+    hardware: Hardware,
+    method: str,
+    settings: dict[str, Any],
+    problem: Problem,
+    federation: Federation,
+    clients_per_round: int,
+    runs: int = 1,
+) -> None:
+    """Raise PefllError if runs would clearly not fit into memory, before their networks are made.
+
+    Args:
+        hardware: where they are computed.
+        method: its name.
+        settings: its hyper-parameters that differ from the defaults.
+        problem: what clients learn.
+        federation: the data.
+        clients_per_round: c.
+        runs: how many are trained at once.
+    """
+    values = {**hyperparameters(method), **typed_settings(method, settings)}
+    clients = min(clients_per_round, federation.num_seen)
+    most = int(federation.count[TRAIN].max())
+    plan = MemoryPlan(
+        weights=problem.model.size,
+        networks=networks_of(lambda: build_method(method, problem, settings)),
+        clients=clients if hardware.engine == "vector" else min(hardware.processes, clients),
+        round_clients=clients,
+        steps=int(values.get("local_steps") or 1),
+        batch=min(int(values.get("batch_size") or most), most),
+        values=sample_values(problem),
+        runs=runs,
+        device=hardware.device,
+    )
+    check_fits(plan, method)
 
 
 def place_data(hardware: Hardware, federation: Federation, copies: dict[object, Tensor] | None = None) -> Federation:

@@ -1,10 +1,10 @@
-"""The folder that a run is trained into: whose it is, whether its run is finished, and nobody else's meanwhile."""
+"""The folder that a run is trained into: is it free, is its run finished, and a lock while it is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
 from pefll.core.errors import PefllError
 from pefll.core.files import is_temporary
@@ -18,10 +18,10 @@ from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 
 
 def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
-    """Raise PefllError where a folder is not the same run's, with the same settings and model.
+    """Raise PefllError if a folder holds another run, or this run with other settings or another model.
 
     Args:
-        folder: that the run wants; None for none.
+        folder: of the run; None if it has none.
         config: its settings.
         facts: about its problem.
     """
@@ -31,7 +31,7 @@ def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any])
         started = Config.load(folder.config_file, folder.trained_with())
         try:
             started.check_same(config)
-        except PefllError as error:  # where several runs have folders of their own, the user named none of them
+        except PefllError as error:  # the user may have named a folder of several seeds, and not this one
             raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
         newest = manifest.newest(folder.checkpoints, folder.run_id())
         if newest:
@@ -47,11 +47,11 @@ def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any])
 
 
 def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoint | None:
-    """Return a run's last state where it has its results and that state is whole: then nothing is left to do.
+    """Return the last state of a finished run; None if the run is unfinished or damaged.
 
     Args:
-        folder: of the run; None for none.
-        rounds: that it is to have.
+        folder: of the run; None if it has none.
+        rounds: how many the run should have.
     """
     if folder is None:
         return None
@@ -63,29 +63,53 @@ def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoi
         folder.history()
         folder.check_other_files()
         saved = checkpoint.latest(folder.checkpoints, lambda damage: None, folder.run_id())
-    except PefllError:  # to be said, and mended, by who goes on from there
+    except PefllError:  # resuming the run reports and repairs it
         return None
     return saved if saved.round >= rounds else None
 
 
+class ClaimingRun(Protocol):
+    """What a claim needs of a run: a `RunSpec` has it."""
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """Its folder; None if it has none."""
+
+    @property
+    def config(self) -> Config:
+        """Its settings."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts about its problem."""
+
+
 @contextmanager
-def held(folder: RunFolder | None) -> Iterator[None]:
-    """Keep everybody else from training into a folder inside the block; None for a run that is not kept."""
-    if folder is None:
-        yield
-        return
-    with folder.held():
-        yield
+def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Iterator[None]:
+    """Lock the folders of runs inside the block, and write their settings there.
 
+    All folders are locked before anything is written to one.
 
-def claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
-    """Write what was asked for into a folder that is held; see `check_claim`."""
-    if folder is None:
-        return
-    check_claim(folder, config, facts)
-    checkpoint.sweep(folder.checkpoints)
-    run = folder.run_id()
-    if not run:
-        run = new_run()
-        folder.give_checks(run)  # before the settings say that there are some
-    config.save(folder.config_file, run)
+    Args:
+        runs: those without a folder need nothing.
+        report: gets a sentence for each folder that an earlier version wrote.
+
+    Raises:
+        PefllError: if another process trains into a folder, or see `check_claim`.
+    """
+    with_folder = [(run.folder, run.config, run.facts) for run in runs if run.folder is not None]
+    for folder, _, _ in with_folder:
+        if age := folder.note_of_age():
+            report(age)
+    with ExitStack() as stack:
+        for folder, _, _ in with_folder:
+            stack.enter_context(folder.held())
+        for folder, config, facts in with_folder:
+            check_claim(folder, config, facts)
+            checkpoint.sweep(folder.checkpoints)
+            run_id = folder.run_id()
+            if not run_id:
+                run_id = new_run()
+                folder.give_checks(run_id)  # before config.toml says that there are checks
+            config.save(folder.config_file, run_id)
+        yield

@@ -11,12 +11,11 @@ from typing import Any
 from torch import nn
 
 from pefll.core.wording import counted
-from pefll.data.federation import TRAIN, Federation
+from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
-from pefll.engines.hardware import TO_READ, Hardware, device_name, pick_hardware, pick_precision
-from pefll.engines.memory import MemoryPlan, check_fits, networks_of, sample_values
-from pefll.methods import build_method, hyperparameters, typed_settings
-from pefll.methods.contract import Method, Problem
+from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
+from pefll.methods import build_method
+from pefll.methods.contract import Method
 from pefll.runs.checkpoint import Checkpoint
 from pefll.runs.claim import check_claim, finished_state
 from pefll.runs.config import Config
@@ -126,7 +125,7 @@ def resolve(
     )
     c = clients_per_round(config, federation)
     if finished is None:
-        check_memory(config, federation, problem, hardware, c, runs)
+        check_memory(hardware, config.method, config.settings, problem, federation, c, runs)
     method = build_method(config.method, problem, config.settings)
     if not method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
@@ -173,37 +172,6 @@ def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, m
         folder=folder,
         maps=maps,
     )
-
-
-def check_memory(
-    config: Config, federation: Federation, problem: Problem, hardware: Hardware, clients_per_round: int, runs: int = 1
-) -> None:
-    """Raise PefllError where a run would clearly not fit into memory, before its networks are made.
-
-    Args:
-        config: all its settings.
-        federation: who has what.
-        problem: what there is to learn.
-        hardware: where it is computed.
-        clients_per_round: c.
-        runs: that are trained at once.
-    """
-    settings = {**hyperparameters(config.method), **typed_settings(config.method, config.settings)}
-    networks = networks_of(lambda: build_method(config.method, problem, config.settings))
-    clients = min(clients_per_round, federation.num_seen)
-    most = int(federation.count[TRAIN].max())
-    plan = MemoryPlan(
-        weights=problem.model.size,
-        networks=networks,
-        clients=clients if hardware.engine == "vector" else min(hardware.processes, clients),
-        round_clients=clients,
-        steps=int(settings.get("local_steps") or 1),
-        batch=min(int(settings.get("batch_size") or most), most),
-        values=sample_values(problem),
-        runs=runs,
-        device=hardware.device,
-    )
-    check_fits(plan, config.method)
 
 
 def clients_per_round(config: Config, federation: Federation) -> int:
