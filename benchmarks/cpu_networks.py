@@ -35,7 +35,7 @@ from pefll.data import Federation, make_federation
 from pefll.engines.serial import SerialEngine
 from pefll.methods import build_method
 from pefll.models import build_model
-from pefll.training.resolve import describe_problem
+from pefll.runs.problem import describe_problem
 from pefll.training.summary import commit
 
 STEPS, BATCH = 10, 32

@@ -36,7 +36,7 @@ from pefll.data import Federation, federation_from_arrays
 from pefll.engines.serial import SerialEngine
 from pefll.methods import build_method
 from pefll.models import lenet
-from pefll.training.resolve import describe_problem
+from pefll.runs.problem import describe_problem
 from pefll.training.summary import commit
 
 CLIENTS, SAMPLES, CLIENTS_PER_ROUND, LOCAL_STEPS, BATCH = 20, 250, 4, 50, 32

@@ -21,7 +21,7 @@ from benchmarks.kernels import Operation, card, microseconds, recorded
 from pefll.backend.geometry import Geometry
 from pefll.backend.kernels import convolution, laid, pictures
 from pefll.core.files import write_json
-from pefll.training.hardware import device_name
+from pefll.engines.hardware import device_name
 from pefll.training.summary import commit
 
 BATCH = 32

@@ -58,8 +58,8 @@ from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.engine import FlowerEngine
 from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
 from pefll.engines.flower.server.terms import Terms
+from pefll.engines.hardware import processor
 from pefll.methods.contract import Cohort, Problem, Score, each
-from pefll.training.hardware import processor
 from pefll.training.summary import commit
 
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)

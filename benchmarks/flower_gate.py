@@ -34,7 +34,7 @@ from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan, write_app
 from pefll.deploy.processes import free_port
 from pefll.engines.flower.server.engine import FlowerEngine
-from pefll.training.hardware import processor
+from pefll.engines.hardware import processor
 from pefll.training.summary import commit
 
 WAYS = {"Flower alone": FlowerAlone, "ours": Loopback}

@@ -32,7 +32,7 @@ from benchmarks.flower_requests import CountingProxy
 from pefll.core.files import write_json
 from pefll.deploy.certificates import make_certificates, make_node_key
 from pefll.deploy.processes import Processes, free_port, server_command, wait_for_server
-from pefll.training.hardware import processor
+from pefll.engines.hardware import processor
 from pefll.training.summary import commit
 
 CURVES: dict[str, ec.EllipticCurve] = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1()}

@@ -29,9 +29,9 @@ from pefll.backend.optim import sgd_step
 from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.core.files import write_json
+from pefll.engines.hardware import device_name, pick_device
 from pefll.engines.settings import set_for_engines
 from pefll.methods.optim import SGD
-from pefll.training.hardware import device_name, pick_device
 from pefll.training.summary import commit
 
 BATCH, IN_A_GRAPH = 32, 10

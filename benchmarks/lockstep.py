@@ -28,9 +28,7 @@ from pefll.core.files import write_json
 from pefll.data import VALIDATION, Federation, Samples, make_federation
 from pefll.data.federation import Normalise
 from pefll.engines.device_queue import queue_of
-from pefll.methods import build_method
-from pefll.training.evaluation import Evaluator, evaluate
-from pefll.training.hardware import (
+from pefll.engines.hardware import (
     Hardware,
     device_name,
     make_engine,
@@ -39,7 +37,9 @@ from pefll.training.hardware import (
     pick_precision,
     place_data,
 )
-from pefll.training.resolve import describe_problem
+from pefll.methods import build_method
+from pefll.runs.problem import describe_problem
+from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.summary import commit
 
 EVAL_EVERY = 30  # as in the paper's code

@@ -31,8 +31,7 @@ from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import TRAIN, Federation, make_federation
 from pefll.engines.device_queue import queue_of
-from pefll.methods import METHODS, build_method
-from pefll.training.hardware import (
+from pefll.engines.hardware import (
     Hardware,
     device_name,
     make_engine,
@@ -41,8 +40,9 @@ from pefll.training.hardware import (
     pick_precision,
     place_data,
 )
+from pefll.methods import METHODS, build_method
+from pefll.runs.problem import describe_problem
 from pefll.training.loop import local_steps
-from pefll.training.resolve import describe_problem
 from pefll.training.summary import commit
 
 LIMIT = 1.5

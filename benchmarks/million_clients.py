@@ -32,11 +32,11 @@ from pefll.core.errors import PefllError
 from pefll.core.files import write_json
 from pefll.data import Federation, federation_from_arrays
 from pefll.engines.cohort import Engine
+from pefll.engines.hardware import processor
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
-from pefll.training.hardware import processor
-from pefll.training.resolve import describe_problem
+from pefll.runs.problem import describe_problem
 from pefll.training.summary import commit
 
 CLASSES = 10

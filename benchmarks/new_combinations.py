@@ -32,9 +32,9 @@ from pefll.core.files import read_json, write_json
 from pefll.core.tree import map_tree
 from pefll.data.federation import TEST, Federation, Samples
 from pefll.data.partition import by_class
+from pefll.engines.hardware import device_name, make_engine, pick_hardware
+from pefll.runs.federations import federation_of
 from pefll.training.evaluation import client_scores
-from pefll.training.federations import federation_of
-from pefll.training.hardware import device_name, make_engine, pick_hardware
 from pefll.training.run import load
 from pefll.training.summary import commit
 
@@ -65,7 +65,9 @@ def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
     """Return test accuracies of a run's unseen clients, each with its classes and whether they are new together."""
     run = load(path)
     federation = federation_of(run.config, console)
-    hardware = pick_hardware(run.config, run.method.problem)
+    hardware = pick_hardware(
+        run.method.problem, run.config.device, run.config.engine, run.config.precision, run.config.processes
+    )
     engine = make_engine(hardware, federation, run.method, run.config.seed, 0)
     unseen = np.arange(federation.num_seen, federation.num_clients)
     try:

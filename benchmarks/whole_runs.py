@@ -26,8 +26,8 @@ from benchmarks.lockstep import pictures
 from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import Federation, Samples, load_samples, make_federation
+from pefll.engines.hardware import device_name, pick_device
 from pefll.training.fitting import fit_seeds
-from pefll.training.hardware import device_name, pick_device
 from pefll.training.run import Run
 from pefll.training.summary import commit
 

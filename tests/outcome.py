@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pefll.core.files import write_json
-from pefll.training.hardware import device_name, pick_device
+from pefll.engines.hardware import device_name, pick_device
 from pefll.training.summary import commit
 
 

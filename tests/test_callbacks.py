@@ -9,9 +9,9 @@ import torch
 
 import pefll
 from pefll.core.errors import PefllError
+from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
-from pefll.training.folders import finished_state
 from tests.federations import flat, ragged
 from tests.test_training import Busy, Counting, busy_exams, run_loop, scripted
 

@@ -15,9 +15,9 @@ import pefll
 from pefll.core.errors import PefllError
 from pefll.report.runs import read_run
 from pefll.runs import checkpoint
+from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders
-from pefll.training.folders import finished_state
 from tests.faults.damages import HOSTILE, put
 from tests.federations import flat, ragged
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from pefll.core.errors import PefllError
+from pefll.engines import hardware
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
-from pefll.runs.config import Config
-from pefll.training import folders, hardware, resolve
+from pefll.runs import claim, problem
+from pefll.training import resolve
 from pefll.training.fitting import fit
 from tests.federations import problem_of, ragged
 
@@ -49,7 +50,8 @@ def test_without_a_gpu_auto_is_the_cpu(no_gpu):
 def make(**settings):
     federation = ragged()
     method = build_method("fedavg", problem_of(federation), {})
-    picked = hardware.pick_hardware(Config(**settings), method.problem)
+    asked = {"device": "auto", "engine": "auto", "precision": "auto", "processes": 0} | settings
+    picked = hardware.pick_hardware(method.problem, **asked)
     engine = hardware.make_engine(picked, federation, method, 0, 3)
     engine.close()
     return engine
@@ -110,13 +112,13 @@ def test_the_processor_has_a_name(monkeypatch):
 
 
 def test_auto_is_the_cpu_for_the_serial_engine(two_gpus):
-    picked = hardware.pick_hardware(Config(engine="serial", processes=1), problem_of(ragged()))
+    picked = hardware.pick_hardware(problem_of(ragged()), "auto", "serial", "auto", 1)
     assert picked == hardware.Hardware(torch.device("cpu"), "serial", "float32", 1)
 
 
 def test_what_auto_means_is_asked_once_in_a_run(monkeypatch):
     asked = []
-    for module, name in ((hardware, "pick_device"), (hardware, "pick_engine"), (resolve, "resolve_model")):
+    for module, name in ((hardware, "pick_device"), (hardware, "pick_engine"), (problem, "resolve_model")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, real=real, name=name: asked.append(name) or real(*given))
     run = fit(ragged(), "fedavg", rounds=2, clients_per_round=2, local_steps=1, processes=1)
@@ -126,7 +128,7 @@ def test_what_auto_means_is_asked_once_in_a_run(monkeypatch):
 
 def test_a_folder_is_looked_at_once_before_anything_is_opened_and_once_under_its_lock(tmp_path, monkeypatch):
     looked = []
-    for module in (resolve, folders):
+    for module in (resolve, claim):
         real = module.check_claim
         monkeypatch.setattr(module, "check_claim", lambda *given, real=real: looked.append(given[0]) or real(*given))
     fit(ragged(), "local", epochs=1, processes=1, out=tmp_path / "run")

@@ -15,15 +15,16 @@ import torch
 
 import pefll
 from pefll.core.errors import PefllError
+from pefll.core.signals import STOPPING, TIME_IS_UP, Signals, Stopped, stop_signals
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.runs.config import Config
+from pefll.runs.federations import federations_of
 from pefll.runs.record import RunFolder, own_seconds, run_folders
 from pefll.training import fitting, pipeline, summary
-from pefll.training.federations import federations_of
 from pefll.training.fitting import fit, fit_seeds
-from pefll.training.lockstep import STOPPING, TIME_IS_UP, ScheduledRun, Signals, Stopped, round_robin, stop_signals
 from pefll.training.resolve import resolve
+from pefll.training.round_robin import ScheduledRun, round_robin
 from tests.federations import ragged
 
 QUICK = {"rounds": 12, "clients_per_round": 2, "local_steps": 2, "eval_every": 3, "checkpoint_every": 5, "processes": 1}

@@ -17,7 +17,7 @@ from pefll.core.errors import PefllError
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.models import build_model
 from pefll.runs.config import Config
-from pefll.training.federations import federation_of
+from pefll.runs.federations import federation_of
 from tests.federations import ragged
 
 MODEL = """

@@ -19,11 +19,10 @@ from rich.console import Console
 
 from pefll import cli
 from pefll.core.errors import PefllError
-from pefll.runs import checkpoint
+from pefll.core.signals import STOPPING
+from pefll.runs import checkpoint, saver
 from pefll.runs.record import RunFolder
-from pefll.training import saving
 from pefll.training.fitting import fit, fit_seeds
-from pefll.training.lockstep import STOPPING
 from tests.federations import flat, ragged
 
 ROUNDS, EVERY = 80, 20
@@ -186,7 +185,7 @@ def test_a_finished_run_started_again_is_returned_as_it_was_recorded(tmp_path, m
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(without_seconds(tmp_path)) == (2 if method == "pefll" else 0)
     monkeypatch.setattr("pefll.training.fitting.summary_of", lambda *_: pytest.fail("it was tested again"))
-    monkeypatch.setattr("pefll.training.fitting.opened", lambda *_: pytest.fail("clients were asked for"))
+    monkeypatch.setattr("pefll.training.fitting.open_engine", lambda *_: pytest.fail("clients were asked for"))
     again = fit(federation, method, rounds=4, out=tmp_path, **quick)
     assert again.summary == first.summary
     assert torch.equal(flat(again.server), flat(first.server))
@@ -210,7 +209,7 @@ def test_finished_seeds_among_others(tmp_path, capsys):
 def test_a_run_that_ended_before_its_first_checkpoint_starts_with_a_clean_history(tmp_path, monkeypatch):
     federation = ragged()
     with monkeypatch.context() as patch:
-        patch.setattr(saving.Saver, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        patch.setattr(saver.Saver, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
         with pytest.raises(RuntimeError, match="power cut"):
             fit(federation, "fedavg", rounds=6, out=tmp_path / "a", **QUICK)
     assert len(RunFolder(tmp_path / "a").history()) == 3

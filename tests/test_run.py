@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import pefll
-from pefll.training.lockstep import Stopped
+from pefll.core.signals import Stopped
 from tests.federations import ragged
 
 QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2}

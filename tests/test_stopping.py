@@ -17,12 +17,12 @@ import pytest
 
 from pefll import cli
 from pefll.core.progress import Display, Monitor
+from pefll.core.signals import Signals, Stopped
 from pefll.engines.serial import SerialEngine
 from pefll.methods import METHODS, build_method
 from pefll.runs.record import RunFolder
 from pefll.training import fitting
 from pefll.training.fitting import fit, fit_seeds
-from pefll.training.lockstep import Signals, Stopped
 from tests.federations import problem_of, ragged
 
 QUICK = {"epochs": 2, "processes": 1}

@@ -15,19 +15,21 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
+from pefll.core.signals import stop_signals
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
-from pefll.runs import checkpoint
+from pefll.engines.hardware import TO_READ
+from pefll.runs import checkpoint, saver
 from pefll.runs.config import Config
+from pefll.runs.progress import Progress
 from pefll.runs.record import RunFolder
-from pefll.training import loop, pipeline, saving
+from pefll.training import loop, pipeline
 from pefll.training.callbacks import ActiveRun, CallbackList, History
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import fit
-from pefll.training.hardware import TO_READ
-from pefll.training.lockstep import ScheduledRun, round_robin, stop_signals
 from pefll.training.resolve import RunSpec
+from pefll.training.round_robin import ScheduledRun, round_robin
 from tests.federations import ragged
 
 
@@ -83,7 +85,7 @@ def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list
 
 def run_loop(
     config: Config, folder: RunFolder | None = None, engine: Counting | None = None, callbacks: tuple = ()
-) -> saving.Progress:
+) -> Progress:
     engine = engine or Counting()
     spec = RunSpec(config, engine.federation, "mlp", {}, METHOD, TO_READ, engine.clients_per_round, folder)
     told = CallbackList([History(), *callbacks])
@@ -151,7 +153,7 @@ def test_chunks_end_where_something_is_due(monkeypatch, tmp_path):
 
 def test_a_checkpoint_is_also_made_by_the_clock(monkeypatch, tmp_path):
     scripted(monkeypatch, dict.fromkeys(range(101), (0.5, 0.5)))
-    monkeypatch.setattr(saving, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(saver, "CHECKPOINT_SECONDS", -1.0)
     run_loop(Config(rounds=20, eval_every=5), RunFolder(tmp_path))
     assert len(list((tmp_path / "checkpoints").iterdir())) == checkpoint.KEEP
 

@@ -19,7 +19,7 @@ from benchmarks.speed.race import ROOT, race
 from benchmarks.speed.record import Record, file_name, load, machine
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import sentences_for_disk_errors, write_whole
-from pefll.training.hardware import cores
+from pefll.engines.hardware import cores
 
 MAIN_TURNS, OTHER_TURNS, TURN_SECONDS = 5, 3, 1.0
 QUICK_TURNS, QUICK_SECONDS = 3, 0.3

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from benchmarks.speed.setting import CLIP, DECAY, LEARNING_RATE, MOMENTUM, Setting, Work
+from pefll.engines.hardware import make_engine, pick_hardware
 from pefll.methods import build_method
 from pefll.runs.config import Config
-from pefll.training.hardware import make_engine, pick_hardware
 
 
 def settings(method: str, setting: Setting) -> dict[str, float]:
@@ -38,7 +38,7 @@ def run(
     """Run rounds on one of our engines; see `Config` for the options."""
     config = Config(engine=engine, device=device, precision=precision, processes=processes)
     learner = build_method(method, work.problem, settings(method, work.setting))
-    hardware = pick_hardware(config, work.problem)
+    hardware = pick_hardware(work.problem, config.device, config.engine, config.precision, config.processes)
     reach = make_engine(hardware, work.federation, learner, work.seed, work.setting.cohort)
     try:
         server, done = reach.start(), 0

@@ -18,7 +18,7 @@ from benchmarks.speed.plan import Race
 from benchmarks.speed.race import ROOT, Row
 from pefll.core.errors import PefllError
 from pefll.core.files import read_json, write_json
-from pefll.training.hardware import cores, processor
+from pefll.engines.hardware import cores, processor
 from pefll.training.summary import commit
 
 PEERS = ("pfl", "flwr", "ray")

@@ -19,7 +19,7 @@ from pefll.data import DATASETS, Federation, Samples, load_samples
 from pefll.data.federation import TRAIN, Normalise, assemble
 from pefll.engines.cohort import sample_cohort
 from pefll.methods import Problem
-from pefll.training.resolve import describe_problem
+from pefll.runs.problem import describe_problem
 
 CLASSES = 10
 # Where CIFAR-10 may lie, for processes that a contender's own process starts.

@@ -9,6 +9,7 @@ model = run.personalize(x_new, y_new)                        # an nn.Module for 
 """
 
 from pefll.core.errors import PefllError
+from pefll.core.signals import Stopped
 from pefll.data import (
     Federation,
     Samples,
@@ -42,7 +43,6 @@ from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
 from pefll.training.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
-from pefll.training.lockstep import Stopped
 from pefll.training.run import ClientsFailed, Run, load
 from pefll.training.tensorboard import TensorBoard
 from pefll.version import __version__

@@ -48,8 +48,8 @@ def test_tuning(pefll, refused, tmp_path, monkeypatch):
 
 
 def test_stopping_a_search(pefll, tmp_path, monkeypatch):
+    from pefll.core.signals import Stopped
     from pefll.experiments import tune
-    from pefll.training.lockstep import Stopped
 
     def stopped(*given):
         raise Stopped(3, 15)

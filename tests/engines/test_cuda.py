@@ -17,6 +17,7 @@ from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
 from pefll.engines.device_queue import queue_of
+from pefll.engines.hardware import Hardware, place_data
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
@@ -26,7 +27,6 @@ from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.fitting import RunsFailed, fit, fit_seeds, fit_together
-from pefll.training.hardware import Hardware, place_data
 from pefll.training.resolve import resolve
 from pefll.training.run import load
 from tests.at_once import both

@@ -12,15 +12,16 @@ import pytest
 from rich.console import Console
 
 from pefll.core.errors import PefllError
+from pefll.core.signals import Stopped
 from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
 from pefll.experiments import tune as module
 from pefll.experiments.results import collect
 from pefll.experiments.tune import Search, Trials, advice, chosen, parse_grid, trials_table, tune
+from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
-from pefll.training import federations, fitting
-from pefll.training.lockstep import Stopped
+from pefll.training import fitting
 from tests.federations import ragged
 
 CONFIG = Config(

@@ -116,7 +116,7 @@ def test_another_model_of_the_same_size_is_refused(tmp_path, trained, other):
 def test_a_run_without_a_probe_is_read_as_before(tmp_path, monkeypatch):
     federation = ragged(clients=5, sizes=(9,))
     with monkeypatch.context() as patch:
-        patch.setattr("pefll.training.resolve.probe", lambda *_: None)  # as earlier versions
+        patch.setattr("pefll.runs.problem.probe", lambda *_: None)  # as earlier versions
         pefll.fit(federation, "fedavg", model=made(nn.Tanh()), out=tmp_path / "run", **QUICK)
     pefll.load(tmp_path / "run", model=made(nn.ReLU()))
     pefll.fit(federation, "fedavg", model=made(nn.Tanh()), out=tmp_path / "run", **QUICK | {"rounds": 4})

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from pefll.backend.fused import fused
+from pefll.engines.hardware import forward_flops
 from pefll.methods import Problem
 from pefll.models import Network
 from pefll.models.head import last_linear
-from pefll.training.hardware import forward_flops
 from tests.at_once import both, in_a_thread
 
 meeting: Callable[[], Any] | None = None

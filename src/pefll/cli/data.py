@@ -16,8 +16,8 @@ from pefll.cli.console import err, out
 from pefll.cli.options import ClientColumn, Clients, DataDir, Force, Label, Partition, check_free
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
+from pefll.runs import federations
 from pefll.runs.config import Config
-from pefll.training import federations
 
 ABOUT = """Data sets: which there are, get them, check them, look at them.
 

@@ -28,11 +28,11 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.files import check_folder
 from pefll.core.plugins import allow
 from pefll.core.progress import say
+from pefll.core.signals import Stopped
 from pefll.core.wording import counted, first_few
+from pefll.engines.hardware import pick_device
 from pefll.methods import typed_settings
 from pefll.runs.config import Config
-from pefll.training.hardware import pick_device
-from pefll.training.lockstep import Stopped
 
 
 def demo(

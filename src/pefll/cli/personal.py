@@ -21,9 +21,10 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
+from pefll.runs import federations
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import MEASURES
-from pefll.training import federations, personalizing, run
+from pefll.training import personalizing, run
 
 
 def evaluate(

@@ -18,15 +18,15 @@ from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.progress import say
+from pefll.core.signals import Stopped
 from pefll.core.wording import first_few, without_samples
 from pefll.methods import typed_settings
 from pefll.models.spec import check_problem
-from pefll.runs import manifest
+from pefll.runs import federations, manifest
+from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders, seed_folder
-from pefll.training import federations, fitting
-from pefll.training.folders import finished_state
-from pefll.training.lockstep import Stopped
+from pefll.training import fitting
 from pefll.training.resolve import resolve
 from pefll.training.tensorboard import TensorBoard
 

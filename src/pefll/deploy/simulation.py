@@ -18,10 +18,10 @@ from pefll.engines.flower.client.member import Member
 from pefll.engines.flower.client.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine
 from pefll.runs import manifest
+from pefll.runs.progress import check_progress
 from pefll.runs.record import RunFolder
 from pefll.training import fitting
 from pefll.training.run import Run
-from pefll.training.saving import check_progress
 
 KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, after its name; "" for a folder
 

@@ -20,10 +20,10 @@ from pefll.experiments.table1 import ROWS
 from pefll.methods import build_method, hyperparameters
 from pefll.report.table import new_table
 from pefll.runs.config import Config
+from pefll.runs.federations import federation_of
+from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder, run_folders
 from pefll.training.cost import NewClientCost, cost_of_median_client
-from pefll.training.federations import federation_of
-from pefll.training.resolve import describe_problem
 
 Result = dict[str, Any]
 # What results that differ only by seed have in common.

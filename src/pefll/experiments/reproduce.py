@@ -14,6 +14,7 @@ from rich.table import Table
 
 from pefll.core.errors import Diverged, PefllError, unknown
 from pefll.core.progress import say
+from pefll.core.signals import TIME_IS_UP, Stopped
 from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
@@ -25,10 +26,9 @@ from pefll.experiments.tune import batches, chosen, in_words, raise_first
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
+from pefll.runs.federations import federations_of
 from pefll.runs.record import RunFolder, seed_folder
 from pefll.training import fitting, run
-from pefll.training.federations import federations_of
-from pefll.training.lockstep import TIME_IS_UP, Stopped
 from pefll.training.resolve import RunSpec, resolve
 
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed

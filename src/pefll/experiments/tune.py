@@ -22,16 +22,17 @@ from rich.table import Table
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.files import check_folder, make_folder, read_json, write_json
 from pefll.core.progress import say
+from pefll.core.signals import Stopped
 from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
 from pefll.experiments.results import spread
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
 from pefll.report import mean_and_std
+from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import seed_folder
-from pefll.training import federations, fitting, run
-from pefll.training.lockstep import Stopped
+from pefll.training import fitting, run
 from pefll.training.resolve import RunSpec, clients_per_round, resolve
 
 T = TypeVar("T")

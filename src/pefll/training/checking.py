@@ -34,8 +34,8 @@ from pefll.methods import build_method, hyperparameters, method_class
 from pefll.methods.contract import BaseMethod, Method, Problem, each
 from pefll.models import MLP, Network
 from pefll.runs import checkpoint
+from pefll.runs.progress import restore
 from pefll.training.evaluation import Floats, client_scores, evaluate, scores_of
-from pefll.training.saving import restore
 
 ROUNDS = 3
 TOLERANCE = 1e-8  # in float64, after ROUNDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.plugins import allow
 from pefll.core.progress import Display, display, say
+from pefll.core.signals import Signals, Stopped, stop_signals
 from pefll.data.federation import Federation, check_is_federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
+from pefll.engines.hardware import open_engine
 from pefll.methods import BaseMethod, method_name, method_value, typed_settings
 from pefll.runs import checkpoint
+from pefll.runs.claim import claimed
 from pefll.runs.config import Config
+from pefll.runs.progress import restore
 from pefll.runs.record import seed_folder
 from pefll.training.callbacks import (
     ActiveRun,
@@ -33,13 +37,10 @@ from pefll.training.callbacks import (
     ProgressBar,
     check_callbacks,
 )
-from pefll.training.folders import claim, held
-from pefll.training.hardware import opened, place_data
-from pefll.training.lockstep import ScheduledRun, Signals, Stopped, Turns, round_robin, stop_signals
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
+from pefll.training.round_robin import ScheduledRun, Turns, round_robin
 from pefll.training.run import Run, method_template
-from pefll.training.saving import restore
 from pefll.training.summary import summary_of, write_descriptors
 
 
@@ -197,15 +198,16 @@ def train_all(
     unfinished = [spec for spec in specs if spec.finished is None]
     with ExitStack() as stack:
         # Engines are closed all at the end, the last one first: each gives back torch's settings as it found them.
-        engines = [stack.enter_context(_engine_of(spec, copies)) for spec in unfinished]
-        for spec in unfinished:
-            if console and spec.folder and (age := spec.folder.note_of_age()):
-                say(console, age)
-        # Only now, so that settings that cannot be run leave no folder behind; and all before any is written to.
-        for spec in unfinished:
-            stack.enter_context(held(spec.folder))
-        for spec in unfinished:
-            claim(spec.folder, spec.config, spec.facts)
+        engines = [
+            stack.enter_context(
+                open_engine(
+                    spec.hardware, spec.federation, spec.method, spec.config.seed, spec.clients_per_round, copies
+                )
+            )
+            for spec in unfinished
+        ]
+        # Only now, so that settings that cannot be run leave no folder behind.
+        stack.enter_context(claimed(unfinished, partial(say, console) if console else lambda sentence: None))
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, partial(say, console) if console else None))
         for spec, engine in zip(unfinished, engines, strict=True):
@@ -226,12 +228,6 @@ def train_all(
         return round_robin(jobs)
 
 
-def _engine_of(spec: RunSpec, copies: dict[object, Tensor]) -> AbstractContextManager[Engine]:
-    """Return the open engine of a run, to be closed after a block; see `Federation.to` about `copies`."""
-    data = place_data(spec.hardware, spec.federation, copies)
-    return opened(spec.hardware, data, spec.method, spec.config.seed, spec.clients_per_round)
-
-
 def fit_on(
     engine: Engine, config: Config, out: str | Path | None = None, console: Console | None = None, maps: bool = True
 ) -> Run:
@@ -245,8 +241,7 @@ def fit_on(
         maps: whether clients' descriptors are kept for the descriptor map.
     """
     spec = resolve_for(engine, config, out, maps)
-    with held(spec.folder):
-        claim(spec.folder, spec.config, spec.facts)
+    with claimed([spec], lambda sentence: None):
         if console:
             say(console, spec.headline)
         with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:

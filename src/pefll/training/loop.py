@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from pefll.core.signals import Stopped
 from pefll.data.federation import TRAIN, VALIDATION, Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
 from pefll.methods.contract import Method
 from pefll.runs.config import Config
+from pefll.runs.progress import Best, Progress, resume
+from pefll.runs.saver import Saver
 from pefll.training.callbacks import ActiveRun, Callback, Row
 from pefll.training.evaluation import Evaluation, Evaluator
-from pefll.training.lockstep import Stopped, Turns
 from pefll.training.pipeline import Pipeline, Stretch, is_scheduled
-from pefll.training.saving import Best, Progress, Saver, resume
+from pefll.training.round_robin import Turns
 
 
 def train(

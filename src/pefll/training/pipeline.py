@@ -10,8 +10,9 @@ from pefll.core.tree import Tree
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import DeviceFuture, copy_to_host, queue_of
 from pefll.runs.config import Config
+from pefll.runs.progress import Progress
+from pefll.runs.saver import Saver
 from pefll.training.evaluation import Evaluation, Evaluator
-from pefll.training.saving import Progress, Saver
 
 STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
 # So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records. Several

@@ -5,26 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from pefll.core.wording import counted
-from pefll.data.federation import TRAIN, Federation
+from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
-from pefll.engines.memory import MemoryPlan, check_fits, check_model_fits, networks_of, sample_values
-from pefll.methods import build_method, hyperparameters, typed_settings
-from pefll.methods.contract import Method, Problem
-from pefll.models import MODELS, Network, build_model, check_model, resolve_model
-from pefll.models.probe import probe
+from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
+from pefll.methods import build_method
+from pefll.methods.contract import Method
 from pefll.runs.checkpoint import Checkpoint
+from pefll.runs.claim import check_claim, finished_state
 from pefll.runs.config import Config
+from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
-from pefll.training.folders import check_claim, finished_state
-from pefll.training.hardware import TO_READ, Hardware, device_name, pick_hardware, pick_precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +118,14 @@ def resolve(
     check_claim(folder, config, facts)
     kept = None if tunes else folder  # a search keeps scores and no weights
     finished = finished_state(kept, config.rounds)
-    hardware = TO_READ if finished else pick_hardware(config, problem)
+    hardware = (
+        TO_READ
+        if finished
+        else pick_hardware(problem, config.device, config.engine, config.precision, config.processes)
+    )
     c = clients_per_round(config, federation)
     if finished is None:
-        check_memory(config, federation, problem, hardware, c, runs)
+        check_memory(hardware, config.method, config.settings, problem, federation, c, runs)
     method = build_method(config.method, problem, config.settings)
     if not method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
@@ -172,85 +172,6 @@ def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, m
         folder=folder,
         maps=maps,
     )
-
-
-def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
-    """Return what there is to learn, and the facts a personal model carries with it."""
-    name = resolve_model(model, federation.input_shape, federation.tokens) if isinstance(model, str) else ""
-    shape, classes = federation.input_shape, federation.classes
-    module = model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes)
-    network = Network(module)
-    check_model(network, federation.input_shape, federation.classes, federation.tokens)
-    problem = Problem(network, federation.input_shape, federation.classes, federation.num_clients, federation.tokens)
-    facts = {
-        "model": name,
-        "input_shape": list(federation.input_shape),
-        "classes": federation.classes,
-        "normalise": [list(part) for part in federation.normalise] if federation.normalise else None,
-        "tokens": federation.tokens,
-        "class_names": list(federation.class_names),
-        "feature_names": list(federation.feature_names),
-        "label_column": federation.label_column,
-        "client_column": federation.client_column,
-        "num_clients": federation.num_clients,
-        "dataset": federation.name,
-        "weights": network.size,
-        "probe": probe(network, federation.input_shape, federation.tokens),
-    }
-    return problem, facts
-
-
-def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Do as `build_model`; PefllError before a model of the package is made that is too large for the machine.
-
-    Args:
-        name: of the model.
-        input_shape: of one sample.
-        classes: width of the output.
-    """
-    if name in MODELS:
-        with torch.device("meta"):
-            sketch = MODELS[name](input_shape, classes)
-        check_model_fits(f"the model {name}", sum(part.numel() for part in sketch.parameters()))
-    return build_model(name, input_shape, classes)
-
-
-def build_checked_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:
-    """Do as `build_method`; PefllError before networks are made that are too large for the machine."""
-    build = partial(build_method, name, problem, settings)
-    check_model_fits(f"the server of {name}", networks_of(build))
-    return build()
-
-
-def check_memory(
-    config: Config, federation: Federation, problem: Problem, hardware: Hardware, clients_per_round: int, runs: int = 1
-) -> None:
-    """Raise PefllError where a run would clearly not fit into memory, before its networks are made.
-
-    Args:
-        config: all its settings.
-        federation: who has what.
-        problem: what there is to learn.
-        hardware: where it is computed.
-        clients_per_round: c.
-        runs: that are trained at once.
-    """
-    settings = {**hyperparameters(config.method), **typed_settings(config.method, config.settings)}
-    networks = networks_of(lambda: build_method(config.method, problem, config.settings))
-    clients = min(clients_per_round, federation.num_seen)
-    most = int(federation.count[TRAIN].max())
-    plan = MemoryPlan(
-        weights=problem.model.size,
-        networks=networks,
-        clients=clients if hardware.engine == "vector" else min(hardware.processes, clients),
-        round_clients=clients,
-        steps=int(settings.get("local_steps") or 1),
-        batch=min(int(settings.get("batch_size") or most), most),
-        values=sample_values(problem),
-        runs=runs,
-        device=hardware.device,
-    )
-    check_fits(plan, config.method)
 
 
 def clients_per_round(config: Config, federation: Federation) -> int:

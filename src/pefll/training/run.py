@@ -28,6 +28,7 @@ from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
 from pefll.engines.device_queue import queue_of
+from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
@@ -36,13 +37,12 @@ from pefll.models.probe import check_same_model, probe
 from pefll.models.spec import check_problem
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
+from pefll.runs.federations import federation_of
 from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
+from pefll.runs.problem import build_checked_method, build_checked_model
+from pefll.runs.progress import check_progress, restore
 from pefll.runs.record import RunFolder, last_round, rounds_of
 from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
-from pefll.training.federations import federation_of
-from pefll.training.hardware import opened, pick_hardware
-from pefll.training.resolve import build_checked_method, build_checked_model
-from pefll.training.saving import check_progress, restore
 from pefll.training.summary import counting
 
 Array = npt.NDArray[Any]
@@ -167,9 +167,15 @@ class Run:
             and federation.fingerprint() != self.config.data_sha256
         ):
             data = dataclasses.replace(federation, num_seen=0)  # nobody here took part in training
-        hardware = pick_hardware(self.config, self.method.problem)
+        hardware = pick_hardware(
+            self.method.problem,
+            self.config.device,
+            self.config.engine,
+            self.config.precision,
+            self.config.processes,
+        )
         with (
-            opened(hardware, data, self.method, self.config.seed, 0) as engine,
+            open_engine(hardware, data, self.method, self.config.seed, 0) as engine,
             queue_of(engine).turn(),
             monitor(console, "evaluating", data.num_clients) as watch,
         ):

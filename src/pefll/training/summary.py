@@ -19,20 +19,20 @@ import torch
 from pefll.backend.native import compiler, pooled
 from pefll.core.files import write_whole
 from pefll.core.progress import Display, Monitor
+from pefll.core.signals import Signals, Stopped
 from pefll.core.tree import Tree
 from pefll.core.wording import counted
 from pefll.data import DATASETS
 from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
+from pefll.engines.hardware import device_name, peak_memory_bytes
 from pefll.methods import hyperparameters
 from pefll.methods.contract import Method
+from pefll.runs.progress import Progress
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.training.callbacks import ActiveRun
 from pefll.training.evaluation import accuracy_of, client_scores, counts_of, descriptors, evaluation_of
-from pefll.training.hardware import device_name, peak_memory_bytes
-from pefll.training.lockstep import Signals, Stopped
 from pefll.training.loop import local_steps
-from pefll.training.saving import Progress
 from pefll.version import __version__
 
 MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more

@@ -1,30 +1,17 @@
-"""Several runs on one device at once: one thread gives each a turn, and nobody waits while another has work to queue.
-
-A run is a generator. It yields when it has given its device work to do, so that the others give it theirs before
-anybody waits for a result. On a GPU the runs' kernels then fill each other's gaps. Each run computes what it would
-compute alone: it has its own engine, and turns decide when something is computed, never what.
-"""
+"""Ctrl-C, SIGTERM and the end of the terminal: a run notes them and stops when it can."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import torch
-
-from pefll.core.errors import PefllError
-from pefll.core.wording import either
-
-T = TypeVar("T")
 STOPPING = "stopping after the rounds that are under way; Ctrl-C again ends at once"
 TIME_IS_UP = 14  # what stands for a signal where a run was given only so many seconds: the number of SIGALRM
 HANGUP = getattr(signal, "SIGHUP", None)  # the end of the terminal, on Unix systems
 STOPS = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])]
-Turns: TypeAlias = Generator[None, None, T]
 
 
 class Stopped(KeyboardInterrupt):
@@ -83,49 +70,6 @@ class Signals(list[int]):
         if self._tell is not None:
             # By a thread: this one may be in the middle of writing to the very place that is written to.
             threading.Thread(target=self._tell, args=(STOPPING,), daemon=True).start()
-
-
-class ScheduledRun(NamedTuple):
-    """A run among others.
-
-    Attributes:
-        turns: the run.
-        turn: returns a context to hold during each of its turns: its engine's.
-    """
-
-    turns: Turns[Any]
-    turn: Callable[[], AbstractContextManager[Any]]
-
-
-def round_robin(jobs: Sequence[ScheduledRun]) -> list[Any]:
-    """Give each job a turn after the other until all have ended.
-
-    Returns:
-        What each job returned; or the PefllError or `Stopped` that it ended with, which does not keep the others from
-        going on.
-    """
-    outcomes: dict[int, Any] = {}
-    try:
-        while len(outcomes) < len(jobs):
-            for place, job in enumerate(jobs):
-                if place not in outcomes:
-                    try:
-                        with job.turn():
-                            next(job.turns)
-                    except StopIteration as end:
-                        outcomes[place] = end.value
-                    except (PefllError, Stopped) as error:
-                        outcomes[place] = error
-                    except torch.OutOfMemoryError:
-                        outcomes[place] = PefllError(
-                            "the GPU's memory is full: train fewer seeds at once, or fewer clients a round; "
-                            f"{either('`--resume`', 'the same folder as out')} goes on from the last checkpoint",
-                            code="PEFLL-T116",
-                        )
-    finally:
-        for job in jobs:  # where one broke down or Ctrl-C came twice, the others put down what they hold
-            job.turns.close()
-    return [outcomes[place] for place in range(len(jobs))]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Device, engine and precision: what `auto` means, and a sentence where what was asked for is not there."""
+"""Device, engine and precision of a run: what `auto` means, and how the engine is opened."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from torch import Tensor
 from pefll.backend.flops import FlopCounter
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument
-from pefll.data.federation import Federation
+from pefll.data.federation import TRAIN, Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.cuda_queue import one_thread
+from pefll.engines.memory import MemoryPlan, check_fits, networks_of, sample_values
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
+from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
-from pefll.runs.config import Config
 
 SMALL_FLOPS = 10_000_000
 
 
 class Hardware(NamedTuple):
-    """What a run is computed with: `auto` is decided.
+    """Where and how a run is computed; `auto` is decided.
 
     Attributes:
-        device: where.
+        device: cpu or a GPU.
         engine: serial, vector or flower.
         precision: float32, tf32, bf16 or float64.
-        processes: of the serial engine, at most.
+        processes: the most processes that the serial engine starts.
     """
 
     device: torch.device
@@ -45,11 +46,11 @@ class Hardware(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of weights and inputs."""
+        """Type of weights and inputs."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
 
-TO_READ = Hardware(torch.device("cpu"), "serial", "float32")  # a finished run: nothing is computed
+TO_READ = Hardware(torch.device("cpu"), "serial", "float32")  # for a finished run, which computes nothing
 
 
 def pick_device(name: str) -> torch.device:
@@ -76,53 +77,100 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_engine(device: torch.device, problem: Problem) -> str:
-    """Return what `auto` means: vector on a GPU, and on a CPU for models whose time is mostly Python's overhead."""
+    """Return what `auto` means: vector on a GPU and for small models, which wait mostly for Python; else serial."""
     small = device.type == "cpu" and forward_flops(problem) < SMALL_FLOPS
     return "vector" if device.type == "cuda" or small else "serial"
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    """Return what `auto` means: tf32 on a GPU, float32 elsewhere, where nothing less exact is faster."""
+    """Return a precision that the device has. `auto` is tf32 on a GPU; a CPU has only float32 and float64."""
     if device.type != "cuda" and name != "float64":
         return "float32"
     return "tf32" if name == "auto" else name
 
 
 def forward_flops(problem: Problem) -> int:
-    """Return the floating point operations of the client model on a batch of 32; the same on every machine."""
+    """Count the floating point operations of the client model on a batch of 32; every machine counts the same."""
     kind = torch.int64 if problem.tokens else torch.float32
     with torch.no_grad(), FlopCounter() as counter:
         problem.model.module(torch.zeros((32, *problem.input_shape), dtype=kind))
     return int(counter.get_total_flops())
 
 
-def pick_hardware(config: Config, problem: Problem) -> Hardware:
-    """Return what a config asks for, with `auto` decided; PefllError where that is not here."""
-    device = pick_device(config.device)
-    engine = config.engine if config.engine != "auto" else pick_engine(device, problem)
+def pick_hardware(problem: Problem, device: str, engine: str, precision: str, processes: int) -> Hardware:
+    """Decide device, engine, precision and processes.
+
+    Args:
+        problem: what clients learn; the size of its model decides the engine.
+        device: auto, cpu, cuda or cuda:1.
+        engine: auto, serial or vector.
+        precision: auto, float32, tf32, bf16 or float64.
+        processes: of the serial engine; 0 for one per core.
+
+    Raises:
+        PefllError: if this machine cannot do that.
+    """
+    place = pick_device(device)
+    engine = engine if engine != "auto" else pick_engine(place, problem)
     if engine == "flower":
         raise PefllError(
             "only a Flower app reaches clients on other machines; see `pefll flower --help`", code="PEFLL-T114"
         )
-    processes = 1
-    if engine == "vector" and config.processes > 1:
-        raise PefllError(
-            f"{argument('processes', config.processes)} is for the serial engine, and this run would use the vector "
-            f"engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
-            code="PEFLL-T125",
-        )
-    if engine == "serial":
-        if config.device != "auto" and device.type == "cuda":
+    if engine == "vector":
+        if processes > 1:
             raise PefllError(
-                f"the serial engine runs on the CPU; use {argument('engine', 'vector')} for CUDA", code="PEFLL-T115"
+                f"{argument('processes', processes)} is for the serial engine, but this run would use the vector "
+                f"engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
+                code="PEFLL-T125",
             )
-        device = torch.device("cpu")
-        processes = (config.processes or cores()) if can_fork() else 1
-    return Hardware(device, engine, pick_precision(config.precision, device), processes)
+        return Hardware(place, engine, pick_precision(precision, place))
+    if device != "auto" and place.type == "cuda":
+        raise PefllError(
+            f"the serial engine runs on the CPU; use {argument('engine', 'vector')} for CUDA", code="PEFLL-T115"
+        )
+    place = torch.device("cpu")
+    return Hardware(place, engine, pick_precision(precision, place), (processes or cores()) if can_fork() else 1)
 
 
-def place_data(hardware: Hardware, federation: Federation, copies: dict[object, Tensor]) -> Federation:
-    """Return the federation where its engine wants it; see `Federation.to` about `copies`."""
+def check_memory(
+    hardware: Hardware,
+    method: str,
+    settings: dict[str, Any],
+    problem: Problem,
+    federation: Federation,
+    clients_per_round: int,
+    runs: int = 1,
+) -> None:
+    """Raise PefllError if runs would clearly not fit into memory, before their networks are made.
+
+    Args:
+        hardware: where they are computed.
+        method: its name.
+        settings: its hyper-parameters that differ from the defaults.
+        problem: what clients learn.
+        federation: the data.
+        clients_per_round: c.
+        runs: how many are trained at once.
+    """
+    values = {**hyperparameters(method), **typed_settings(method, settings)}
+    clients = min(clients_per_round, federation.num_seen)
+    most = int(federation.count[TRAIN].max())
+    plan = MemoryPlan(
+        weights=problem.model.size,
+        networks=networks_of(lambda: build_method(method, problem, settings)),
+        clients=clients if hardware.engine == "vector" else min(hardware.processes, clients),
+        round_clients=clients,
+        steps=int(values.get("local_steps") or 1),
+        batch=min(int(values.get("batch_size") or most), most),
+        values=sample_values(problem),
+        runs=runs,
+        device=hardware.device,
+    )
+    check_fits(plan, method)
+
+
+def place_data(hardware: Hardware, federation: Federation, copies: dict[object, Tensor] | None = None) -> Federation:
+    """Return the federation on the device of its engine; see `Federation.to` about `copies`."""
     if hardware.engine != "vector":
         return federation
     with one_thread(hardware.device):
@@ -135,7 +183,7 @@ def make_engine(
     """Return a new engine.
 
     Args:
-        hardware: which one, and where.
+        hardware: which engine, and its device.
         federation: the data.
         method: what to run.
         seed: of the run.
@@ -151,11 +199,16 @@ def make_engine(
 
 
 @contextmanager
-def opened(
-    hardware: Hardware, federation: Federation, method: Method[Any], seed: int, clients_per_round: int
+def open_engine(
+    hardware: Hardware,
+    federation: Federation,
+    method: Method[Any],
+    seed: int,
+    clients_per_round: int,
+    copies: dict[object, Tensor] | None = None,
 ) -> Iterator[Engine]:
-    """Do as `make_engine`, and close the engine after the block."""
-    engine = make_engine(hardware, federation, method, seed, clients_per_round)
+    """Place the data, make an engine, and close it after the block; see `place_data` and `make_engine`."""
+    engine = make_engine(hardware, place_data(hardware, federation, copies), method, seed, clients_per_round)
     try:
         yield engine
     finally:
@@ -168,7 +221,7 @@ def cores() -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used: by tensors of this engine on a GPU, else by this process; 0 where nobody says."""
+    """Return the peak memory of this engine's tensors on a GPU, else of this process; 0 if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
@@ -190,5 +243,5 @@ def processor() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what the device is called, for the record."""
+    """Return the name of a GPU, or the number of cores."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({cores()} cores)"

@@ -1,0 +1,115 @@
+"""The folder that a run is trained into: is it free, is its run finished, and a lock while it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from pefll.core.errors import PefllError
+from pefll.core.files import is_temporary
+from pefll.core.wording import argument
+from pefll.models.probe import check_same_model
+from pefll.models.spec import check_problem
+from pefll.runs import checkpoint, manifest
+from pefll.runs.checksums import new_run
+from pefll.runs.config import Config
+from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
+
+
+def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
+    """Raise PefllError if a folder holds another run, or this run with other settings or another model.
+
+    Args:
+        folder: of the run; None if it has none.
+        config: its settings.
+        facts: about its problem.
+    """
+    if folder is None:
+        return
+    if folder.config_file.is_file():
+        started = Config.load(folder.config_file, folder.trained_with())
+        try:
+            started.check_same(config)
+        except PefllError as error:  # the user may have named a folder of several seeds, and not this one
+            raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
+        newest = manifest.newest(folder.checkpoints, folder.run_id())
+        if newest:
+            check_problem(newest.facts.get("problem"), folder.path)
+            check_same_model(newest.facts["problem"], facts, str(folder.path))
+    elif folder.path.exists() and (
+        not folder.path.is_dir()
+        or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
+    ):
+        raise PefllError(
+            f"{folder.path} exists and is not a run folder; choose another {argument('out')}", code="PEFLL-T109"
+        )
+
+
+def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoint | None:
+    """Return the last state of a finished run; None if the run is unfinished or damaged.
+
+    Args:
+        folder: of the run; None if it has none.
+        rounds: how many the run should have.
+    """
+    if folder is None:
+        return None
+    try:
+        summary = folder.summary()
+        rounds = last_round(summary, rounds)
+        if summary is None or rounds_of(summary) < rounds or summary.get("split", "test") != "test":
+            return None
+        folder.history()
+        folder.check_other_files()
+        saved = checkpoint.latest(folder.checkpoints, lambda damage: None, folder.run_id())
+    except PefllError:  # resuming the run reports and repairs it
+        return None
+    return saved if saved.round >= rounds else None
+
+
+class ClaimingRun(Protocol):
+    """What a claim needs of a run: a `RunSpec` has it."""
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """Its folder; None if it has none."""
+
+    @property
+    def config(self) -> Config:
+        """Its settings."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts about its problem."""
+
+
+@contextmanager
+def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Iterator[None]:
+    """Lock the folders of runs inside the block, and write their settings there.
+
+    All folders are locked before anything is written to one.
+
+    Args:
+        runs: those without a folder need nothing.
+        report: gets a sentence for each folder that an earlier version wrote.
+
+    Raises:
+        PefllError: if another process trains into a folder, or see `check_claim`.
+    """
+    with_folder = [(run.folder, run.config, run.facts) for run in runs if run.folder is not None]
+    for folder, _, _ in with_folder:
+        if age := folder.note_of_age():
+            report(age)
+    with ExitStack() as stack:
+        for folder, _, _ in with_folder:
+            stack.enter_context(folder.held())
+        for folder, config, facts in with_folder:
+            check_claim(folder, config, facts)
+            checkpoint.sweep(folder.checkpoints)
+            run_id = folder.run_id()
+            if not run_id:
+                run_id = new_run()
+                folder.give_checks(run_id)  # before config.toml says that there are checks
+            config.save(folder.config_file, run_id)
+        yield
