@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pefll.core import randomness
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
@@ -129,6 +130,18 @@ def mean_loss(task: Task, output: Tensor, batch: Batch) -> Tensor:
     return batch.mean(task.loss(output, batch.y))
 
 
+def undrawn_network(build: Callable[..., nn.Module], *arguments: Any) -> Network:
+    """Return the network of the module `build(*arguments)`; draw its weights with `init` before use."""
+    with randomness.initial_weights(0, "architecture"):  # torch's own random state stays as it is
+        return Network(build(*arguments))
+
+
+def require(condition: bool, sentence: str, code: str) -> None:
+    """Raise PefllError with a sentence and a code unless a condition holds."""
+    if not condition:
+        raise PefllError(sentence, code=code)
+
+
 def check_kept(clients: int, numbers: int, advice: str) -> None:
     """Raise PefllError where a state with some numbers for each client would not fit into memory.
 
@@ -138,12 +151,12 @@ def check_kept(clients: int, numbers: int, advice: str) -> None:
         advice: what a user can do, as the end of the sentence.
     """
     needed = 4 * clients * numbers
-    if needed > MOST_KEPT_BYTES:
-        raise PefllError(
-            f"{numbers} numbers for each of {clients} clients are {needed / 1e9:.0f} GB in a state, and more than "
-            f"{MOST_KEPT_BYTES / 1e9:.0f} GB would not fit into memory; {advice}",
-            code="PEFLL-S004",
-        )
+    require(
+        needed <= MOST_KEPT_BYTES,
+        f"{numbers} numbers for each of {clients} clients are {needed / 1e9:.0f} GB in the state, but the limit is "
+        f"{MOST_KEPT_BYTES / 1e9:.0f} GB; {advice}",
+        code="PEFLL-S004",
+    )
 
 
 class Method(Protocol[State]):

@@ -8,11 +8,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
 from pefll.methods.averaging import mean
-from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own
+from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own, require
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head, NoHead
 
@@ -69,8 +68,8 @@ class FedRep(BaseMethod):
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "assemble", "predict")
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.body_epochs < 1:
-            raise PefllError("batch_size and body_epochs must be at least 1", code="PEFLL-S005")
+        fits = self.batch_size >= 1 and self.body_epochs >= 1
+        require(fits, "batch_size and body_epochs must be at least 1", code="PEFLL-S005")
 
     def check(self) -> None:
         """Find the head now, so that a name that is wrong is told before a run starts."""

@@ -9,10 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.methods.averaging import Averaging, Update, update
-from pefll.methods.contract import Cohort, Own, Score, everyone, measured
+from pefll.methods.contract import Cohort, Own, Score, everyone, measured, require
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
@@ -67,10 +66,10 @@ class KNNPer(Averaging):
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "keep_memory", "predict")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.few_neighbours <= self.many_neighbours:
-            raise PefllError("few_neighbours must be at least 1, and many_neighbours no less", code="PEFLL-S006")
-        if not (self.scale > 0 and self.max_weight <= 1):
-            raise PefllError("scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
+        ordered = 1 <= self.few_neighbours <= self.many_neighbours
+        require(ordered, "few_neighbours must be at least 1 and at most many_neighbours", code="PEFLL-S006")
+        fits = self.scale > 0 and self.max_weight <= 1
+        require(fits, "scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
 
     def check(self) -> None:
         """Find the head now, so that a model without one is told before a run starts."""

@@ -7,9 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.methods.contract import BaseMethod, Cohort, Own, everyone
+from pefll.methods.contract import BaseMethod, Cohort, Own, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
@@ -44,8 +43,7 @@ class Local(BaseMethod):
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise PefllError("batch_size must be at least 1", code="PEFLL-S008")
+        require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1", code="PEFLL-S008")
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the model that everybody starts from."""

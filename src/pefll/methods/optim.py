@@ -14,6 +14,7 @@ from torch import Tensor
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
+from pefll.core.tree import Tree, map_tree
 from pefll.models.network import Parameters
 
 
@@ -127,6 +128,26 @@ def no_moments(parameters: Tensor) -> Moments:
     return Moments(torch.zeros_like(parameters), torch.zeros_like(parameters))
 
 
+class NoMean(NamedTuple):
+    """A state's field without a running mean."""
+
+
+def move_mean(mean: Tree, values: Tree, step: Tensor, decay: float) -> Tree:
+    """Return a running mean of parameters after one more step; NoMean stays as it is.
+
+    Args:
+        mean: a NamedTuple of tensors, or NoMean.
+        values: the newest parameters, a NamedTuple like `mean`.
+        step: int64 [], 1 for the first step.
+        decay: less than 1. Early steps use t / (t + 9) if that is less, so that the mean forgets its start.
+    """
+    if isinstance(mean, NoMean):
+        return mean
+    count = step.to(mean[0].dtype)
+    change = 1 - (count / (count + 9)).clamp(max=decay)
+    return map_tree(lambda old, new: torch.lerp(old, new, change), mean, values)
+
+
 def parts_of(gradient: Parameters) -> tuple[Tensor, ...]:
     """Return the consecutive parts of a gradient; a vector is one."""
     return (gradient,) if isinstance(gradient, Tensor) else tuple(gradient.values())
@@ -143,6 +164,11 @@ def norm(*gradients: Parameters) -> Tensor:
     norms = [torch.linalg.vector_norm(part) for gradient in gradients for part in parts_of(gradient)]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return whole
+
+
+def clip_factor(limit: float, *gradients: Parameters) -> Tensor | None:
+    """Return the factor [] that cuts the norm of gradients, seen as one vector, to `limit`; None if that is 0."""
+    return shrinkage(norm(*gradients), limit) if limit else None
 
 
 @reference

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
+from pefll.methods.contract import require
 from pefll.methods.pefll import PeFLL, Server
 from pefll.models.head import Head
 from pefll.models.network import Parameters
@@ -37,17 +37,17 @@ class PeFLLPrior(PeFLL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.epsilon == 0:
-            raise PefllError("epsilon must be more than 0", code="PEFLL-S011")
+        require(self.epsilon != 0, "epsilon is 0; it must be more than 0", code="PEFLL-S011")
 
     def check(self) -> None:
         """Raise PefllError where the model has no output bias for each class."""
         super().check()
         start, stop = self.bias
-        if stop - start != self.problem.classes:
-            raise PefllError(
-                f"the model's last linear layer has {stop - start} outputs, not one for each class", code="PEFLL-S012"
-            )
+        require(
+            stop - start == self.problem.classes,
+            f"the model's last linear layer has {stop - start} outputs, not one for each class",
+            code="PEFLL-S012",
+        )
 
     @cached_property
     def bias(self) -> tuple[int, int]:

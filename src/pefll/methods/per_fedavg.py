@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pefll.core.errors import PefllError, unknown
+from pefll.core.errors import unknown
 from pefll.data.client import Batch, Client
 from pefll.methods.averaging import Averaging, Server, Update, update
-from pefll.methods.contract import Cohort, Own, everyone
+from pefll.methods.contract import Cohort, Own, everyone, require
 from pefll.methods.optim import SGD, sgd_along, sgd_on_loss
 
 VARIANTS = ("fo", "hf")
@@ -53,10 +53,8 @@ class PerFedAvg(Averaging):
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise unknown("variant of per-fedavg", self.variant, VARIANTS)
-        if self.batch_size < 1 or self.epochs < 1:
-            raise PefllError("batch_size and epochs must be at least 1", code="PEFLL-S013")
-        if self.variant == "hf" and not self.difference:
-            raise PefllError("difference must be more than 0", code="PEFLL-S014")
+        require(self.batch_size >= 1 and self.epochs >= 1, "batch_size and epochs must be at least 1", "PEFLL-S013")
+        require(self.variant != "hf" or self.difference != 0, "difference must be more than 0", code="PEFLL-S014")
 
     @property
     def local_epochs(self) -> int:

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.func import vjp
 
 from pefll.core import randomness
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.methods.contract import BaseMethod, Cohort, check_kept, each
+from pefll.methods.contract import BaseMethod, Cohort, check_kept, each, require, undrawn_network
 from pefll.methods.optim import SGD, sgd_on_loss, sgd_step
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
@@ -79,8 +78,7 @@ class PFedHN(BaseMethod):
     client_tasks: ClassVar[tuple[str, ...]] = ("adapt", "predict")
 
     def __post_init__(self) -> None:
-        if self.local_steps < 1:
-            raise PefllError("local_steps must be at least 1", code="PEFLL-S009")
+        require(self.local_steps >= 1, f"local_steps is {self.local_steps}; it must be at least 1", code="PEFLL-S009")
 
     def check(self) -> None:
         """Build the hypernetwork now, so that a size that is wrong is told before a run starts."""
@@ -95,8 +93,7 @@ class PFedHN(BaseMethod):
     @cached_property
     def h(self) -> Network:
         """The hypernetwork, with parameters φ."""
-        with randomness.initial_weights(0, "architecture"):  # not used: `init` draws anew
-            return Network(Hypernetwork(self.size, self.problem.model.size, self.hypernetwork))
+        return undrawn_network(Hypernetwork, self.size, self.problem.model.size, self.hypernetwork)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the hypernetwork, and every client's embedding from a normal distribution."""

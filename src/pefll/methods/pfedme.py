@@ -7,10 +7,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Batch, Client
 from pefll.data.federation import TRAIN
-from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own
+from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own, require
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
@@ -69,8 +68,8 @@ class PFedMe(BaseMethod):
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "recall", "predict")
 
     def __post_init__(self) -> None:
-        if self.local_rounds < 1 or self.inner_steps < 1:
-            raise PefllError("local_rounds and inner_steps must be at least 1", code="PEFLL-S016")
+        fits = self.local_rounds >= 1 and self.inner_steps >= 1
+        require(fits, "local_rounds and inner_steps must be at least 1", code="PEFLL-S016")
 
     def check(self) -> None:
         """Raise PefllError where the models that clients keep do not fit into memory."""
