@@ -28,7 +28,7 @@ from pefll.backend.mapped import packed as _packed
 from pefll.backend.precision import products
 
 # A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
-# size. A hypernetwork's last layer is for `pefll.backend.wide`, and what else is larger for cuBLAS.
+# size. A hypernetwork's last layer is for `pefll.backend.hypernet_linear`, and what else is larger for cuBLAS.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
 # Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
