@@ -203,7 +203,7 @@ def _convolve_backward(
     Where x was laid out for its products it need not be kept, and `laid` is given in its place. Where x lay so already,
     because the convolution before wrote bfloat16, it is given itself, and its gradient is bfloat16 too.
     """
-    from pefll.backend.kernels import convolution, looking_back, pictures
+    from pefll.backend.kernels import conv_input_grad, convolution, pictures
     from pefll.backend.kernels import laid as bf16
 
     none = g.new_empty((len(g), 0))
@@ -226,7 +226,7 @@ def _convolve_backward(
         g = g.permute(0, 1, 3, 4, 2).contiguous()
     if not of_pictures:
         dw, db = convolution.weight_gradient(g, route, x, s, precision)
-    dx = looking_back.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
+    dx = conv_input_grad.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
     return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
 
 
