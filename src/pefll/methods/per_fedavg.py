@@ -21,19 +21,19 @@ VARIANTS = ("fo", "hf")
 
 @dataclass(frozen=True)
 class PerFedAvg(Averaging):
-    """One initial model, trained for what it becomes after a step on a client's own samples.
+    """One initial model, trained to be good after a step on a client's own samples.
 
     Attributes:
-        variant: fo, which leaves the second derivative out, or hf, which replaces it by a difference of gradients.
-        epochs: of as many steps as make one pass over a client's samples.
-        batch_size: of each of the independent batches that a step takes.
+        variant: fo ignores the second derivative; hf approximates it by a difference of gradients.
+        epochs: passes over a client's samples.
+        batch_size: of each of a step's independent batches.
         inner_lr: α, of the step on a client's own samples.
         client_lr: β, of the steps on the global model.
         client_momentum: of the steps on the global model.
-        client_clip: a gradient's norm is cut to this; 0 for no cut.
+        client_clip: maximum norm of a gradient; 0 for no clipping.
         weight_decay: of the steps on the global model.
-        difference: δ of hf: gradients are compared so far apart; TF32's few digits blur that, float32's do not.
-        personal_steps: how many steps of rate α a client takes from the global model before it uses it.
+        difference: δ of hf, the distance between the two gradients. TF32 has too few digits for it; float32 has enough.
+        personal_steps: steps of rate α that personalise the global model.
     """
 
     variant: str = "fo"
@@ -58,16 +58,16 @@ class PerFedAvg(Averaging):
 
     @property
     def local_epochs(self) -> int:
-        """How many gradients of each sample a client computes in a round: two in a step, or four with hf."""
+        """Gradients of each sample that a client computes in a round: two per step, or four with hf."""
         return self.epochs * (2 if self.variant == "fo" else 4)
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Let every client, seen or new, take its few steps, [c, D]."""
+        """Return the global model after `personal_steps` steps on each client, [c, D]."""
         theta: Tensor = cohort.run(self.adapt, everyone(server.theta)).value
         return theta
 
     def train(self, client: Client, theta: Tensor) -> Update:
-        """Follow the meta-gradient; each step draws batches D, D' and, for hf, D''."""
+        """Train along the meta-gradient; each step draws batches D, D' and, for hf, D''."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         outer, steps = client.epochs("train", self.batch_size, self.epochs)
         inner, _ = client.epochs("inner", self.batch_size, self.epochs)
@@ -79,7 +79,7 @@ class PerFedAvg(Averaging):
         return update(client, theta)
 
     def meta_gradient(self, theta: Tensor, batches: tuple[Batch, ...]) -> Tensor:
-        """Return the gradient of f(w - α∇f(w)) with respect to w, [D], to first order or free of the Hessian."""
+        """Return the gradient [D] of f(w - α∇f(w)) with respect to w, first-order (fo) or Hessian-free (hf)."""
         gradient, (inner, outer, *curved) = self.problem.gradient, batches
         v = gradient(theta - self.inner_lr * gradient(theta, inner), outer)
         if not curved:
@@ -88,7 +88,7 @@ class PerFedAvg(Averaging):
         return v - self.inner_lr * (ahead - behind) / (2 * self.difference)
 
     def adapt(self, client: Client, theta: Tensor) -> Own:
-        """Take a few plain steps of rate α on a client's own samples; the model [D] stays there."""
+        """Take plain steps of rate α on a client's own samples; the client keeps its model [D]."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
         return Own(
             sgd_on_loss(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
