@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.kernels import Operation, card, microseconds, recorded
 from pefll.backend.geometry import Geometry
-from pefll.backend.kernels import convolution, laid, pictures
+from pefll.backend.kernels import conv_backward_bf16, convolution, pictures
 from pefll.core.files import write_json
 from pefll.engines.hardware import device_name
 from pefll.training.summary import commit
@@ -41,7 +41,9 @@ def ways(clients: int, precision: str) -> dict[str, tuple[Operation, Operation]]
     def backward() -> Any:
         if precision != "bf16":
             return convolution.weight_gradient(g, triton.route, x, s, precision)
-        return laid.weight_gradient(*laid.let_through(first, triton.route, triton.laid, s), triton.laid, s)
+        return conv_backward_bf16.weight_gradient(
+            *conv_backward_bf16.let_through(first, triton.route, triton.laid, s), triton.laid, s
+        )
 
     return {
         "forward": (

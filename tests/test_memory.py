@@ -14,7 +14,7 @@ from torch import nn
 
 import pefll
 from pefll.core import machine
-from pefll.engines.memory import MemoryPlan, check_fits, networks_of, parts_of, there_is
+from pefll.engines.memory import MemoryPlan, check_fits, free_memory, networks_of, parts_of
 from pefll.methods import FedAvg
 from tests.federations import flat
 
@@ -144,7 +144,7 @@ def test_what_torch_keeps_of_a_gpu_for_later_is_left(monkeypatch):
     sizes = {"memory_reserved": 5 * GB, "memory_allocated": 2 * GB, "mem_get_info": (GB, 8 * GB)}
     for name, size in sizes.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size)
-    assert there_is(torch.device("cuda")) == 4 * GB
+    assert free_memory(torch.device("cuda")) == 4 * GB
 
 
 def test_memory_of_linux(tmp_path, monkeypatch):

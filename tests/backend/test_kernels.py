@@ -103,7 +103,7 @@ def test_convolution(products, case):
 
 
 def test_rows_are_ordered_by_block_where_many_would_look_beyond_the_border():
-    from pefll.backend.kernels.looking_back import way_back
+    from pefll.backend.kernels.conv_input_grad import way_back
 
     # LeNet's second: 7 x 7 blocks of 2 x 2 pixels, which 5 x 5 cells have windows of 3 x 3 in.
     assert way_back(Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True)) == (2, -2, -2, 3, 3, True)

@@ -259,8 +259,8 @@ def test_damaged_machine_code_is_made_again(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device = torch.device("cuda", 0)
-    _, kept = compiled.machine_code("nothing.cu", (("BF16", 1),), device)
+    _, kept = compiled.machine_code("compile_probe.cu", (("BF16", 1),), device)
     kept.write_bytes(b"")
-    REAL_KERNEL("nothing", "nothing.cu", (("BF16", 1),), device)
+    REAL_KERNEL("compile_probe", "compile_probe.cu", (("BF16", 1),), device)
     assert loaded == [b"", b"code"]
     assert kept.read_bytes() == b"code"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pefll.backend import client_axis, wide
+from pefll.backend import client_axis, hypernet_linear
 from pefll.backend.alone import alone
 from pefll.backend.geometry import Geometry, Pair
 from pefll.backend.native import pooled
@@ -100,7 +100,7 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
     """
     if client_axis.multiplies(x, weight):
         return client_axis.linear(x, weight, bias, relu)
-    y = wide.linear(x, weight, bias) if wide.takes(x, weight) else F.linear(x, weight, bias)
+    y = hypernet_linear.linear(x, weight, bias) if hypernet_linear.takes(x, weight) else F.linear(x, weight, bias)
     return F.relu(y) if relu else y
 
 

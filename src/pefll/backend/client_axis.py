@@ -28,7 +28,7 @@ from pefll.backend.mapped import packed as _packed
 from pefll.backend.precision import products
 
 # A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
-# size. A hypernetwork's last layer is for `pefll.backend.wide`, and what else is larger for cuBLAS.
+# size. A hypernetwork's last layer is for `pefll.backend.hypernet_linear`, and what else is larger for cuBLAS.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
 # Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
@@ -203,8 +203,7 @@ def _convolve_backward(
     Where x was laid out for its products it need not be kept, and `laid` is given in its place. Where x lay so already,
     because the convolution before wrote bfloat16, it is given itself, and its gradient is bfloat16 too.
     """
-    from pefll.backend.kernels import convolution, looking_back, pictures
-    from pefll.backend.kernels import laid as bf16
+    from pefll.backend.kernels import conv_backward_bf16, conv_input_grad, convolution, pictures
 
     none = g.new_empty((len(g), 0))
     # What every client shares is expanded by the vmap rule; kernels step through it client by client.
@@ -213,9 +212,9 @@ def _convolve_backward(
         dtype = torch.float32 if laid.numel() else x.dtype
         laid = (laid if laid.numel() else x.permute(0, 1, 3, 4, 2)).contiguous()
         s = _geometry(laid.shape[2], laid.shape[3], w, stride, padding, pool, relu)
-        routed, shares = bf16.let_through(g, route, laid, s)
-        dw, db = bf16.weight_gradient(routed, shares, laid, s)
-        dx = bf16.input_gradient(routed, spread.contiguous(), laid, s, dtype) if wants_input else none
+        routed, shares = conv_backward_bf16.let_through(g, route, laid, s)
+        dw, db = conv_backward_bf16.weight_gradient(routed, shares, laid, s)
+        dx = conv_backward_bf16.input_gradient(routed, spread.contiguous(), laid, s, dtype) if wants_input else none
         return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
     of_pictures = pictures.takes(s, precision, x.device)
@@ -226,7 +225,7 @@ def _convolve_backward(
         g = g.permute(0, 1, 3, 4, 2).contiguous()
     if not of_pictures:
         dw, db = convolution.weight_gradient(g, route, x, s, precision)
-    dx = looking_back.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
+    dx = conv_input_grad.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
     return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
 
 

@@ -1,4 +1,4 @@
-"""The client interface: what is true of everything that crosses between server and clients, whatever the engine."""
+"""The client interface: counts bytes and checks replies between server and clients, for every engine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass
 class Ledger:
-    """Bytes that crossed the client interface, counted as tensors: down to the clients and up to the server."""
+    """Bytes of tensors that crossed the client interface: down to the clients and up to the server."""
 
     down: int = 0
     up: int = 0
     exchanges: int = 0
 
     def copy(self) -> Ledger:
-        """Return the counts as they are now."""
+        """Return a copy of the counts."""
         return Ledger(self.down, self.up, self.exchanges)
 
     def add(self, other: Ledger, times: int = 1) -> None:
@@ -41,7 +41,7 @@ class Ledger:
         self.exchanges += times * other.exchanges
 
     def since(self, earlier: Ledger) -> Ledger:
-        """Return what was counted after `earlier` was copied."""
+        """Return the counts since `earlier` was copied."""
         return Ledger(self.down - earlier.down, self.up - earlier.up, self.exchanges - earlier.exchanges)
 
 
@@ -50,12 +50,12 @@ class BaseCohort:
     """The part of a cohort that every engine shares. An engine adds `_reach`.
 
     Attributes:
-        size: how many clients.
-        ids: int64 [size], who they are.
+        size: number of clients.
+        ids: int64 [size], their numbers in the federation.
         is_new: whether they never took part in training.
-        ledger: where bytes are counted.
-        on_progress: called often while clients are at work, so that somebody may show or stop it; with True when a
-            client has made what it keeps, such as its model. Only engines on this machine call it. None for nobody.
+        ledger: counts bytes.
+        on_progress: called often while clients work, to show progress or to stop; with True after a client has made
+            something that it keeps, such as its model. Only engines on this machine call it.
     """
 
     size: int
@@ -70,8 +70,8 @@ class BaseCohort:
 
         Args:
             task: a method's function for one client.
-            arguments: what is sent: `everyone(value)` or `each(value)`; or what a client has: `own(value)`.
-            static: small whole numbers that tell variants of a task apart, such as the split.
+            arguments: `everyone(value)` and `each(value)` are sent; `own(value)` is on the client already.
+            static: small whole numbers that select a variant of the task, such as the split.
 
         Returns:
             The replies, with a leading client axis.
@@ -86,15 +86,15 @@ class BaseCohort:
         return replies
 
     def keep(self, memory: Tree, kept: Own) -> Tree:
-        """Return what all clients of the federation keep, with the rows of this cohort replaced by its replies."""
+        """Return the arrays of all clients with the rows of this cohort replaced by what its clients keep."""
         return map_tree(lambda old, new: old.index_copy(0, self.ids, new.to(old)), memory, kept.value)
 
     def anew(self) -> Self:
-        """Return the same clients with nothing sent or counted yet, for evaluating them again."""
+        """Return a cohort of the same clients that has sent and counted nothing, to evaluate them again."""
         return replace(self, ledger=Ledger(), _known=[])
 
     def bytes_to_send(self, argument: Everyone | Each | Own) -> int:
-        """Count what one client has to be sent; a value it got in this round, or made and kept, is not sent again."""
+        """Return the bytes to send to one client. A value that it got in this round, or keeps, is not sent again."""
         total = 0
         for leaf in () if isinstance(argument, Own) else leaves(argument.value):
             if any(leaf is known for known in self._known):
@@ -107,12 +107,13 @@ class BaseCohort:
         return total
 
     def _handed(self, argument: Everyone | Each | Own) -> Everyone | Each:
-        """Return an argument as an engine takes it: of what all clients keep, the rows of this cohort."""
+        """Return an argument for an engine; of `Own` arrays, the rows of this cohort."""
         if not isinstance(argument, Own):
             return argument
         if self.is_new:
             raise PefllError(
-                "a method asked new clients for what they keep, but they have nothing yet", code="PEFLL-E006"
+                "the method reads own(...) of new clients, but they keep nothing yet; check cohort.is_new first",
+                code="PEFLL-E006",
             )
         return Each(map_tree(lambda leaf: leaf.index_select(0, self.ids), argument.value))
 
@@ -121,9 +122,9 @@ class BaseCohort:
 
 
 class Engine(Protocol):
-    """How a method's rounds are carried out.
+    """Runs a method's rounds.
 
-    An engine whose device works on by itself also has a `queue`: see `device_queue.DeviceQueue`.
+    An engine with an asynchronous device also has a `queue`: see `device_queue.DeviceQueue`.
     """
 
     name: str
@@ -133,8 +134,8 @@ class Engine(Protocol):
     device: torch.device
     dtype: torch.dtype
     clients_per_round: int
-    processes: int  # of this machine that share its clients
-    breaks_off: bool  # whether an exception may end its work anywhere, after which it is closed
+    processes: int  # of this machine, which share the clients
+    breaks_off: bool  # whether an exception may interrupt its work at any point; it is closed then
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
@@ -144,34 +145,34 @@ class Engine(Protocol):
         """Return the server's state after rounds first..first+rounds-1, once they are done.
 
         Raises:
-            PefllError: where training diverged.
+            PefllError: if training diverged.
         """
         ...
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, Any]]:
         """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
 
-        A cohort's clients are all seen or all new; with `as_new` all come as if they were new.
-        Whoever reads the replies looks for NaN: an engine need not wait for them in order to do so.
+        A cohort's clients are all seen or all new; with `as_new` all count as new. The caller checks the replies for
+        NaN, so that the engine does not have to wait for them.
         """
         ...
 
     def close(self) -> None:
-        """Free what the engine holds: processes, graphs."""
+        """Free the engine's processes and graphs."""
         ...
 
 
 @runtime_checkable
 class LimitsWeights(Protocol):
-    """An engine whose clients may claim more samples than they are believed."""
+    """An engine that limits the number of samples that its clients may claim."""
 
     def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
-        """Return clients' sums with the weights that they have in means.
+        """Return clients' sums, scaled to the weights that the clients have in means.
 
         Args:
             clients: their numbers.
             sums: samples, correct, masked correct and summed loss of each, float64 [clients, 4].
-            chooses: whether the best round is chosen by them.
+            chooses: whether these sums choose the best round.
         """
         ...
 
@@ -182,7 +183,7 @@ def sample_cohort(federation: Federation, seed: int, round_: Tensor, size: int) 
 
 
 def seen_and_new(federation: Federation, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, bool]]:
-    """Yield those of the clients that take part in training, then the others; and whether they are (as) the others."""
+    """Yield (clients, is_new): first the seen clients, then the new ones; with `as_new` all clients as new."""
     if as_new:
         yield clients, True
         return
@@ -192,9 +193,9 @@ def seen_and_new(federation: Federation, clients: Ids, as_new: bool = False) -> 
 
 
 def check_cohort_size(federation: Federation, size: int) -> None:
-    """Raise PefllError where a round cannot have that many clients; 0 is for engines that only evaluate."""
+    """Raise PefllError if a round cannot have `size` clients; 0 is for engines that only evaluate."""
     if size < 0:
-        raise PefllError("there must be at least one client per round", code="PEFLL-E007")
+        raise PefllError(f"clients_per_round is {size}; it must be at least 1", code="PEFLL-E007")
     if size > federation.num_seen:
         raise PefllError(
             f"{size:,} clients per round were asked for, but only {counted(federation.num_seen, 'client')} "
@@ -207,8 +208,8 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
     """Return the error for a reply with NaN or infinity.
 
     Args:
-        task: that was replied to.
-        client: the name of the first one whose reply it was; None where nobody knows, or where all did.
+        task: name of the task.
+        client: name of the first client that sent one; None if unknown, or if all clients did.
         round_: of training; None in an evaluation.
     """
     who = "a client" if client is None else f"client {client}"
@@ -220,12 +221,12 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
 
 
 def client_to_blame(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
-    """Return the first client whose reply is not finite though everything it was sent is, int64 []; -1 for none.
+    """Return the first client that got finite numbers and replied with others, int64 []; -1 for none.
 
     Args:
         replies: with a leading client axis.
-        ids: int64 [c], who replied.
-        sent: what clients were sent.
+        ids: int64 [c], the clients.
+        sent: the arguments that clients got.
     """
     return first_to_blame(finite_rows(replies, ids), finite_requests(sent, ids), ids)
 

@@ -1,4 +1,4 @@
-"""The work of a vector engine on a GPU: streams of its own, a whole round as one CUDA graph."""
+"""The vector engine's queue on a GPU: its own streams, and a whole round as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,60 +20,57 @@ _gpu = threading.RLock()
 
 
 def one_thread(device: torch.device) -> AbstractContextManager[Any]:
-    """Let other threads wait with a GPU while the block is at work; on a CPU they need not.
+    """Return a lock that lets one thread at a time use a GPU; on a CPU it does nothing.
 
-    A recording would get, or be broken by, what another thread launches.
+    A launch by another thread would enter a recording, or break it.
     """
     return _gpu if device.type == "cuda" else nullcontext()
 
 
 class RecordableEngine(Protocol):
-    """What a queue needs of its engine."""
+    """The part of an engine that a queue uses."""
 
     device: torch.device
     ledger: Ledger
     method: Method[Any]
 
     def checked_round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
-        """Return the state after round t, whether all replies were finite, bool [], and else whose fault, int64 []."""
+        """Return the state after round t, whether all replies were finite, bool [], and the client to blame."""
         ...
 
     def raise_if_bad(self, bad: Tensor) -> None:
-        """Raise PefllError where there was a bad round; see `_RoundGraph.bad`."""
+        """Raise PefllError if there was a bad round; see `_RoundGraph.bad`."""
         ...
 
 
 class CudaQueue(DeviceQueue):
-    """Gives a GPU rounds, and evaluations beside them, without waiting for any.
-
-    Args:
-        engine: whose rounds.
+    """Launches rounds on a GPU, and evaluations beside them, without waiting.
 
     Attributes:
         stream: of the rounds.
-        side: the stream of what goes on beside them.
+        side: stream of the work beside them.
     """
 
     works_on = True
 
     def __init__(self, engine: RecordableEngine) -> None:
         self.engine, self.device = engine, engine.device
-        # Graphs are captured in these streams too: libraries keep scratch memory for each stream, and what is done
-        # at the same time must not share it. Rounds come first; what is beside them gets what they leave free.
+        # Graphs are captured in these streams too: libraries keep scratch memory per stream, and simultaneous work must
+        # not share it. Rounds have priority.
         self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._graph: _RoundGraph | None = None
 
     def launch(self, server: Tree, first: int, rounds: int) -> tuple[Tree, DeviceFuture[None]]:
-        """Queue rounds first..first+rounds-1; the first call records a round."""
+        """Launch rounds first..first+rounds-1; the first call records a round."""
         if self._graph is None:
             self._graph = _RoundGraph(self.engine, self.stream, server)
-        clock = Clock(self.device)  # compiling and recording are no part of a round
+        clock = Clock(self.device)  # after compiling and recording, which are not measured
         server, bad = self._graph.replay(server, first, rounds)
         return server, clock.future(bad, self.engine.raise_if_bad)
 
     def snapshot(self, server: Tree) -> Tree:
-        """Return a copy: the next round writes into the same memory."""
+        """Return a copy: the next round overwrites the state."""
         return map_tree(torch.clone, server)
 
     def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
@@ -82,14 +79,14 @@ class CudaQueue(DeviceQueue):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Make the stream of the rounds the current one; what was begun before the turn comes first."""
+        """Make the rounds' stream current; it waits for earlier work of the stream before."""
         with one_thread(self.device):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.stream):
                 yield
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Make the other stream the current one; what the current one was given comes first."""
+        """Make the side stream current; it waits for earlier work of the stream before."""
         self.side.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.side)
 
@@ -97,15 +94,15 @@ class CudaQueue(DeviceQueue):
         """Free the graph."""
         with one_thread(self.device):
             for stream in (self.stream, self.side):
-                stream.synchronize()  # after an error there may be work left, whose memory others must not get
+                stream.synchronize()  # after an error, running work still uses the graph's memory
             self._graph = None
 
 
 class _RoundGraph:
-    """A round as one CUDA graph: it reads and writes the same memory, where the round number is a counter.
+    """A round as one CUDA graph. It overwrites the state; the round number is a counter in device memory.
 
     Attributes:
-        bad: the first round with a reply that is not finite, and the client whose fault it was, int64 [2]; -1 for none.
+        bad: int64 [2], the first round with a reply that is not finite, and the client to blame; -1 for none.
     """
 
     def __init__(self, engine: RecordableEngine, side: torch.cuda.Stream, server: Tree) -> None:
@@ -122,7 +119,7 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        # A method of somebody's own may read the old state after a step of Adam, so that its memory stays as it is.
+        # A user's own method may read the old state after a step of Adam, so its state is not overwritten in place.
         may_overwrite = overwriting() if type(engine.method).__module__.startswith("pefll.methods.") else nullcontext()
         with recording(self.graph, side), may_overwrite:
             after, healthy, blamed = engine.checked_round(self.server, self.t)
@@ -136,7 +133,7 @@ class _RoundGraph:
         for mine, given in zip(leaves(self.server), leaves(server), strict=True):
             if mine.data_ptr() != given.data_ptr():
                 mine.copy_(given)
-                self.bad.fill_(-1)  # it may be another state than one that diverged
+                self.bad.fill_(-1)  # a new state; an earlier one may have diverged
         self.t.fill_(first)
         for _ in range(rounds):
             self.graph.replay()
@@ -145,9 +142,9 @@ class _RoundGraph:
 
 
 class _Recorded:
-    """A function of a state as one CUDA graph, captured at the first call and replayed at every one.
+    """A function of a state as one CUDA graph, captured at the first call and replayed at every call.
 
-    It has memory of its own for intermediate values: rounds may go on at the same time.
+    It has its own memory for intermediate values, so that rounds may run at the same time.
     """
 
     def __init__(self, queue: CudaQueue, function: Callable[[Tree], Tensor]) -> None:
@@ -175,5 +172,5 @@ class _Recorded:
 
 
 def put_back(old: Tree, new: Tree) -> Tree:
-    """Write a new state to where the old one lies, and return that; what was written there already is not copied."""
+    """Copy a new state into the memory of the old one and return it; tensors that are there already are not copied."""
     return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)

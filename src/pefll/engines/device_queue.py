@@ -1,4 +1,4 @@
-"""Work is given to a device now and waited for later, so that neither the device nor the host stands idle."""
+"""Launch work on a device now and wait for it later, so that neither device nor host is idle."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pefll.core.tree import Tree, map_tree
 from pefll.engines.cohort import Engine
 
 T = TypeVar("T")
-_streams: dict[torch.device, torch.cuda.Stream] = {}  # one for each device, for copies that wait for nothing else
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # one per device, for copies that wait for no other work
 
 
 class DeviceFuture(Generic[T]):
-    """An answer that a device may still be working on.
+    """A result that a device may still be computing.
 
     Attributes:
-        seconds: how long the work took on its device, once `wait` has returned; waiting behind earlier work of the
-            same stream is not counted, sharing the device with other streams is.
+        seconds: the work's time on its device, set by `wait`. It excludes earlier work of the same stream, and includes
+            slowdown by other streams.
     """
 
     def __init__(self, clock: Clock, answer: Tree, read: Callable[[Any], T]) -> None:
@@ -32,8 +32,8 @@ class DeviceFuture(Generic[T]):
             self._answer = answer
             self.seconds = time.perf_counter() - clock.started
             return
-        # Into pinned memory, or the copy would wait for the device. The copy is in the stream before any later work,
-        # so a graph may write to `answer` again.
+        # Pinned memory, because other copies wait for the device. The copy precedes later work in the stream, so that
+        # a graph may write to `answer` again.
         self._answer = map_tree(_sent_to_host, answer)
         self._ended = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self._ended.record(torch.cuda.current_stream(clock.device))
@@ -43,7 +43,7 @@ class DeviceFuture(Generic[T]):
         return self._clock.began is None or self._ended.query()  # type: ignore[no-untyped-call]
 
     def wait(self) -> T:
-        """Return the answer, as soon as it is there."""
+        """Wait for the result and return it."""
         if self._clock.began is not None:
             self._ended.synchronize()
             self.seconds = self._clock.began.elapsed_time(self._ended) / 1000
@@ -51,16 +51,16 @@ class DeviceFuture(Generic[T]):
 
 
 class Clock:
-    """Measures a piece of work from here to its answer.
+    """Measures the time from now to a result.
 
-    Made before the work is given to the device:
+    Make it before the work is launched:
 
         clock = Clock(device)
         answer = work()
         return clock.future(answer, read)
 
     Args:
-        device: that does the work, in its current stream; on a CPU it is done when `work` returns.
+        device: does the work, in its current stream; on a CPU the work is done when `work` returns.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,20 +71,17 @@ class Clock:
             self.began.record(torch.cuda.current_stream(device))
 
     def future(self, answer: Tree, read: Callable[[Any], T]) -> DeviceFuture[T]:
-        """Send a tensor, or several, to the host, where `read` makes of them what was asked for."""
+        """Copy a tree of tensors to the host; the future's result is `read` of the copy."""
         return DeviceFuture(self, answer, read)
 
 
 class DeviceQueue:
-    """How the training loop gives an engine work. This one is for engines that are done when they return.
+    """The training loop's interface to an engine. This class is for engines that finish work before they return.
 
-    An engine whose device works on by itself has an attribute `queue` with another one, such as `CudaQueue`.
-
-    Args:
-        engine: that works.
+    An engine with an asynchronous device has an attribute `queue` with a subclass, such as `CudaQueue`.
 
     Attributes:
-        works_on: whether the device goes on with its work while the host does something else.
+        works_on: whether the device works on while the host does something else.
     """
 
     works_on = False
@@ -96,55 +93,55 @@ class DeviceQueue:
         """Start rounds first..first+rounds-1.
 
         Returns:
-            The state that the server will have after them, and the rounds under way. Waiting for these raises
-            PefllError where training diverged. A GPU may use the memory of the state for later rounds: see `snapshot`.
+            The server's state after them, and a future. Its `wait` raises PefllError if training diverged. Later rounds
+            may overwrite the state on a GPU: see `snapshot`.
         """
         clock = Clock(self._engine.device)
         server = self._engine.advance(server, first, rounds)
         return server, clock.future(torch.empty(0), lambda _: None)
 
     def snapshot(self, server: Tree) -> Tree:
-        """Return the state as it is after the rounds launched so far; later rounds do not write to it."""
+        """Return a state that later rounds do not overwrite."""
         return server
 
     def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
-        """Return `function` of a state, to be called with many states; a GPU records its work at the first call.
+        """Return `function` of a state for many calls; a GPU records its work at the first call.
 
-        The returned tensor is good until the next call.
+        The next call overwrites the returned tensor.
         """
         return function
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Hold this while the engine is used beside others: on a GPU its work goes into a stream of its own."""
+        """Return a context for using the engine beside others; on a GPU its work has its own stream."""
         return nullcontext()
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Hold this for work that later rounds need not wait for: on a GPU it goes on beside them."""
+        """Return a context for work that later rounds do not wait for; on a GPU it runs beside them."""
         return nullcontext()
 
 
 def queue_of(engine: Engine) -> DeviceQueue:
-    """Return the engine's own queue, or one that does everything at once."""
+    """Return the engine's own queue, or a synchronous one."""
     queue = getattr(engine, "queue", None)
     return queue if isinstance(queue, DeviceQueue) else DeviceQueue(engine)
 
 
 def copy_to_host(state: Tree, device: torch.device) -> DeviceFuture[Tree]:
-    """Send a state to the host, after the work that the device has been given so far in the current stream.
+    """Return a future of a state in the host's memory, copied after the earlier work of the current stream.
 
     Args:
-        state: that nobody writes to; where it lies on the host already, it is not copied.
+        state: nobody may write to it; a state on the host is not copied.
         device: of the work.
     """
     return Clock(device).future(state, lambda copy: copy)
 
 
 def fetched(state: Tree, device: torch.device) -> Tree:
-    """Return a state in the host's memory, without waiting for what else the device has to do.
+    """Return a state in the host's memory, without waiting for other work of the device.
 
     Args:
-        state: that the device is done with: somebody has waited for something that came after it.
-        device: where it lies.
+        state: complete: the caller has waited for work that came after it.
+        device: of the state.
     """
     if device.type != "cuda":
         return state
@@ -157,6 +154,6 @@ def fetched(state: Tree, device: torch.device) -> Tree:
 def _sent_to_host(tensor: Tensor) -> Tensor:
     try:
         there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    except RuntimeError:  # so much memory cannot be pinned here; then the copy is waited for
+    except RuntimeError:  # not enough memory to pin; this copy waits
         return tensor.cpu()
     return there.copy_(tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Whether a model can be mapped over clients, and why not, in a sentence."""
+"""Checks that a model can be mapped over clients, with errors that say why not."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from pefll.models.probe import alike, some_sample, some_weights
 
 
 @contextmanager
-def saying_what_cannot_be_mapped(problem: Problem) -> Iterator[None]:
-    """Raise PefllError where something fails because the model, though one client can run it, cannot be mapped."""
+def explain_unmappable(problem: Problem) -> Iterator[None]:
+    """Raise PefllError if the block fails because the model cannot be mapped, though one client can run it."""
     try:
         yield
     except (PefllError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if (reason := _why_not_mapped(problem)) is None:
+        if (reason := _mapping_error(problem)) is None:
             raise
         place = fault(reason).partition(": ")[0] or type(reason).__name__
         raise PefllError(
             f"the vector engine cannot map the model {type(problem.model.module).__name__} over clients, because "
-            f"{_in_short(reason)} ({place}); use {argument('engine', 'serial')}",
+            f"{_short_reason(reason)} ({place}); use {argument('engine', 'serial')}",
             code="PEFLL-E009",
         ) from error
 
 
 @torch.no_grad()
 def check_mapped(problem: Problem) -> None:
-    """Raise PefllError where the model, mapped over clients, gives other scores than it gives each of them alone.
+    """Raise PefllError if the model gives other scores mapped over clients than for each client alone.
 
-    So it is where its code reads memory as it lies, which is up to who maps: no operation complains of that.
+    Code that depends on the memory layout does so (torch.as_strided): vmap changes the layout, and no operation fails.
     """
     model = problem.model
     weights = [0.2 * some_weights(model, which) for which in range(2)]
     samples = [some_sample(problem.input_shape, problem.tokens, which) for which in range(4)]
     batches = [torch.cat(samples[:2]), torch.cat(samples[2:])]
-    with saying_what_cannot_be_mapped(problem):
+    with explain_unmappable(problem):
         mapped = torch.vmap(model)(torch.stack(weights), torch.stack(batches))
     alone = torch.stack([model(theta, x) for theta, x in zip(weights, batches, strict=True)])
     if not alike(mapped, alone):
         raise PefllError(
-            f"the vector engine cannot map the model {type(model.module).__name__} over clients: it gives other scores "
-            f"there, as code does that reads memory as it lies (torch.as_strided); use {argument('engine', 'serial')}",
+            f"the vector engine cannot map the model {type(model.module).__name__} over clients: its scores change, "
+            f"as with code that depends on the memory layout (torch.as_strided); use {argument('engine', 'serial')}",
             code="PEFLL-E010",
         )
 
 
-def _in_short(error: Exception) -> str:
-    """Return why something cannot be mapped; torch's own explanations are long, and of operators that nobody wrote."""
+def _short_reason(error: Exception) -> str:
+    """Return in short why mapping failed; torch's messages are long and name operators that no user wrote."""
     text = str(error)
     if "data-dependent" in text:
-        return "its code asks what a tensor's value is, as `if x.sum() > 0`, x.item() and one_hot(x) do"
+        return "its code reads a tensor's value, as `if x.sum() > 0`, x.item() and one_hot(x) do"
     if "dynamic shape" in text:
         return "the shape of a tensor depends on values, as x[x > 0] and x.nonzero() do"
     if "Batching rule not implemented" in text:
@@ -67,8 +67,8 @@ def _in_short(error: Exception) -> str:
     return f"it fails there: {first_line(error).split('. ')[0]}"
 
 
-def _why_not_mapped(problem: Problem) -> Exception | None:
-    """Return why two clients cannot take a step with the model side by side, on the CPU, where each can alone."""
+def _mapping_error(problem: Problem) -> Exception | None:
+    """Return the error of two clients' mapped step on the CPU; None if it works, or if one client's step fails too."""
     model = problem.model
     theta = torch.zeros(2, model.size)
     x = torch.zeros((2, 2, *problem.input_shape), dtype=torch.int64 if problem.tokens else torch.float32)
@@ -78,10 +78,10 @@ def _why_not_mapped(problem: Problem) -> Exception | None:
 
     try:
         step(theta[0], x[0])
-    except Exception:  # noqa: BLE001 - then mapping is not to blame
+    except Exception:  # noqa: BLE001 - mapping is not the cause
         return None
     try:
         torch.vmap(step)(theta, x)
-    except Exception as error:  # noqa: BLE001 - whatever code a user has written
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything
         return error
     return None

@@ -1,4 +1,4 @@
-"""How much memory a run will take, counted before any of it is taken, beside what there is."""
+"""Estimates a run's memory before it starts, and compares it with the free memory."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from pefll.methods.contract import Method, Problem
 from pefll.models.network import Network
 
 NUMBER = 4  # bytes of a float32
-# How many times the server's networks exist at the peak of a round: they and Adam's two moments, the same again as they
-# come out of the round, those of the best round and of one under way, a gradient in parts and joined, and the modules
-# they were drawn from. benchmarks/memory.py measures 12 to 17.
+# Copies of the server's networks at the peak of a round: they and Adam's two moments, the same after the round, the
+# states of the best round and of one in progress, a gradient in parts and joined, and the modules that drew them.
+# benchmarks/memory.py measures 12 to 17.
 NETWORKS = 16
-# The same on a client, which builds them for their shapes alone: the modules and a copy while they are made.
+# The same on a client, which needs the shapes only: the modules, and a copy while they are built.
 CLIENT_NETWORKS = 2
-# How many times a client's model exists while it is trained: itself, a gradient in parts and joined, a velocity, and
-# what a step makes of them.
+# Copies of a client's model in training: itself, a gradient in parts and joined, a velocity, and a step's results.
 MODELS = 8
-# For one sample of a step: 20 rounds of a shuffle that draws it, its number, its label, and what they pass through.
+# Bytes for one sample of a step: a shuffle of 20 rounds, the sample's number, its label, and intermediate values.
 DRAWN, PER_STEP = 8 * 8, 8 * 60
-# A sample's values on their way through a network, forwards and backwards, roughly.
+# Copies of a sample's values in a network's forward and backward pass, roughly.
 VALUES = 8
 
 
 class MemoryPlan(NamedTuple):
-    """What a run is about to do, in numbers.
+    """The sizes that decide how much memory a run needs.
 
     Attributes:
         weights: of a client's model.
-        networks: weights of the networks that the server learns besides, such as a hypernetwork.
-        clients: trained at the same time: those of a round, or as many as there are processes.
+        networks: weights of the server's other networks, such as a hypernetwork.
+        clients: trained at the same time: those of a round, or one per process.
         round_clients: c.
         steps: of a client in a round.
         batch: samples of a step.
         values: of one sample.
-        runs: that are trained at once.
-        device: where.
-        copies: how many times the networks exist at the peak.
+        runs: trained at once.
+        device: of the run.
+        copies: of the networks at the peak.
     """
 
     weights: int
@@ -59,7 +58,7 @@ class MemoryPlan(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What the bytes are for; the fields' names are as sentences have them."""
+    """Estimated bytes by purpose."""
 
     networks: int
     models: int
@@ -67,7 +66,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(plan: MemoryPlan) -> Parts:
-    """Return the bytes that a run is estimated to take, beside its data and the program itself."""
+    """Return the estimated bytes of a run, without its data and the program itself."""
     models = MODELS * plan.weights * plan.clients + 3 * plan.weights * plan.round_clients + 3 * plan.weights
     drawn = plan.clients * plan.steps * (PER_STEP + DRAWN * plan.batch)
     return Parts(
@@ -78,10 +77,10 @@ def parts_of(plan: MemoryPlan) -> Parts:
 
 
 def networks_of(build: Callable[[], Method[Any]]) -> int:
-    """Return how many weights the networks have that a method makes for its server; 0 where that cannot be counted.
+    """Return the number of weights of a method's server networks; 0 if they cannot be counted.
 
     Args:
-        build: makes the method; here it does so without memory for weights.
+        build: makes the method; it is called here without memory for weights.
     """
     try:
         with torch.device("meta"):
@@ -89,57 +88,57 @@ def networks_of(build: Callable[[], Method[Any]]) -> int:
     except PefllError:
         raise
     except Exception as error:  # noqa: BLE001
-        if "overflow" in str(error):  # torch's word for sizes whose product no number can hold
+        if "overflow" in str(error):  # torch says so if the product of the sizes is too large
             raise PefllError(
                 f"the method's networks cannot be built: {first_line(error)}; choose smaller sizes", code="PEFLL-L008"
             ) from None
-        # A constructor of one's own may read numbers, which tensors without memory do not have. If it is really at
-        # fault, the same error comes when the method is built with memory.
+        # A user's constructor may read numbers, but tensors without memory have none. A real mistake fails again when
+        # the method is built with memory.
         return 0
     return sum(value.size for value in vars(sketch).values() if isinstance(value, Network))
 
 
-def there_is(device: torch.device) -> int | None:
-    """Return the bytes of memory that are left on a device; None where nobody says."""
+def free_memory(device: torch.device) -> int | None:
+    """Return the free bytes of a device; None if unknown."""
     if device.type == "cuda":
-        # Torch keeps memory that it has freed, for its next tensors. The driver counts it as taken.
+        # Torch keeps freed memory for its next tensors; the driver counts it as used.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
     return available_memory()
 
 
 def check_fits(plan: MemoryPlan, method: str) -> None:
-    """Raise PefllError where a run would clearly take more memory than there is.
+    """Raise PefllError if a run clearly needs more memory than there is.
 
     Args:
         plan: of the run.
         method: its name, for the sentence.
     """
-    there, parts = there_is(plan.device), parts_of(plan)
+    free, parts = free_memory(plan.device), parts_of(plan)
     needed = sum(parts)
-    if there is None or needed <= there:
+    if free is None or needed <= free:
         return
-    together = f" for {plan.runs} runs at once" if plan.runs > 1 else ""
+    runs_at_once = f" for {plan.runs} runs at once" if plan.runs > 1 else ""
     raise PefllError(
-        f"{method} would need about {_gb(needed)} of memory{together} ({_words(parts, plan)}), but {_gb(there)} are "
-        f"left on this {'GPU' if plan.device.type == 'cuda' else 'machine'}; {_advice(parts, plan, there)}",
+        f"{method} would need about {_gb(needed)} of memory{runs_at_once} ({_words(parts, plan)}), but {_gb(free)} are "
+        f"left on this {'GPU' if plan.device.type == 'cuda' else 'machine'}; {_advice(parts, plan, free)}",
         code="PEFLL-L006",
     )
 
 
 def check_model_fits(problem: str, weights: int) -> None:
-    """Raise PefllError where a model alone, which is copied some times before training, is too large for the machine.
+    """Raise PefllError if the copies of a model before training do not fit into memory.
 
     Args:
-        problem: what is too large, for the sentence.
+        problem: names the model, for the sentence.
         weights: of the model.
     """
-    there = available_memory()
+    free = available_memory()
     needed = NUMBER * MODELS * weights
-    if there is not None and needed > there:
+    if free is not None and needed > free:
         raise PefllError(
-            f"{problem} has {weights:,} weights and would need about {_gb(needed)} of memory, but {_gb(there)} are "
-            f"left; take one of at most about {_round(there // (NUMBER * MODELS)):,} weights",
+            f"{problem} has {weights:,} weights and would need about {_gb(needed)} of memory, but {_gb(free)} are "
+            f"left; take one of at most about {_round(free // (NUMBER * MODELS)):,} weights",
             code="PEFLL-L007",
         )
 
@@ -150,7 +149,7 @@ def sample_values(problem: Problem) -> int:
 
 
 def _words(parts: Parts, plan: MemoryPlan) -> str:
-    """Return what the memory is for, the largest part first."""
+    """Return the purposes of the memory in words, the largest first."""
     optimiser = " with their optimiser" if plan.copies == NETWORKS else ""
     called = {
         "networks": f"{_gb(parts.networks)} for the server's {plan.networks:,} weights{optimiser}",
@@ -161,11 +160,11 @@ def _words(parts: Parts, plan: MemoryPlan) -> str:
     return ", ".join(called[name] for name in order if getattr(parts, name) > sum(parts) / 100)
 
 
-def _advice(parts: Parts, plan: MemoryPlan, there: int) -> str:
-    """Return what would fit, by what takes the most."""
+def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
+    """Return which smaller size would fit, for the largest part of the memory."""
     largest = max(Parts._fields, key=lambda name: getattr(parts, name))
     rest = sum(parts) - getattr(parts, largest)
-    share = max(0.0, there - rest) / max(1, getattr(parts, largest))
+    share = max(0.0, free - rest) / max(1, getattr(parts, largest))
     runs = f"fewer than {plan.runs} runs at once, or " if plan.runs > 1 else ""
     if largest == "batches":
         return (

@@ -1,4 +1,4 @@
-"""The serial engine: one client after another, a process per core. The honest reference, and the fastest on a CPU."""
+"""The serial engine: one client after another, a process per core. The reference, and the fastest on a CPU."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from pefll.engines.synchronous import SynchronousEngine
 from pefll.engines.workers import Workers
 from pefll.methods.contract import Each, Everyone, Method, Own
 
-# Evaluation hands out this many clients at a time: enough to keep every process busy, few enough for a live progress.
+# Clients of a cohort in evaluation: enough to keep every process busy, few enough for frequent progress.
 CLIENTS_AT_ONCE = 16
 ALIGNMENT = 64  # bytes
 
 
 @dataclass(eq=False, kw_only=True)
 class SerialCohort(BaseCohort):
-    """Clients one after another, on their own cores."""
+    """Clients that run one after another, or shared among processes."""
 
     engine: SerialEngine
     round: int
@@ -57,10 +57,10 @@ class SerialCohort(BaseCohort):
 
 
 def aligned(value: Tensor) -> Tensor:
-    """Return a value that begins where torch's own arrays begin in memory.
+    """Return a value at an aligned address, as torch's own arrays have it.
 
-    Some libraries add up in another order, and so round otherwise, where numbers lie otherwise; a client's result must
-    not depend on which row of an array, or of a message, its model was.
+    Some libraries add, and so round, in another order at other addresses. A client's result must not depend on the row
+    of an array or a message that held its model.
     """
     return value if value.data_ptr() % ALIGNMENT == 0 else value.clone()
 
@@ -70,11 +70,11 @@ class SerialEngine(SynchronousEngine):
 
     Args:
         federation: the data.
-        method: what to run.
+        method: the algorithm.
         seed: of the run.
         clients_per_round: c; 0 for an engine that only evaluates.
         dtype: of weights and inputs.
-        processes: how many processes share the clients; 1 for none but this one.
+        processes: that share the clients; 1 for this process alone.
     """
 
     name = "serial"
@@ -114,14 +114,14 @@ class SerialEngine(SynchronousEngine):
                 yield chosen, self._cohort(chosen, 0, Ledger(), trains=False, is_new=is_new)
 
     def close(self) -> None:
-        """End the processes and give torch its settings back."""
+        """End the processes and restore torch's settings."""
         if self.workers is not None:
             self.workers.close()
             self.workers = None
         EngineSettings.give_back(self)
 
     def cast(self, value: Tensor) -> Tensor:
-        """Return a value in the engine's precision."""
+        """Return a value on the CPU in the engine's precision."""
         return value.to("cpu", self.dtype if value.is_floating_point() else value.dtype)
 
     def run_here(
@@ -133,7 +133,7 @@ class SerialEngine(SynchronousEngine):
         static: dict[str, int],
         on_progress: Callable[[bool], None] | None = None,
     ) -> Tree:
-        """Run a task on some clients in this process and return the replies with a leading client axis."""
+        """Run a task on clients in this process and return the replies with a leading client axis."""
         replies = []
         given = [arg if isinstance(arg, Each) else Everyone(map_tree(aligned, arg.value)) for arg in arguments]
         for place, id_ in enumerate(ids.tolist()):
@@ -147,7 +147,7 @@ class SerialEngine(SynchronousEngine):
             if on_progress is not None:
                 on_progress(isinstance(replies[-1], Own))
         if not replies:
-            raise PefllError("a cohort without clients was asked to work", code="PEFLL-E011")
+            raise PefllError("a cohort has no clients; give it at least one", code="PEFLL-E011")
         return map_tree(lambda *parts: torch.stack(parts), *replies)
 
     def _client(self, id_: int, round_: int) -> Client:

@@ -1,4 +1,4 @@
-"""Settings of torch and of the C library that engines change while they are open, and give back."""
+"""Settings of torch and of the C library that engines change while they are open, and restore afterwards."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from pefll.core.errors import PefllError
 
 
 class ThreadSettings(NamedTuple):
-    """Settings of torch that every thread has of its own, and engines change in theirs."""
+    """Settings that torch has for each thread; an engine changes those of its thread."""
 
     threads: int
     flush_denormal: bool
 
     @classmethod
     def now(cls) -> ThreadSettings:
-        """Return them as they are in this thread."""
+        """Return the current settings of this thread."""
         return cls(torch.get_num_threads(), _flushes_denormal())
 
     def set(self) -> None:
         """Set this thread to these values."""
-        # The number of threads is also what a thread begins with that has not used torch before.
+        # New threads inherit the number of threads.
         torch.set_num_threads(self.threads)
         torch.set_flush_denormal(self.flush_denormal)
 
     def without_engines(self, usual: ThreadSettings) -> ThreadSettings:
-        """Return these, less what a thread has begun with because another one's engine was open."""
+        """Return these without the values that a thread inherited from another thread's open engine."""
         threads = usual.threads if self.threads == AT_WORK.threads else self.threads
         return ThreadSettings(threads, self.flush_denormal and usual.flush_denormal)
 
 
-# One thread a process: clients are small, and sums of several threads would not repeat on machines with other numbers
-# of cores. Numbers below 1e-38, which a CPU computes a hundred times slower than others, become 0.
+# One thread per process: clients are small, and sums of several threads depend on the number of cores. Numbers below
+# 1e-38 become 0: a CPU computes with them a hundred times slower.
 AT_WORK = ThreadSettings(threads=1, flush_denormal=True)
 
 
 class DeviceSettings(NamedTuple):
-    """Settings of torch and of our kernels that a process has once, and engines change while any of them is open."""
+    """Settings of torch and of our kernels for the whole process, changed while any engine is open."""
 
     matmul_tf32: bool
     convolution_tf32: bool
@@ -52,15 +52,15 @@ class DeviceSettings(NamedTuple):
 
     @classmethod
     def now(cls) -> DeviceSettings:
-        """Return them as they are."""
+        """Return the current settings."""
         return cls(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, of_products.current())
 
     @classmethod
     def of_engines(cls, precision: str) -> DeviceSettings:
-        """Return what engines of a precision want; TF32 for products and convolutions alike, or for neither.
+        """Return the settings for engines of a precision; TF32 is on or off for products and convolutions alike.
 
         Args:
-            precision: of products on a GPU: float32, tf32 or bf16 (which torch's own operations take for tf32).
+            precision: of products on a GPU: float32, tf32 or bf16. torch's own operations use TF32 for bf16.
         """
         tensor_cores = precision in ("tf32", "bf16")
         return cls(tensor_cores, tensor_cores, precision)
@@ -73,13 +73,13 @@ class DeviceSettings(NamedTuple):
 
 
 def set_for_engines(precision: str) -> None:
-    """Set this thread, and the process, as for an engine that is never closed."""
+    """Set this thread and the process for engines, without restoring anything later."""
     AT_WORK.set()
     DeviceSettings.of_engines(precision).set()
 
 
 class _OfThread(threading.local):
-    """The engines that a thread has opened, and the settings that it had before the first."""
+    """A thread's open engines, and its settings before the first."""
 
     def __init__(self) -> None:
         self.open: WeakSet[Any] = WeakSet()
@@ -87,26 +87,26 @@ class _OfThread(threading.local):
 
 
 class EngineSettings:
-    """The settings while engines are open: the first one sets them, the last one gives torch its own back.
+    """The settings while engines are open: the first engine sets them, the last one restores torch's own.
 
-    So it is for the process, and for each thread with what is the thread's own. An engine is closed in the thread that
-    opened it; where another closes it, the thread has its settings back when it closes the next one.
+    This holds for the process, and for each thread's own settings. The thread that opened an engine should close it. If
+    another thread closes it, the first thread's settings are restored when it closes its next engine.
     """
 
     _found: ClassVar[DeviceSettings | None] = None
-    _usual: ClassVar[ThreadSettings]  # of the thread of the first one
-    _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts as long as somebody has it
+    _usual: ClassVar[ThreadSettings]  # of the first engine's thread
+    _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts while it is referenced
     _keeps_memory: ClassVar[bool] = False
     _of_thread: ClassVar[_OfThread] = _OfThread()
 
     @classmethod
     def take(cls, engine: object, precision: str = "float32", keep_memory: bool = True) -> None:
-        """Set torch for an engine; raise PefllError where one that is open needs other settings.
+        """Set torch for an engine; raise PefllError if an open engine needs other settings.
 
         Args:
-            engine: who opens.
+            engine: the engine that opens.
             precision: see `DeviceSettings.of_engines`.
-            keep_memory: see `keep_freed_memory`; not worth it for what is open for some milliseconds at a time.
+            keep_memory: see `keep_freed_memory`; not worth it for engines that are open for milliseconds.
         """
         with process.lock:
             if cls._open and of_products.PRODUCTS[of_products.current()] != of_products.PRODUCTS[precision]:
@@ -130,7 +130,7 @@ class EngineSettings:
 
     @classmethod
     def give_back(cls, engine: object) -> None:
-        """Note that an engine was closed; after the last one, torch is as it was before the first."""
+        """Note that an engine was closed; after the last one, restore torch's settings."""
         with process.lock:
             mine = cls._of_thread
             mine.open.discard(engine)
@@ -147,25 +147,22 @@ class EngineSettings:
 
 
 def _flushes_denormal() -> bool:
-    """Whether numbers too small for full precision become 0; torch has no question for it, so one is computed.
-
-    The setting is the processor's and not torch's, so that Python's numbers show it too.
-    """
+    """Whether denormal numbers become 0. torch cannot be asked, but the processor's setting affects Python too."""
     return sys.float_info.min / 2 == 0
 
 
-# The GNU library's numbers for two of its settings; values for an open engine; and the ones that the library itself
-# comes to in a process with large tensors, which are also the most that old versions take.
+# glibc's numbers of two settings; the value for an open engine; and the values that glibc reaches by itself with large
+# tensors, which are also the largest that old versions accept.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEEP_ALL = 1 << 30
 _USUAL_TRIM, _USUAL_MMAP = 1 << 26, 1 << 25
 
 
 def keep_freed_memory(keep: bool) -> None:
-    """Let the C library keep the memory of freed tensors for the next ones, or give it back to the system.
+    """Let glibc keep the memory of freed tensors for the next ones, or return it to the system.
 
-    The GNU library by default gives back much of it, and the system hands it out again page by page: hundreds of page
-    faults in a client's step, tens of thousands in a hypernetwork's. Other libraries are left as they are.
+    By default glibc returns much of it, and the system hands it out again page by page: hundreds of page faults in a
+    client's step, tens of thousands in a hypernetwork's. Other C libraries are not changed.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):

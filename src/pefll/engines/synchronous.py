@@ -1,4 +1,4 @@
-"""What engines have in common that are done with a round when they return from it."""
+"""The base of engines that have finished a round when they return from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pefll.core.tree import Tree
 
 
 class SynchronousEngine(ABC):
-    """Rounds one after another, each done before the next begins; states are never written to."""
+    """Runs rounds one after another; never writes to a state."""
 
     @abstractmethod
     def _round(self, server: Tree, t: int) -> Tree:

@@ -26,15 +26,14 @@ from pefll.engines.cohort import (
     seen_and_new,
 )
 from pefll.engines.cuda_queue import CudaQueue, one_thread
-from pefll.engines.mapping import check_mapped, saying_what_cannot_be_mapped
+from pefll.engines.mapping import check_mapped, explain_unmappable
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 
-# Evaluation maps as many clients at once as have about this many samples together (with their padding), and personal
-# models of about this many parameters.
+# Evaluation maps as many clients at once as have, in total, about this many samples (with padding) and parameters.
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
 PARAMETERS_AT_ONCE = 1 << 28
-CLIENTS_AT_ONCE = 65_535  # as many as a grid of CUDA programs has along its second axis
+CLIENTS_AT_ONCE = 65_535  # the limit of a CUDA grid's second axis
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,9 +46,9 @@ class VectorCohort(BaseCohort):
     dtype: torch.dtype
     round: Tensor
     capacity: tuple[int, int, int]
-    trains: bool = False  # whether it is a round's, whose replies are checked
-    finite: list[Tensor] = field(default_factory=list)  # of each exchange, which replies are finite, bool [size]
-    requests_finite: list[Tensor] = field(default_factory=list)  # and which clients were sent finite numbers only
+    trains: bool = False  # whether this is a training round; its replies are checked
+    finite: list[Tensor] = field(default_factory=list)  # per exchange: which replies are finite, bool [size]
+    requests_finite: list[Tensor] = field(default_factory=list)  # per exchange: which clients got finite numbers only
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -59,7 +58,7 @@ class VectorCohort(BaseCohort):
         values = [map_tree(self._cast, argument.value) for argument in arguments]
         dims = tuple(0 if isinstance(argument, Each) else None for argument in arguments)
         offset, count = self.federation.offset[:, self.ids].T, self.federation.count[:, self.ids].T
-        with saying_what_cannot_be_mapped(self.problem):
+        with explain_unmappable(self.problem):
             replies = torch.vmap(one, in_dims=(0, 0, 0, *dims))(self.ids, offset, count, *values)
         if self.trains:
             sent = [type(argument)(value) for argument, value in zip(arguments, values, strict=True)]
@@ -70,7 +69,7 @@ class VectorCohort(BaseCohort):
         return replies
 
     def anew(self) -> Self:
-        """Return the same clients with nothing sent, counted or checked yet."""
+        """Return a cohort of the same clients that has sent, counted and checked nothing."""
         return replace(super().anew(), finite=[], requests_finite=[])
 
     def verdict(self) -> tuple[Tensor, Tensor]:
@@ -90,7 +89,7 @@ class VectorEngine:
 
     Args:
         federation: the data; moved to `device` once.
-        method: what to run.
+        method: the algorithm.
         seed: of the run.
         clients_per_round: c; 0 for an engine that only evaluates.
         device: a CUDA device, where a round becomes one graph, or the CPU.
@@ -118,7 +117,7 @@ class VectorEngine:
             self.federation = federation.to(self.device)
         self.method, self.seed, self.dtype = method, seed, dtype
         self.clients_per_round = clients_per_round
-        self.breaks_off = self.device.type == "cpu"  # a graph that is being recorded is not to be broken off
+        self.breaks_off = self.device.type == "cpu"  # recording a graph must not be interrupted
         self.ledger = Ledger()
         self._capacity = _capacity(self._counts[:, : federation.num_seen])
         self.queue = CudaQueue(self) if self.device.type == "cuda" else None
@@ -144,7 +143,7 @@ class VectorEngine:
         return server
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, VectorCohort]]:
-        """Yield (clients, cohort) of clients with about equally many samples, so that little is padding."""
+        """Yield (clients, cohort) with clients of similar numbers of samples, which need little padding."""
         for group, is_new in seen_and_new(self.federation, clients, as_new):
             yield from self._cohorts(group, is_new)
 
@@ -162,22 +161,22 @@ class VectorEngine:
             start = stop
 
     def close(self) -> None:
-        """Free the graphs and give torch its settings back."""
+        """Free the graphs and restore torch's settings."""
         if self.queue is not None:
             self.queue.close()
             self.queue = None
         EngineSettings.give_back(self)
 
     def checked_round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
-        """Return the state after round t, whether all replies were finite, bool [], and else whose fault, int64 []."""
+        """Return the state after round t, whether all replies were finite, bool [], and the client to blame."""
         cohort = self._cohort(self._sample(t), t, self.ledger, trains=True)
         return self.method.round(server, cohort), *cohort.verdict()
 
     def raise_if_bad(self, bad: Tensor) -> None:
-        """Raise PefllError where there was a round with a reply that is not finite.
+        """Raise PefllError if a round had a reply that is not finite.
 
         Args:
-            bad: the first such round, and the client whose fault it was, int64 [2]; -1 for none.
+            bad: the first such round, and the client to blame, int64 [2]; -1 for none.
         """
         round_, client = bad.tolist()
         if round_ >= 0:
@@ -213,6 +212,6 @@ class VectorEngine:
 
 
 def _capacity(counts: Any) -> tuple[int, int, int]:
-    """Return the most samples that any of the clients has, for each split; counts is [3, clients]."""
+    """Return the largest number of samples of a client, for each split; counts is [3, clients]."""
     train, validation, test = (int(row.max()) if row.size else 0 for row in counts)
     return train, validation, test

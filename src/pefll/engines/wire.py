@@ -1,4 +1,4 @@
-"""Trees of tensors as bytes: a JSON line for the structure, safetensors for the numbers. Nothing is ever executed."""
+"""Trees of tensors as bytes: JSON for the structure, safetensors for the numbers. Reading executes no code."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[Tree]]:
     size = int.from_bytes(message[:4], "little")
     head = json.loads(message[4 : 4 + size])
     tensors = safetensors.torch.load(message[4 + size :])
-    # Cloned, because numbers at odd addresses take other SIMD paths and so would be rounded differently.
+    # Cloned, because numbers at unaligned addresses take other SIMD paths and are rounded differently.
     values = iter(tensors[str(place)].clone() for place in range(len(tensors)))
     return head["header"], [build(structure, values) for structure in head["trees"]]
 
 
 def structure_of(tree: Tree) -> Any:
-    """Return the types of a tree without its tensors, as JSON can hold them."""
+    """Return the types of a tree without its tensors, in a form that JSON can hold."""
     if isinstance(tree, Tensor):
         return None
     return [type(tree).__module__, type(tree).__qualname__, [structure_of(part) for part in tree]]
 
 
 def build(structure: Any, values: Iterator[Tensor]) -> Tree:
-    """Return a tree of the given structure; its tensors are the next of `values`."""
+    """Return a tree of the given structure with the next tensors of `values`."""
     if structure is None:
         return next(values)
     module, name, parts = structure
     kind = getattr(sys.modules.get(module), name, None)
-    # Only message types of modules that are loaded here can be named, so a message cannot make this process import.
+    # Only types of loaded modules are accepted, so a message cannot make this process import code.
     if not (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")):
         raise ValueError(f"{module}.{name} is not a message type")
     return kind(*(build(part, values) for part in parts))

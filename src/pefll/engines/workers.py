@@ -1,4 +1,4 @@
-"""Processes of the serial engine: forked once, so that the data is shared and nothing of it is ever copied or sent."""
+"""Processes of the serial engine: forked once, so that they share the data without copies."""
 
 from __future__ import annotations
 
@@ -28,35 +28,34 @@ from pefll.engines.settings import keep_freed_memory, set_for_engines
 from pefll.engines.wire import pack, unpack
 from pefll.methods.contract import Each, Everyone, Method, Own
 
-# The clients of a cohort are dealt out in up to so many shares for each process.
-SHARES = 4
-PROGRESS_SECONDS = 0.5  # so often somebody who waits for replies looks up, if asked to
+SHARES = 4  # of a cohort's clients, at most, for each process
+PROGRESS_SECONDS = 0.5  # between two calls of `on_progress` while no reply comes
 
-# The ends of all pipes that this process holds: a process that is forked gets a copy of each, also of those that other
-# threads have opened. Changed, as processes are forked, under `process.lock`.
+# This process's ends of all pipes. A forked process gets a copy of each, also of those of other threads. `process.lock`
+# guards changes and forks.
 _held: set[Connection] = set()
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked here: the platform must, and CUDA must not have started."""
+    """Whether processes can be forked: the platform must support it, and CUDA must not have started."""
     return hasattr(os, "fork") and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 class Workers:
-    """A fixed set of processes, each with the federation and the method as they were when it was forked.
+    """A fixed set of processes, each with the federation and the method at the time of its fork.
 
     Args:
-        run_here: runs a task on some clients in the process that calls it.
-        method: whose functions are the tasks.
-        processes: how many.
+        run_here: runs a task on clients in the calling process.
+        method: its functions are the tasks.
+        processes: their number.
     """
 
     def __init__(self, run_here: RunHere, method: Method[Any], processes: int) -> None:
-        # Its first use imports for seconds; once, here, instead of in every process.
+        # The first use imports for seconds: once here, not in every process.
         torch.func.grad(torch.square)(torch.zeros(()))
-        pooled.works()  # likewise, and so that all processes have the same answer
+        pooled.works()  # likewise, and all processes get the same answer
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
@@ -71,7 +70,7 @@ class Workers:
                 worker.start()
                 theirs.close()
             self._processes.append(worker)
-        # Runs before multiprocessing waits for its processes, which ignore its SIGTERM.
+        # Runs before multiprocessing waits for its processes: these ignore its SIGTERM.
         atexit.register(self.close)
 
     def run(
@@ -83,10 +82,10 @@ class Workers:
         static: dict[str, int],
         on_progress: Callable[[bool], None] | None = None,
     ) -> Tree:
-        """Run a method's task on clients, shared out among the processes, and return the replies in order.
+        """Run a method's task on clients, shared among the processes, and return the replies in order.
 
-        Whoever is done gets the next few clients: some clients have more to do than others, and some cores less time.
-        With `on_progress` they are given out one by one, so that it hears of each; see `BaseCohort`.
+        An idle process gets the next few clients: clients and cores differ in speed. With `on_progress` it gets one
+        client at a time, so that each is reported; see `BaseCohort`.
         """
         kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
         number = len(ids) if on_progress is not None else min(len(ids), SHARES * len(self._pipes))
@@ -105,7 +104,7 @@ class Workers:
         return map_tree(lambda *parts: torch.cat(parts), *replies)
 
     def _hand_out(self, messages: list[Callable[[], bytes]], on_progress: Callable[[bool], None] | None) -> list[Tree]:
-        """Send each message to the next process that is free, and return the replies in the messages' order."""
+        """Send each message to the next idle process and return the replies in the messages' order."""
         patience = None if on_progress is None else PROGRESS_SECONDS
         waiting = list(enumerate(messages))[::-1]
         replies: dict[int, Tree] = {}
@@ -126,11 +125,11 @@ class Workers:
                     if on_progress is not None:
                         on_progress(isinstance(replies[place], Own))
         except Exception:
-            for pipe in at_work:  # a reply to this call must not be taken for one to the next
+            for pipe in at_work:  # the next call must not read replies to this one
                 with suppress(EOFError, OSError):
                     pipe.recv_bytes()
             raise
-        except BaseException:  # Ctrl-C: nobody wants the replies, which may be minutes away
+        except BaseException:  # Ctrl-C: do not wait for replies, which may take minutes
             self._kill()
             raise
         return [replies[place] for place in range(len(messages))]
@@ -150,7 +149,7 @@ class Workers:
             self._kill()
 
     def _kill(self) -> None:
-        """End processes that are at work."""
+        """Kill all processes."""
         for worker in self._processes:
             worker.kill()
         for worker in self._processes:
@@ -183,11 +182,11 @@ def _died() -> PefllError:
 
 
 def _serve(pipe: Connection, run_here: RunHere, method: Method[Any]) -> None:
-    # Copies of other workers' pipes came along with the fork; open, they would hide the server's end from them.
+    # The fork copied other workers' pipes. While these copies are open, those workers do not notice the server's end.
     for other in _held:
         other.close()
-    # Ctrl-C, SIGTERM of a batch system and the end of a terminal reach the whole group; the server decides when to
-    # stop, and when it is gone, however it went, the pipe ends.
+    # Ctrl-C, SIGTERM of a batch system and the end of a terminal reach the whole group. The server decides when to
+    # stop; when it ends, for whatever reason, the pipe closes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     set_for_engines("float32")
@@ -207,7 +206,7 @@ def _serve(pipe: Connection, run_here: RunHere, method: Method[Any]) -> None:
             reply = pack(run_here(task, ids, header["round"], arguments, header["static"]))
         except PefllError as error:
             reply = pack(sentence=error.args[0], code=error.code)
-        except Exception as error:  # noqa: BLE001 - the server re-raises it with this text
+        except Exception as error:  # noqa: BLE001 - the server raises it again with this text
             reply = pack(traceback=traceback.format_exc(), fault=fault(error))
         try:
             pipe.send_bytes(reply)

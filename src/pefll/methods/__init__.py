@@ -1,4 +1,4 @@
-"""One file per method, named after its paper; no method knows another, but a variation knows what it varies."""
+"""One file per method, named after its paper. No method imports another, except a variation of it."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ METHODS: dict[str, Callable[..., Method[Any]]] = {
 
 
 def method_name(method: Any) -> str:
-    """Return what a method is called: a key of METHODS, or `"package.module:Class"`; a class stands for its name.
+    """Return a method's name: a key of METHODS, or `"package.module:Class"`.
 
     Args:
-        method: such a name, however it is spelt, or one of the classes in METHODS.
+        method: such a name, the name of a class in METHODS, or the class itself.
 
     Raises:
         PefllError: for anything else.
@@ -79,7 +79,7 @@ def method_name(method: Any) -> str:
 
 
 def method_value(method: Any) -> tuple[Any, dict[str, Any]]:
-    """Return what names a method, and its hyper-parameters that differ from the defaults.
+    """Return a method's class or name, and its hyper-parameters that differ from the defaults.
 
     Args:
         method: a name, a class, or a value such as `PeFLL(client_lr=0.02)`.
@@ -118,8 +118,8 @@ def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Metho
 
     Args:
         name: a key of METHODS, or `"package.module:Class"`.
-        problem: what there is to learn.
-        settings: values, or strings that are read as the default's type.
+        problem: the learning problem.
+        settings: values, or strings that are converted to the default's type.
     """
     kind: Any = method_class(name)
     typed = typed_settings(name, settings)
@@ -129,7 +129,7 @@ def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Metho
 
 
 def typed_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return hyper-parameters with the types of their defaults, or raise PefllError for one that does not exist."""
+    """Return hyper-parameters converted to the types of their defaults; raise PefllError for an unknown name."""
     defaults = hyperparameters(name)
     for key in settings:
         if key not in defaults:
@@ -148,7 +148,7 @@ def _as_type_of(default: Any, value: Any, what: str) -> Any:
             raise PefllError(f"{what} must be true or false, not {value!r}", code="PEFLL-S002")
         return _TRUTHS[str(value).lower()]
     wrong = PefllError(f"{what} must be {_KINDS.get(kind, kind.__name__)}, not {shown(value)}", code="PEFLL-A014")
-    # A truth is a number to Python, and any object has a text: neither was meant.
+    # Python takes a bool for a number, and converts any object to a string. Neither is meant.
     if kind in _KINDS and not (isinstance(value, str) or (kind is not str and type(value) in (int, float))):
         raise wrong
     try:

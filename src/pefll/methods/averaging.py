@@ -1,4 +1,4 @@
-"""What methods share that average models: everyone trains the global model, the server takes the mean."""
+"""The base of methods that average models: clients train the global model, the server takes the mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Server(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A client's reply: its model [D] and how many samples made it []."""
+    """A client's reply: its model [D] and its number of training samples []."""
 
     theta: Tensor
     samples: Tensor
@@ -38,7 +38,7 @@ def mean(models: Tensor, samples: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Averaging(BaseMethod):
-    """One global model: the mean of the copies that clients train. A subclass says how, in `train`."""
+    """One global model, the mean of the copies that clients train. A subclass writes `train`."""
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first global model."""
@@ -46,12 +46,12 @@ class Averaging(BaseMethod):
         return Server(self.problem.model.init(seed, "model"))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Everyone trains the global model, the server takes the mean."""
+        """Clients train the global model, the server takes the mean."""
         updates = cohort.run(self.train, everyone(server.theta))
         return Server(mean(updates.theta, updates.samples))
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the global model for each, [c, D]."""
+        """Return the global model for each client, [c, D]."""
         return server.theta.expand(cohort.size, -1)
 
     def train(self, client: Client, theta: Tensor) -> Update:

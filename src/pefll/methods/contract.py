@@ -1,4 +1,4 @@
-"""What a method is, and the one door through which it reaches clients."""
+"""The interface of a method, and the interface through which it reaches clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pefll.core import randomness
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
@@ -20,7 +21,7 @@ from pefll.tasks import Score as Score  # what a method's `predict` returns
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Tree = Any  # a tensor, or a NamedTuple of such
-# What all clients keep may be this large in a state, of which several exist at once: the best, the newest, a copy.
+# Limit of what all clients keep in a state. Several states exist at once: the best one, the newest one, a copy.
 MOST_KEPT_BYTES = 1 << 34
 
 
@@ -31,18 +32,18 @@ class Everyone(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A value with a leading client axis, of which every client gets its own slice."""
+    """A value with a leading client axis; every client gets its own slice."""
 
     value: Tree
 
 
 class Own(NamedTuple):
-    """What clients keep to themselves: it never crosses the network.
+    """A value that stays on its client: it is never sent.
 
-    As an argument of `Cohort.run`, an array (or tree of arrays) with one row for each client of the federation, of
-    which a client finds its own. In a reply, what the client keeps; what comes back has a row for each client of the
-    cohort, and `Cohort.keep` puts these rows where they belong. A simulation holds all of it in the server's state, so
-    that it is saved and resumed with everything else.
+    As an argument of `Cohort.run`: arrays with one row for each client of the federation; a client gets its own row.
+    In a reply: what the client keeps. The replies have one row for each client of the cohort, and `Cohort.keep` writes
+    them into the arrays of the federation. A simulation holds these arrays in the server's state, so that they are
+    saved and resumed with it.
     """
 
     value: Tree
@@ -59,26 +60,26 @@ def each(value: Tree) -> Each:
 
 
 def own(value: Tree) -> Own:
-    """Remember: client i of the federation has `value[i]` already, and nothing is sent."""
+    """Client i of the federation kept `value[i]`; nothing is sent."""
     return Own(value)
 
 
 class Cohort(Protocol):
-    """The clients of one round, wherever they are. This is the only door to them."""
+    """The clients of one round, wherever they are. A method reaches them only through this."""
 
     @property
     def size(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         ...
 
     @property
     def ids(self) -> Tensor:
-        """Who they are: their numbers in the federation, int64 [c], on the server's device."""
+        """Their numbers in the federation, int64 [c], on the server's device."""
         ...
 
     @property
     def is_new(self) -> bool:
-        """Whether they are clients that never took part in training; a cohort is all new or not at all."""
+        """Whether these clients never took part in training; either all of a cohort are new, or none is."""
         ...
 
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
@@ -86,21 +87,21 @@ class Cohort(Protocol):
         ...
 
     def keep(self, memory: Tree, kept: Own) -> Tree:
-        """Return what all clients of the federation keep, with the rows of this cohort replaced by its replies."""
+        """Return the arrays of all clients with the rows of this cohort replaced by what its clients keep."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What there is to learn: the same for every method.
+    """The learning problem: the same for every method.
 
     Attributes:
-        model: what clients run; maps samples to one score per class.
+        model: the clients' network; maps samples to one score per class.
         input_shape: of one sample.
         classes: the number of classes.
         num_clients: all clients of the federation; PeFLL's descriptor size follows it.
         tokens: whether samples are tokens.
-        task: what the model's output means; classification where nothing is given.
+        task: what the model's output means; classification by default.
     """
 
     model: Network
@@ -129,38 +130,54 @@ def mean_loss(task: Task, output: Tensor, batch: Batch) -> Tensor:
     return batch.mean(task.loss(output, batch.y))
 
 
+def undrawn_network(build: Callable[..., nn.Module], *arguments: Any) -> Network:
+    """Return the network of the module `build(*arguments)`; draw its weights with `init` before use."""
+    with randomness.initial_weights(0, "architecture"):  # torch's own random state stays as it is
+        return Network(build(*arguments))
+
+
+def require(condition: bool, sentence: str, code: str) -> None:
+    """Raise PefllError with a sentence and a code unless a condition holds."""
+    if not condition:
+        raise PefllError(sentence, code=code)
+
+
 def check_kept(clients: int, numbers: int, advice: str) -> None:
-    """Raise PefllError where a state with some numbers for each client would not fit into memory.
+    """Raise PefllError if a state with `numbers` numbers for each of `clients` clients is too large.
 
     Args:
         clients: n.
-        numbers: how many for each.
-        advice: what a user can do, as the end of the sentence.
+        numbers: kept per client.
+        advice: end of the error sentence: what a user can do.
     """
     needed = 4 * clients * numbers
-    if needed > MOST_KEPT_BYTES:
-        raise PefllError(
-            f"{numbers} numbers for each of {clients} clients are {needed / 1e9:.0f} GB in a state, and more than "
-            f"{MOST_KEPT_BYTES / 1e9:.0f} GB would not fit into memory; {advice}",
-            code="PEFLL-S004",
-        )
+    require(
+        needed <= MOST_KEPT_BYTES,
+        f"{numbers} numbers for each of {clients} clients are {needed / 1e9:.0f} GB in the state, but the limit is "
+        f"{MOST_KEPT_BYTES / 1e9:.0f} GB; {advice}",
+        code="PEFLL-S004",
+    )
 
 
 class Method(Protocol[State]):
     """A federated learning algorithm: a frozen dataclass whose fields are its hyper-parameters.
 
-    Functions that run on clients take a `Client` first and are written for one client. A method whose personal models
-    are more than the network with other weights also has `personal_module(cohort, theta)`, which returns the model of
-    the one client of a cohort as an `nn.Module`; see `knn_per`. Real clients answer only for the functions named in
-    `client_tasks`, where a method has that, and compare what those in `describing_tasks` return with their owner's
-    limits. A reply's field called `samples` is the number of samples by which the server weights it.
+    Functions that run on clients take a `Client` first and are written for one client.
+
+    Optional attributes:
+        personal_module(cohort, theta): returns the personal model of the cohort's one client as an `nn.Module`, if it
+            is more than the network with other weights; see `knn_per`.
+        client_tasks: names of the functions that real clients agree to run; without it, all of them.
+        describing_tasks: names of the functions whose replies real clients compare with their owner's limits.
+
+    The server weights a reply by its field `samples`, if it has one.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def problem(self) -> Problem:
-        """What there is to learn."""
+        """The learning problem."""
         ...
 
     @property
@@ -175,25 +192,25 @@ class Method(Protocol[State]):
 
     @property
     def trains_new_clients(self) -> bool:
-        """Whether a client that was never seen has to train before it has a model.
+        """Whether a new client must train before it has a model.
 
-        That takes long, and which round is best does not depend on such clients: they are scored after training only.
+        That takes long, and the choice of the best round ignores new clients. So they are scored after training only.
         """
         ...
 
     @property
     def local_steps(self) -> int:
-        """How many gradients of a batch a client computes in a round; 0 where `local_epochs` says it."""
+        """Gradients of a batch that a client computes in a round; 0 if `local_epochs` gives the amount."""
         ...
 
     @property
     def local_epochs(self) -> int:
-        """How many gradients of each sample a client computes in a round; 0 where `local_steps` says it."""
+        """Gradients of each sample that a client computes in a round; 0 if `local_steps` gives the amount."""
         ...
 
     @property
     def batch_size(self) -> int:
-        """How many samples a step takes; 0 for all."""
+        """Samples of a step; 0 for all."""
         ...
 
     def init(self, seed: int, cohort: Cohort) -> State:
@@ -209,7 +226,7 @@ class Method(Protocol[State]):
         ...
 
     def descriptors(self, server: State, cohort: Cohort) -> Tensor | None:
-        """Return what the clients of the cohort look like to the server, [c, l]; None where it does not matter."""
+        """Return the descriptors of the cohort's clients, [c, l]; None if the method has none."""
         ...
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
@@ -219,10 +236,10 @@ class Method(Protocol[State]):
 
 @dataclass(frozen=True)
 class BaseMethod:
-    """What most methods share. A method is a frozen dataclass of hyper-parameters, a value made before any data.
+    """Defaults that most methods share. A method is a frozen dataclass of hyper-parameters, made before any data.
 
     `fit` binds it to a problem. A subclass writes `init`, `round`, `personalize`, its functions for one client, and
-    the names of those in `client_tasks`; it changes what differs of the rest.
+    their names in `client_tasks`. It overrides other defaults as needed.
     """
 
     bound_to: Problem | None = field(default=None, kw_only=True, repr=False, compare=False)
@@ -232,10 +249,10 @@ class BaseMethod:
 
     @property
     def problem(self) -> Problem:
-        """What there is to learn."""
+        """The learning problem."""
         if self.bound_to is None:
             raise PefllError(
-                f"{type(self).__name__} knows no data yet: give it to pefll.fit, or bind it to a problem",
+                f"{type(self).__name__} has no problem yet: give it to pefll.fit, or call its bind(problem)",
                 code="PEFLL-S021",
             )
         return self.bound_to
@@ -247,25 +264,25 @@ class BaseMethod:
 
     @property
     def local_steps(self) -> int:
-        """How many gradients of a batch a client computes in a round; 0 where `local_epochs` says it."""
+        """Gradients of a batch that a client computes in a round; 0 if `local_epochs` gives the amount."""
         return 0
 
     @property
     def local_epochs(self) -> int:
-        """How many gradients of each sample a client computes in a round; 0 where `local_steps` says it."""
+        """Gradients of each sample that a client computes in a round; 0 if `local_steps` gives the amount."""
         return 0
 
     def bind(self, problem: Problem) -> Self:
-        """Return the same method for a problem; PefllError where it does not fit."""
+        """Return the method bound to a problem; raise PefllError if it does not fit."""
         bound = replace(self, bound_to=problem)
         bound.check()
         return bound
 
     def check(self) -> None:
-        """Raise PefllError where the hyper-parameters do not fit the problem."""
+        """Raise PefllError if the hyper-parameters do not fit the problem."""
 
     def descriptors(self, server: Any, cohort: Cohort) -> Tensor | None:
-        """Return nothing: clients are not described."""
+        """Return None: clients have no descriptors."""
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score a client's personal model on its own samples."""
@@ -273,20 +290,20 @@ class BaseMethod:
 
 
 def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATION) -> Score:
-    """Return what a task measures of a model [D] on one split of one client."""
+    """Return the task's sums for a model [D] on one split of one client."""
     return measured(problem, client, lambda x: problem.model(theta, x), split)
 
 
 def measured(
     problem: Problem, client: Client, outputs_of: Callable[[Tensor], Tensor], split: int = VALIDATION
 ) -> Score:
-    """Return what a task measures of any function from samples to outputs on one split of one client.
+    """Return the task's sums for a function from samples to outputs, on one split of one client.
 
     Args:
         problem: gives the task.
-        client: whose samples.
+        client: gives the samples.
         outputs_of: maps samples [b, ...] to outputs; for classification, logarithms of probabilities up to a constant.
-        split: which samples.
+        split: of the samples.
     """
     known = client.has_class()
     zero = torch.zeros((), dtype=client.dtype, device=client.count.device)

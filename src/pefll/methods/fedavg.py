@@ -14,14 +14,14 @@ from pefll.methods.optim import SGD, sgd_on_loss
 
 @dataclass(frozen=True)
 class FedAvg(Averaging):
-    """One model for everybody: the mean of locally trained copies, weighted by samples.
+    """One model for all clients: the mean of locally trained copies, weighted by samples.
 
     Attributes:
         local_steps: of SGD in a round.
         batch_size: of a local step; 0 for all samples.
         client_lr: learning rate.
         client_momentum: of local SGD.
-        client_clip: a local gradient's norm is cut to this; 0 for no cut.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
         weight_decay: of local SGD.
     """
 
@@ -32,7 +32,7 @@ class FedAvg(Averaging):
     client_clip: float = 50.0
     weight_decay: float = 5e-5
 
-    uses_labels: ClassVar[bool] = False  # to personalise, which is to hand out the global model
+    uses_labels: ClassVar[bool] = False  # every client gets the global model
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def train(self, client: Client, theta: Tensor) -> Update:

@@ -8,22 +8,21 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
 from pefll.methods.averaging import mean
-from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own
+from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own, require
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head, NoHead
 
 
 class Server(NamedTuple):
-    """What the server keeps, and, last, what clients keep.
+    """The server's state, and the clients' heads.
 
     Attributes:
-        body: φ, the representation that all share, [B].
-        head: the head that a client starts with, [h]; it never changes.
-        heads: h_i, every client's own, [n, h].
+        body: φ, the shared representation, [B].
+        head: the initial head of a client, [h]; it never changes.
+        heads: h_i, the heads that clients keep, [n, h].
     """
 
     body: Tensor
@@ -32,7 +31,7 @@ class Server(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A client's reply: its body [B] and how many samples made it []; its head [h] stays with it."""
+    """A client's reply: its body [B] and its number of training samples []. It keeps its head [h]."""
 
     body: Tensor
     samples: Tensor
@@ -41,17 +40,17 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep(BaseMethod):
-    """A representation for everybody, learned together, and a head for each client, learned alone.
+    """Clients learn a shared representation together, and each learns a head of its own.
 
     Attributes:
-        head: auto for the model's last linear layer, none for no head at all (FedAvg), or the name of a layer.
-        head_epochs: passes over a client's samples, in a round, for its head.
-        body_epochs: passes for the body, after those for the head.
-        new_epochs: passes for the head of a new client, which has no part in the body.
+        head: auto for the model's last linear layer, none for no head (FedAvg), or the name of a layer.
+        head_epochs: passes over a client's samples in a round that train its head.
+        body_epochs: passes that train the body, after those for the head.
+        new_epochs: passes that train the head of a new client; the body stays fixed.
         batch_size: of a step.
         client_lr: learning rate.
         client_momentum: of SGD.
-        client_clip: a gradient's norm is cut to this; 0 for no cut.
+        client_clip: maximum norm of a gradient; 0 for no clipping.
         weight_decay: of SGD.
     """
 
@@ -69,23 +68,23 @@ class FedRep(BaseMethod):
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "assemble", "predict")
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.body_epochs < 1:
-            raise PefllError("batch_size and body_epochs must be at least 1", code="PEFLL-S005")
+        fits = self.batch_size >= 1 and self.body_epochs >= 1
+        require(fits, "batch_size and body_epochs must be at least 1", code="PEFLL-S005")
 
     def check(self) -> None:
-        """Find the head now, so that a name that is wrong is told before a run starts."""
+        """Find the head, so that a wrong name fails before the run starts."""
         check_kept(self.problem.num_clients, self.parts.size, "take fewer clients, or a smaller layer as the head")
 
     @cached_property
     def parts(self) -> Head | NoHead:
-        """Takes a model apart into body and head."""
+        """Splits a model into body and head."""
         if self.head == "none":
             return NoHead(self.problem.model)
         return Head(self.problem.model, None if self.head == "auto" else self.head)
 
     @property
     def local_epochs(self) -> int:
-        """How many gradients of each sample a client computes in a round."""
+        """Gradients of each sample that a client computes in a round."""
         return self.head_epochs + self.body_epochs if self.parts.size else self.body_epochs
 
     @property
@@ -100,13 +99,13 @@ class FedRep(BaseMethod):
         return Server(body, head, head.repeat(self.problem.num_clients, 1))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Everyone fits its own head to the body, then the body to its head; the server takes the mean of bodies."""
+        """Clients train their heads, then the body. The server takes the mean of the bodies."""
         update = cohort.run(self.train, everyone(server.body), own(server.heads))
         body = mean(update.body, update.samples)
         return Server(body, server.head, cohort.keep(server.heads, update.head))
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the shared body with each client's own head, [c, D]; new clients first fit a new head."""
+        """Return the shared body with each client's own head, [c, D]; new clients train a head first."""
         if cohort.is_new:
             theta: Tensor = cohort.run(self.join_in, everyone(server.body), everyone(server.head)).value
         else:
@@ -114,7 +113,7 @@ class FedRep(BaseMethod):
         return theta
 
     def train(self, client: Client, body: Tensor, head: Tensor) -> Update:
-        """Do a client's part of a round: many steps for the head, then few for the body."""
+        """Train a client's head in many steps, then the body in few."""
         head = self.fit_head(client, body, head, self.head_epochs)
         batches, steps = client.epochs("train", self.batch_size, self.body_epochs)
         body = sgd_on_loss(
@@ -123,7 +122,7 @@ class FedRep(BaseMethod):
         return Update(body, client.count[TRAIN].to(body.dtype), Own(head))
 
     def fit_head(self, client: Client, body: Tensor, head: Tensor, epochs: int) -> Tensor:
-        """Return the head [h] after some passes over a client's samples, with the body as it is."""
+        """Return the head [h] after `epochs` passes over a client's samples; the body stays fixed."""
         if not self.parts.size:
             return head
         batches, steps = client.epochs("head", self.batch_size, epochs)
@@ -132,10 +131,10 @@ class FedRep(BaseMethod):
         )
 
     def join_in(self, client: Client, body: Tensor, head: Tensor) -> Own:
-        """Give a new client its model [D], which stays with it."""
+        """Train a new client's head; the client keeps its model [D]."""
         return Own(self.parts.join(body, self.fit_head(client, body, head, self.new_epochs)))
 
     def assemble(self, client: Client, body: Tensor, head: Tensor) -> Own:
-        """Put the newest body under the head that a client kept, [D]."""
+        """Join the newest body with the head that a client kept, [D]."""
         del client
         return Own(self.parts.join(body, head))

@@ -9,24 +9,23 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
 from pefll.methods.averaging import Averaging, Update, update
-from pefll.methods.contract import Cohort, Own, Score, everyone, measured
+from pefll.methods.contract import Cohort, Own, Score, everyone, measured, require
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
 
 
 class Memory(NamedTuple):
-    """What a client makes of its own training samples, when it needs it.
+    """A client's memory of its training samples, computed when it is needed.
 
     Attributes:
         bank: their features, [m, F].
         labels: int64 [m].
         filled: bool [m], false for padding.
-        many: bool [], whether to take the larger number of neighbours.
-        weight: [], λ: how much neighbours count beside the global model.
+        many: bool [], whether to use the larger number of neighbours.
+        weight: [], λ, the weight of the neighbours; the global model has 1 - λ.
     """
 
     bank: Tensor
@@ -38,18 +37,18 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class KNNPer(Averaging):
-    """A global model as FedAvg trains it, and each client's own samples as its memory: no training to personalise.
+    """FedAvg's global model, mixed with the nearest neighbours among a client's samples. Personalising trains nothing.
 
     Attributes:
         local_steps: of SGD in a round.
         batch_size: of a local step; 0 for all samples.
         client_lr: learning rate.
         client_momentum: of local SGD.
-        client_clip: a local gradient's norm is cut to this; 0 for no cut.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
         weight_decay: of local SGD.
-        scale: a neighbour at distance d counts exp(-d² / scale).
-        few_neighbours: k is this or `many_neighbours`.
-        many_neighbours: k is this or `few_neighbours`.
+        scale: a neighbour at distance d has weight exp(-d² / scale).
+        few_neighbours: the smaller choice of k.
+        many_neighbours: the larger choice of k.
         max_weight: λ is one of 0, 0.1, 0.2, ... up to this; 0 for the global model alone.
     """
 
@@ -67,18 +66,18 @@ class KNNPer(Averaging):
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "keep_memory", "predict")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.few_neighbours <= self.many_neighbours:
-            raise PefllError("few_neighbours must be at least 1, and many_neighbours no less", code="PEFLL-S006")
-        if not (self.scale > 0 and self.max_weight <= 1):
-            raise PefllError("scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
+        ordered = 1 <= self.few_neighbours <= self.many_neighbours
+        require(ordered, "few_neighbours must be at least 1 and at most many_neighbours", code="PEFLL-S006")
+        fits = self.scale > 0 and self.max_weight <= 1
+        require(fits, "scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
 
     def check(self) -> None:
-        """Find the head now, so that a model without one is told before a run starts."""
+        """Find the head, so that a model without one fails before the run starts."""
         _ = self.head
 
     @cached_property
     def head(self) -> Head:
-        """Tells where the model's features end."""
+        """The model's last layer; its input is the features."""
         return Head(self.problem.model)
 
     def train(self, client: Client, theta: Tensor) -> Update:
@@ -99,9 +98,9 @@ class KNNPer(Averaging):
         return measured(self.problem, client, scores_of, split)
 
     def remember(self, client: Client, theta: Tensor) -> Memory:
-        """Take the features of all training samples, and choose k and λ by leaving out each of them in turn.
+        """Return the features of all training samples, with k and λ chosen by leaving one sample out at a time.
 
-        Of settings with equally many right answers, the one that is surer of the right ones is chosen.
+        A tie in correct answers goes to the setting with the higher probability of the true labels.
         """
         blocks = list(client.everything())
         bank = torch.cat([self.head.features(theta, block.x) for block in blocks])
@@ -128,16 +127,16 @@ class KNNPer(Averaging):
         return memory._replace(many=best >= len(weights), weight=weights[torch.remainder(best, len(weights))])
 
     def shares(self, memory: Memory, features: Tensor, allowed: Tensor) -> list[Tensor]:
-        """Return the share of each class among few and among many neighbours, each [b, C]."""
+        """Return the shares of classes among few and among many neighbours, each [b, C]."""
         counts = (self.few_neighbours, self.many_neighbours)
         return neighbour_shares(features, memory.bank, memory.labels, allowed, counts, self.problem.classes, self.scale)
 
     def keep_memory(self, client: Client, theta: Tensor) -> Own:
-        """Make the memory for good; it stays with the client."""
+        """Compute the memory; the client keeps it."""
         return Own(self.remember(client, theta))
 
     def personal_module(self, cohort: Cohort, theta: Tensor) -> nn.Module:
-        """Return the one client of a cohort its model with its memory, as one module.
+        """Return the model and the memory of the cohort's one client as one module.
 
         Args:
             cohort: of one client.

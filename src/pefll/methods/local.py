@@ -7,28 +7,27 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.methods.contract import BaseMethod, Cohort, Own, everyone
+from pefll.methods.contract import BaseMethod, Cohort, Own, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
 class Server(NamedTuple):
-    """The initial model that everybody starts from, [D]; it never changes."""
+    """The initial model of all clients, [D]; it never changes."""
 
     theta: Tensor
 
 
 @dataclass(frozen=True)
 class Local(BaseMethod):
-    """No federation: what a client would get without one. All training happens when a client is personalised.
+    """The baseline without a federation. All training happens when a client is personalised.
 
     Attributes:
-        epochs: of as many steps as make one pass over a client's samples; each step draws its batch afresh.
+        epochs: passes over a client's samples; each step draws a new random batch.
         batch_size: of a step.
         client_lr: learning rate.
         client_momentum: of SGD.
-        client_clip: a gradient's norm is cut to this; 0 for no cut.
+        client_clip: maximum norm of a gradient; 0 for no clipping.
         weight_decay: of SGD.
     """
 
@@ -44,26 +43,25 @@ class Local(BaseMethod):
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise PefllError("batch_size must be at least 1", code="PEFLL-S008")
+        require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1", code="PEFLL-S008")
 
     def init(self, seed: int, cohort: Cohort) -> Server:
-        """Draw the model that everybody starts from."""
+        """Draw the initial model."""
         del cohort
         return Server(self.problem.model.init(seed, "model"))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Nothing is learned together."""
+        """Return the state unchanged: nothing is learned together."""
         del cohort
         return server
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Let every client train on its own, [c, D]."""
+        """Return the models [c, D] that clients train alone."""
         theta: Tensor = cohort.run(self.train, everyone(server.theta)).value
         return theta
 
     def train(self, client: Client, theta: Tensor) -> Own:
-        """Train for `epochs` passes; clients mapped together stop each after its own number of steps."""
+        """Train for `epochs` passes; the client keeps its model [D]."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches, steps = client.epochs("train", self.batch_size, self.epochs)
         return Own(sgd_on_loss(self.problem.loss, theta, batches, sgd, steps))

@@ -1,6 +1,6 @@
 """Optimisers on flat vectors, in plain torch: a client's SGD, and the server's Adam.
 
-What is marked as a reference has a faster version in `pefll.backend`, which stands in where it can.
+A function marked as a reference has faster versions in `pefll.backend`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
+from pefll.core.tree import Tree, map_tree
 from pefll.models.network import Parameters
 
 
@@ -24,7 +25,7 @@ class SGD(NamedTuple):
         lr: learning rate.
         momentum: of the velocity, without dampening.
         decay: weight decay, added to the gradient after clipping.
-        clip: the gradient's norm is cut to this; None for no cut.
+        clip: maximum norm of the gradient; None for no clipping.
     """
 
     lr: float
@@ -53,14 +54,14 @@ def sgd_on_loss(
     sgd: SGD,
     steps: Tensor | None = None,
 ) -> Tensor:
-    """Return the parameters [D] after one step of SGD on each batch; the arguments are those of `sgd_along`.
+    """Return the parameters [D] after one step of SGD on each batch.
 
     Args:
-        loss: of parameters [D] and a batch.
+        loss: of parameters [D] and a batch, [].
         theta: [D].
         batches: one per step.
         sgd: hyper-parameters.
-        steps: int64 [], after how many batches to stop.
+        steps: see `sgd_along`.
     """
     return sgd_along(lambda at, batch: gradient(loss, at, batch), theta, batches, sgd, steps)
 
@@ -73,15 +74,16 @@ def sgd_along(
     sgd: SGD,
     steps: Tensor | None = None,
 ) -> Tensor:
-    """Return the parameters [D] after one step of SGD for each batch, along whatever stands for the gradient.
+    """Return the parameters [D] after one step of SGD for each batch, along a given direction.
 
     Args:
-        direction: of parameters [D] and a batch, [D]; the gradient of a loss, or an estimate of one. It must keep
-            nothing of the parameters, which later steps may overwrite.
+        direction: of parameters [D] and a batch, [D]: a gradient or an estimate of one. It must not keep a reference
+            to the parameters: later steps may overwrite them.
         theta: [D].
         batches: one per step.
         sgd: hyper-parameters.
-        steps: int64 [], after how many batches to stop; for clients mapped together that need different numbers.
+        steps: int64 [], number of steps to take; None for all batches. Clients that run side by side get equally many
+            batches, and each stops after its own number of steps.
     """
     velocity = torch.zeros_like(theta)
     for i, batch in enumerate(batches):
@@ -127,8 +129,28 @@ def no_moments(parameters: Tensor) -> Moments:
     return Moments(torch.zeros_like(parameters), torch.zeros_like(parameters))
 
 
+class NoMean(NamedTuple):
+    """A state's field without a running mean."""
+
+
+def move_mean(mean: Tree, values: Tree, step: Tensor, decay: float) -> Tree:
+    """Return a running mean of parameters after one more step; NoMean stays as it is.
+
+    Args:
+        mean: a NamedTuple of tensors, or NoMean.
+        values: the newest parameters, a NamedTuple like `mean`.
+        step: int64 [], 1 for the first step.
+        decay: less than 1. Early steps use t / (t + 9) if that is less, so that the mean forgets its start.
+    """
+    if isinstance(mean, NoMean):
+        return mean
+    count = step.to(mean[0].dtype)
+    change = 1 - (count / (count + 9)).clamp(max=decay)
+    return map_tree(lambda old, new: torch.lerp(old, new, change), mean, values)
+
+
 def parts_of(gradient: Parameters) -> tuple[Tensor, ...]:
-    """Return the consecutive parts of a gradient; a vector is one."""
+    """Return the consecutive parts of a gradient; a vector is one part."""
     return (gradient,) if isinstance(gradient, Tensor) else tuple(gradient.values())
 
 
@@ -139,10 +161,15 @@ def as_vector(gradient: Parameters) -> Tensor:
 
 @reference
 def norm(*gradients: Parameters) -> Tensor:
-    """Return the norm [] of gradients, each a vector or in parts, seen as one vector."""
+    """Return the norm [] of all gradients as one vector; each is a vector or in parts."""
     norms = [torch.linalg.vector_norm(part) for gradient in gradients for part in parts_of(gradient)]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return whole
+
+
+def clip_factor(limit: float, *gradients: Parameters) -> Tensor | None:
+    """Return the factor [] that clips all gradients, as one vector, to a norm of `limit`; None if that is 0."""
+    return shrinkage(norm(*gradients), limit) if limit else None
 
 
 @reference
@@ -159,15 +186,15 @@ def adam(
     Args:
         parameters: [D].
         gradient: [D], or its parts by name.
-        moments: from the step before.
+        moments: of the previous step.
         step: int64 [], 1 for the first step.
         settings: hyper-parameters.
-        scale: [], by which the gradient is multiplied first; None for 1.
+        scale: [], multiplies the gradient first; None for 1.
     """
     gradient = as_vector(gradient)
     if gradient.numel() != parameters.numel():
         raise PefllError(
-            f"a gradient of {gradient.numel()} numbers cannot be that of {parameters.numel()} parameters",
+            f"the gradient has {gradient.numel()} numbers, but there are {parameters.numel()} parameters",
             code="PEFLL-S003",
         )
     lr, decay, first_decay, second_decay, epsilon = settings
@@ -176,10 +203,10 @@ def adam(
     if decay:
         gradient = gradient + decay * parameters
     count = step.to(parameters.dtype)
-    # As tensors, so that `pow` has the parameters' precision on every device.
+    # Tensors, so that `pow` has the parameters' precision on every device.
     unbias_first = 1 - torch.full_like(count, first_decay) ** count
     unbias_second = 1 - torch.full_like(count, second_decay) ** count
-    # In place on what was made here: a hypernetwork's vectors are long, and memory is slow.
+    # In place on new tensors: a hypernetwork's vectors are long, and memory is slow.
     first = (first_decay * moments.first).add_(gradient, alpha=1 - first_decay)
     second = (second_decay * moments.second).addcmul_(gradient, gradient, value=1 - second_decay)
     change = first / (second / unbias_second).sqrt_().add_(epsilon)

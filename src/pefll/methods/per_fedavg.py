@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pefll.core.errors import PefllError, unknown
+from pefll.core.errors import unknown
 from pefll.data.client import Batch, Client
 from pefll.methods.averaging import Averaging, Server, Update, update
-from pefll.methods.contract import Cohort, Own, everyone
+from pefll.methods.contract import Cohort, Own, everyone, require
 from pefll.methods.optim import SGD, sgd_along, sgd_on_loss
 
 VARIANTS = ("fo", "hf")
@@ -21,19 +21,19 @@ VARIANTS = ("fo", "hf")
 
 @dataclass(frozen=True)
 class PerFedAvg(Averaging):
-    """One initial model, trained for what it becomes after a step on a client's own samples.
+    """One initial model, trained to be good after a step on a client's own samples.
 
     Attributes:
-        variant: fo, which leaves the second derivative out, or hf, which replaces it by a difference of gradients.
-        epochs: of as many steps as make one pass over a client's samples.
-        batch_size: of each of the independent batches that a step takes.
+        variant: fo ignores the second derivative; hf approximates it by a difference of gradients.
+        epochs: passes over a client's samples.
+        batch_size: of each of a step's independent batches.
         inner_lr: α, of the step on a client's own samples.
         client_lr: β, of the steps on the global model.
         client_momentum: of the steps on the global model.
-        client_clip: a gradient's norm is cut to this; 0 for no cut.
+        client_clip: maximum norm of a gradient; 0 for no clipping.
         weight_decay: of the steps on the global model.
-        difference: δ of hf: gradients are compared so far apart; TF32's few digits blur that, float32's do not.
-        personal_steps: how many steps of rate α a client takes from the global model before it uses it.
+        difference: δ of hf, the distance between the two gradients. TF32 has too few digits for it; float32 has enough.
+        personal_steps: steps of rate α that personalise the global model.
     """
 
     variant: str = "fo"
@@ -53,23 +53,21 @@ class PerFedAvg(Averaging):
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise unknown("variant of per-fedavg", self.variant, VARIANTS)
-        if self.batch_size < 1 or self.epochs < 1:
-            raise PefllError("batch_size and epochs must be at least 1", code="PEFLL-S013")
-        if self.variant == "hf" and not self.difference:
-            raise PefllError("difference must be more than 0", code="PEFLL-S014")
+        require(self.batch_size >= 1 and self.epochs >= 1, "batch_size and epochs must be at least 1", "PEFLL-S013")
+        require(self.variant != "hf" or self.difference != 0, "difference must be more than 0", code="PEFLL-S014")
 
     @property
     def local_epochs(self) -> int:
-        """How many gradients of each sample a client computes in a round: two in a step, or four with hf."""
+        """Gradients of each sample that a client computes in a round: two per step, or four with hf."""
         return self.epochs * (2 if self.variant == "fo" else 4)
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Let every client, seen or new, take its few steps, [c, D]."""
+        """Return the global model after `personal_steps` steps on each client, [c, D]."""
         theta: Tensor = cohort.run(self.adapt, everyone(server.theta)).value
         return theta
 
     def train(self, client: Client, theta: Tensor) -> Update:
-        """Follow the meta-gradient; each step draws batches D, D' and, for hf, D''."""
+        """Train along the meta-gradient; each step draws batches D, D' and, for hf, D''."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         outer, steps = client.epochs("train", self.batch_size, self.epochs)
         inner, _ = client.epochs("inner", self.batch_size, self.epochs)
@@ -81,7 +79,7 @@ class PerFedAvg(Averaging):
         return update(client, theta)
 
     def meta_gradient(self, theta: Tensor, batches: tuple[Batch, ...]) -> Tensor:
-        """Return the gradient of f(w - α∇f(w)) with respect to w, [D], to first order or free of the Hessian."""
+        """Return the gradient [D] of f(w - α∇f(w)) with respect to w, first-order (fo) or Hessian-free (hf)."""
         gradient, (inner, outer, *curved) = self.problem.gradient, batches
         v = gradient(theta - self.inner_lr * gradient(theta, inner), outer)
         if not curved:
@@ -90,7 +88,7 @@ class PerFedAvg(Averaging):
         return v - self.inner_lr * (ahead - behind) / (2 * self.difference)
 
     def adapt(self, client: Client, theta: Tensor) -> Own:
-        """Take a few plain steps of rate α on a client's own samples; the model [D] stays there."""
+        """Take plain steps of rate α on a client's own samples; the client keeps its model [D]."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
         return Own(
             sgd_on_loss(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))

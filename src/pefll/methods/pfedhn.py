@@ -11,21 +11,20 @@ from torch import Tensor
 from torch.func import vjp
 
 from pefll.core import randomness
-from pefll.core.errors import PefllError
 from pefll.data.client import Client
-from pefll.methods.contract import BaseMethod, Cohort, check_kept, each
+from pefll.methods.contract import BaseMethod, Cohort, check_kept, each, require, undrawn_network
 from pefll.methods.optim import SGD, sgd_on_loss, sgd_step
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network
 
 
 class Server(NamedTuple):
-    """What the server keeps; clients keep nothing.
+    """The server's state; clients keep nothing.
 
     Attributes:
         hypernetwork: φ, [H].
-        embeddings: v_i, one for every client, [n, l].
-        newcomer: the embedding that a new client starts with, [l]; it never changes.
+        embeddings: v_i, one for each client, [n, l].
+        newcomer: the initial embedding of a new client, [l]; it never changes.
         hypernetwork_velocity: of SGD, [H].
         embeddings_velocity: of SGD, [n, l].
     """
@@ -39,7 +38,7 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedHN(BaseMethod):
-    """A hypernetwork makes each client's model from an embedding of the client, which the server learns.
+    """A hypernetwork makes each client's model from the client's embedding; the server learns both.
 
     Attributes:
         hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
@@ -48,14 +47,14 @@ class PFedHN(BaseMethod):
         batch_size: of a local step; 0 for all samples.
         client_lr: of local SGD.
         client_momentum: of local SGD.
-        client_clip: a local gradient's norm is cut to this; 0 for no cut.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
         weight_decay: of local SGD.
-        server_lr: of the hypernetwork's SGD; 0 leaves it as it is.
+        server_lr: of the hypernetwork's SGD; 0 keeps it fixed.
         embedding_lr: of the embeddings' SGD.
         server_momentum: of both.
         server_decay: weight decay of both.
-        server_clip: the norm of each one's gradient is cut to this; 0 for no cut.
-        new_rounds: exchanges with a new client, in which only its embedding is learned.
+        server_clip: maximum norm of each of the two gradients; 0 for no clipping.
+        new_rounds: exchanges with a new client that train its embedding only.
         new_lr: of that embedding's SGD; 0 for embedding_lr.
     """
 
@@ -79,11 +78,10 @@ class PFedHN(BaseMethod):
     client_tasks: ClassVar[tuple[str, ...]] = ("adapt", "predict")
 
     def __post_init__(self) -> None:
-        if self.local_steps < 1:
-            raise PefllError("local_steps must be at least 1", code="PEFLL-S009")
+        require(self.local_steps >= 1, f"local_steps is {self.local_steps}; it must be at least 1", code="PEFLL-S009")
 
     def check(self) -> None:
-        """Build the hypernetwork now, so that a size that is wrong is told before a run starts."""
+        """Build the hypernetwork, so that a wrong size fails before the run starts."""
         check_kept(self.problem.num_clients, self.size, "set embedding_size, or take fewer clients")
         _ = self.h
 
@@ -95,8 +93,7 @@ class PFedHN(BaseMethod):
     @cached_property
     def h(self) -> Network:
         """The hypernetwork, with parameters φ."""
-        with randomness.initial_weights(0, "architecture"):  # not used: `init` draws anew
-            return Network(Hypernetwork(self.size, self.problem.model.size, self.hypernetwork))
+        return undrawn_network(Hypernetwork, self.size, self.problem.model.size, self.hypernetwork)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the hypernetwork, and every client's embedding from a normal distribution."""
@@ -108,12 +105,12 @@ class PFedHN(BaseMethod):
         return Server(hypernetwork, embeddings, newcomer, still(hypernetwork), still(embeddings))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Models down, changes up; then the server follows them, through the models, to φ and to the embeddings."""
+        """Send models, receive their changes, and pull these back to φ and the embeddings."""
         v = server.embeddings.index_select(0, cohort.ids)
         theta, pullback = vjp(self.h, server.hypernetwork, v)  # type: ignore[misc]
         delta = cohort.run(self.adapt, each(theta), exchange=0)  # θ_i down, Δθ_i up
         d_hypernetwork, d_v = pullback(delta)
-        # The mean over clients for what they share; an embedding belongs to one client and follows it alone.
+        # φ follows the mean over clients. An embedding belongs to one client and follows that client alone.
         d_embeddings = torch.zeros_like(server.embeddings).index_copy(0, cohort.ids, d_v)
         hypernetwork, velocity = self.step(
             server.hypernetwork, server.hypernetwork_velocity, d_hypernetwork / cohort.size, self.server_lr
@@ -124,18 +121,18 @@ class PFedHN(BaseMethod):
         return Server(hypernetwork, embeddings, server.newcomer, velocity, of_embeddings)
 
     def step(self, parameters: Tensor, velocity: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """Return parameters and velocity after one step of the server's SGD, shaped as they were."""
+        """Return parameters and velocity after one step of the server's SGD, with unchanged shapes."""
         sgd = SGD(lr, self.server_momentum, self.server_decay, self.server_clip or None)
         after = sgd_step(parameters.flatten(), velocity.flatten(), gradient.flatten(), sgd)
         return after[0].view_as(parameters), after[1].view_as(velocity)
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return a model for each embedding, [c, D]; those of new clients are learned first."""
+        """Return a model for each embedding, [c, D]; new clients learn their embeddings first."""
         v = self.embed(server, cohort) if cohort.is_new else server.embeddings.index_select(0, cohort.ids)
         return self.h(server.hypernetwork, v)
 
     def embed(self, server: Server, cohort: Cohort) -> Tensor:
-        """Learn embeddings of new clients [c, l] in some exchanges, with the hypernetwork as it is."""
+        """Return embeddings [c, l] of new clients, learned in `new_rounds` exchanges; φ stays fixed."""
         v = server.newcomer.repeat(cohort.size, 1)
         velocity = torch.zeros_like(v)
         lr = self.new_lr or self.embedding_lr
@@ -143,12 +140,12 @@ class PFedHN(BaseMethod):
         for exchange in range(self.new_rounds):
             theta, pullback = vjp(lambda at: self.h(server.hypernetwork, at), v)  # type: ignore[misc]
             (d_v,) = pullback(cohort.run(self.adapt, each(theta), exchange=exchange))
-            # Each client's step is its own, as it would be if the others were not there.
+            # Every client's gradient is clipped alone, so that its embedding does not depend on the others.
             v, velocity = torch.vmap(lambda at, speed, along: sgd_step(at, speed, along, sgd))(v, velocity, d_v)
         return v
 
     def adapt(self, client: Client, theta: Tensor, exchange: int) -> Tensor:
-        """Run local SGD; the way back, θ_before - θ_after [D], stands for the gradient."""
+        """Return θ_before - θ_after [D] of local SGD; the server uses it as the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
         return theta - sgd_on_loss(self.problem.loss, theta, batches, sgd)

@@ -68,7 +68,7 @@ def works(device: torch.device) -> bool:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
-        kernel("nothing", "nothing.cu", (("BF16", 1),), device)
+        kernel("compile_probe", "compile_probe.cu", (("BF16", 1),), device)
     except (OSError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         warnings.warn(f"CUDA C++ cannot be compiled here ({reason}); Triton's kernels take its place", stacklevel=2)

@@ -1,9 +1,9 @@
 // Convolutions with a client axis in bfloat16 or TF32: a block takes a few pictures of one client into shared memory, once.
 //
-// Triton's kernels (convolution.py, laid.py) fetch every window of a picture from the L2 cache, so that a pixel comes
-// some ten times, and write the gradients that pooling lets through position by position. Here a picture is read once,
-// rounded on the way, and windows are addresses in shared memory; the layouts below make a warp's 32 addresses fall into
-// different banks. Constants in capitals are given to the compiler, see pictures.py. `mma` is the tensor cores' product
+// Triton's kernels (convolution.py, conv_backward_bf16.py) fetch every window of a picture from the L2 cache: a pixel
+// comes some ten times. They write the gradients that pooling lets through position by position. Here a picture is read
+// once and rounded on the way. Windows are addresses in shared memory; the layouts below make a warp's 32 addresses fall
+// into different banks. Constants in capitals are given to the compiler, see pictures.py. `mma` is the tensor cores' product
 // of 16 x 8 and 8 x 8 words by a warp: lane = 4 g + t holds, of the first factor, rows g and g + 8 at columns t and t + 4;
 // of the second, column g at rows t and t + 4; of the result, rows g and g + 8 at columns 2t, 2t + 1.
 

@@ -1,7 +1,7 @@
 """Convolution + max-pool + bias + ReLU with a client axis in bfloat16 or TF32, as CUDA C++ kernels; see pictures.cu.
 
 For the first layers of a network, whose pictures have few channels, and steps of one pixel. Others, and gradients of
-the pictures, are for `convolution`, `laid` and `looking_back`.
+the pictures, are for `convolution`, `conv_backward_bf16` and `conv_input_grad`.
 """
 
 from __future__ import annotations

@@ -28,9 +28,11 @@ def takes(x: Tensor, w: Tensor) -> bool:
 @custom_op("pefll::wide_linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """Map x [r, i] to [r, o]."""
-    from pefll.backend.kernels import wide
+    from pefll.backend.kernels import hypernet_linear
 
-    return wide.forward(x.contiguous(), w.contiguous(), None if bias is None else bias.contiguous(), _products())
+    return hypernet_linear.forward(
+        x.contiguous(), w.contiguous(), None if bias is None else bias.contiguous(), _products()
+    )
 
 
 @custom_op("pefll::wide_linear_backward", mutates_args=())
@@ -38,11 +40,11 @@ def _linear_backward(
     g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, of the weights and of the bias, empty where they are not wanted."""
-    from pefll.backend.kernels import wide
+    from pefll.backend.kernels import hypernet_linear
 
     g = g.contiguous()
-    dx = wide.input_gradient(g, w.contiguous(), _products()) if wants_input else g.new_empty(0)
-    dw, db = wide.weight_gradient(g, x.contiguous()) if wants_weights else (g.new_empty(0), g.new_empty(0))
+    dx = hypernet_linear.input_gradient(g, w.contiguous(), _products()) if wants_input else g.new_empty(0)
+    dw, db = hypernet_linear.weight_gradient(g, x.contiguous()) if wants_weights else (g.new_empty(0), g.new_empty(0))
     return dx, dw, db
 
 

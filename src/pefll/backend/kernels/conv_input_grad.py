@@ -1,7 +1,7 @@
 """The gradient of a convolution's input, with pooling, bias and ReLU and with a client axis, as Triton kernels.
 
 Pixels look back at the pooling cells whose windows they lie in. See `pefll.backend.kernels.convolution` for windows,
-positions and routes, and `pefll.backend.kernels.laid` for bfloat16.
+positions and routes, and `pefll.backend.kernels.conv_backward_bf16` for bfloat16.
 """
 
 from __future__ import annotations

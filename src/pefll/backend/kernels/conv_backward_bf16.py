@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.backend.geometry import Geometry
+from pefll.backend.kernels.conv_input_grad import blocks_of, cells_of, store_pixels, way_back
 from pefll.backend.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
-from pefll.backend.kernels.looking_back import blocks_of, cells_of, store_pixels, way_back
 from pefll.backend.kernels.tiles import shrunk, side
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pefll.backend import client_axis, precision, wide
+from pefll.backend import client_axis, hypernet_linear, precision
 from pefll.backend.blocks import linear_block
 from pefll.core.derivatives import network_vjp
 from pefll.core.errors import PefllError
@@ -41,7 +41,7 @@ def test_against_float64(rows, inputs, outputs, bias, in_order):
         along = along.T.contiguous().T
 
     def run(x, w, b, along):
-        layer = wide.linear if x.dtype == torch.float32 else F.linear
+        layer = hypernet_linear.linear if x.dtype == torch.float32 else F.linear
         y, pullback = torch.func.vjp(lambda x, w, b: layer(x, w, b if bias else None), x, w, b)
         return y, *pullback(along)
 
@@ -51,7 +51,7 @@ def test_against_float64(rows, inputs, outputs, bias, in_order):
 
 @pytest.mark.usefixtures("products")
 def test_more_blocks_than_programs(monkeypatch):
-    from pefll.backend.kernels import wide as kernels
+    from pefll.backend.kernels import hypernet_linear as kernels
 
     monkeypatch.setattr(kernels, "_PROGRAMS", 3)
     test_against_float64.hypothesis.inner_test(5, 100, 700, True, True)
@@ -61,7 +61,9 @@ def test_a_hypernetwork_uses_it(monkeypatch):
     network = Network(Hypernetwork(5, 1100, "S"))
     eta, v = network.init(0, "test").to(DEVICE), random(3, 5)
     calls = []
-    monkeypatch.setattr(wide, "_linear", lambda *given, real=wide._linear: calls.append(given) or real(*given))
+    monkeypatch.setattr(
+        hypernet_linear, "_linear", lambda *given, real=hypernet_linear._linear: calls.append(given) or real(*given)
+    )
 
     def run(eta, v):
         y, pullback = network_vjp(network, network, eta, v)
@@ -78,13 +80,15 @@ def test_a_hypernetwork_uses_it(monkeypatch):
 
 def test_what_it_leaves_to_torch():
     w = random(client_axis.MOST_OUTPUTS + 1, 8)
-    assert wide.takes(random(2, 8), w)
-    assert not wide.takes(random(2, 8), w[:-1])  # for `client_axis.linear`
-    assert not wide.takes(random(wide.MOST_ROWS + 1, 8), w)
-    assert not wide.takes(random(2, 2, 8), w)
-    assert not wide.takes(random(0, 8), w)
-    assert not wide.takes(random(2, 8).double(), w.double())
-    assert not wide.takes(random(2, wide.MOST_INPUTS + 1), random(len(w), wide.MOST_INPUTS + 1))
+    assert hypernet_linear.takes(random(2, 8), w)
+    assert not hypernet_linear.takes(random(2, 8), w[:-1])  # for `client_axis.linear`
+    assert not hypernet_linear.takes(random(hypernet_linear.MOST_ROWS + 1, 8), w)
+    assert not hypernet_linear.takes(random(2, 2, 8), w)
+    assert not hypernet_linear.takes(random(0, 8), w)
+    assert not hypernet_linear.takes(random(2, 8).double(), w.double())
+    assert not hypernet_linear.takes(
+        random(2, hypernet_linear.MOST_INPUTS + 1), random(len(w), hypernet_linear.MOST_INPUTS + 1)
+    )
     x = random(3, 2, 8)
     mapped = torch.vmap(lambda x: linear_block(x, w, None, True))(x)
     close(mapped, F.relu(F.linear(x.double(), w.double())))
@@ -103,7 +107,7 @@ def test_a_wide_layer_of_a_mapped_network_is_left_to_torch_also_where_it_is_diff
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
 def test_only_gradients_that_somebody_wants_are_made(wanted, monkeypatch):
-    from pefll.backend.kernels import wide as kernels
+    from pefll.backend.kernels import hypernet_linear as kernels
 
     made = []
     for name in ("input_gradient", "weight_gradient"):
@@ -112,7 +116,7 @@ def test_only_gradients_that_somebody_wants_are_made(wanted, monkeypatch):
     given = [random(2, 4), random(40, 4, seed=1), random(40, seed=2)]
 
     def run(x, w, b):
-        layer = wide.linear if x.dtype == torch.float32 else F.linear
+        layer = hypernet_linear.linear if x.dtype == torch.float32 else F.linear
         return torch.func.grad(lambda *given: layer(*given).square().sum(), argnums=wanted)(x, w, b)
 
     for narrow, exact in zip(*both(run, *given), strict=True):
@@ -129,6 +133,6 @@ def test_shapes_that_do_not_fit_are_refused_as_by_torch():
 def test_no_second_derivative():
     w = random(2000, 4)
     with pytest.raises(PefllError, match="PEFLL-E003"):
-        torch.func.grad(lambda x: torch.func.grad(lambda x: wide.linear(x, w, None).sum())(x).square().sum())(
-            random(2, 4)
-        )
+        torch.func.grad(
+            lambda x: torch.func.grad(lambda x: hypernet_linear.linear(x, w, None).sum())(x).square().sum()
+        )(random(2, 4))
