@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from flwr.app import Message
 
 from benchmarks import curious_server as attack
 from pefll.core.errors import PefllError
@@ -18,9 +21,10 @@ from pefll.engines.cohort import Ledger
 from pefll.engines.flower.client.app import task_of
 from pefll.engines.flower.client.member import Member
 from pefll.engines.flower.client.policy import Draw, Policy, Refusal
-from pefll.engines.flower.protocol.message import BadMessage
+from pefll.engines.flower.protocol.message import BadMessage, header_of, pack, tensors_of
+from pefll.engines.flower.protocol.names import ECHO, KEPT, SENT
 from pefll.methods import METHODS
-from tests.engines.flower.federations import flower_state, sampled, serial_state, setting, sha256
+from tests.engines.flower.federations import Setting, flower_state, sampled, serial_state, setting, sha256
 
 REPLIES = 16
 
@@ -67,6 +71,45 @@ def test_a_client_that_refuses_is_left_out_and_both_logs_say_why(tmp_path, flowe
     assert all("is left out: it refuses to reply from" in line and "[PEFLL-P004]" in line for line in said)
     assert flowers_log.text.count("this client refuses to reply from") == len(rounds)
     assert "the reply is made from" in flowers_log.text
+
+
+def ask(here: Setting, task: str, trees: list[Tensor | str], keep: str = "visit-7-0", **static: int):
+    """Ask the first client for a task as a server of any kind may; return its refusal and its tensors.
+
+    Args:
+        here: whose grid.
+        task: its name.
+        trees: the arguments; a text names something that the client keeps.
+        keep: the name under which the client keeps what is its own.
+        static: whole-number arguments.
+    """
+    header = dict.fromkeys(ECHO, 0) | {"task": task, "visit": "7", "agreement": here.agreement.sha256, "keep": keep}
+    header |= {"static": static, "trees": [None] * len(trees)}
+    header["places"] = [(KEPT, tree) if isinstance(tree, str) else (SENT, str(i)) for i, tree in enumerate(trees)]
+    tensors = {str(i): tree for i, tree in enumerate(trees) if not isinstance(tree, str)}
+    (name,) = here.grid.push_messages([Message(pack(header, tensors), 1000, f"train.{task}")])
+    (reply,) = here.grid.pull_messages([name])
+    return header_of(reply.content).get("refusal"), tensors_of(reply.content)
+
+
+def with_default_limits(here: Setting) -> Setting:
+    for context in here.grid.contexts.values():
+        del context.node_config["min-samples"], context.node_config["numbers-per-sample"]
+    return here
+
+
+@pytest.mark.parametrize(("method", "task"), [("per-fedavg", "adapt"), ("local", "train")])
+def test_a_model_of_one_sample_is_not_kept_either(method, task, tmp_path):
+    """A server could ask for scores of the kept model, and so find the sample."""
+    here = with_default_limits(setting(tmp_path, method, sizes=(20, 25, 30), changes={"batch_size": 1}))
+    theta = here.agreement.build().problem.model.init(0, "model")
+    refusal, tensors = ask(here, task, [theta])
+    assert "[PEFLL-P004]" in str(refusal)
+    assert not tensors
+    assert not list((tmp_path / "state").rglob("*.safetensors"))
+    here = with_default_limits(setting(tmp_path, method, sizes=(20, 25, 30), changes={"batch_size": 8}))
+    assert ask(here, task, [theta]) == (None, {})
+    assert len(list((tmp_path / "state").rglob("*.safetensors"))) == 1
 
 
 def test_a_method_that_the_owner_did_not_name_is_refused_before_its_code_is_looked_for(tmp_path, flowers_log):

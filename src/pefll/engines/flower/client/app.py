@@ -132,7 +132,7 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees) -> list[Tenso
     """Run a task on this client's samples; keep what is its own, and return what is sent.
 
     Raises:
-        Refusal: where the owner does not allow what would be sent.
+        Refusal: where the owner does not allow what would be sent or kept; nothing is kept then.
     """
     method = member.method()
     task = task_of(method, header["task"])
@@ -140,9 +140,9 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees) -> list[Tenso
     client = member.client(int(header["client"]), int(header["round"]))
     reply = task(client, *trees, **static)
     sent = list(leaves(reply, but=Own))
-    if sent:
-        describes = header["task"] in getattr(method, "describing_tasks", ())
-        member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
+    # Also where all of it is kept: the server can ask for scores of a kept model.
+    describes = header["task"] in getattr(method, "describing_tasks", ())
+    member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
     own = [leaf for part in own_parts(reply) for leaf in leaves(part)]
     if own:
         member.store().put(header["keep"], own)
