@@ -153,7 +153,9 @@ class Method(Protocol[State]):
     are more than the network with other weights also has `personal_module(cohort, theta)`, which returns the model of
     the one client of a cohort as an `nn.Module`; see `knn_per`. Real clients answer only for the functions named in
     `client_tasks`, where a method has that, and compare what those in `describing_tasks` return with their owner's
-    limits. A reply's field called `samples` is the number of samples by which the server weights it.
+    limits. `kept_arguments` names, for each such function, the arguments that may be something a client kept; real
+    clients refuse to use it as any other. A reply's field called `samples` is the number of samples by which the server
+    weights it.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

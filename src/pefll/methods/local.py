@@ -42,6 +42,7 @@ class Local(BaseMethod):
     trains_in_rounds: ClassVar[bool] = False
     trains_new_clients: ClassVar[bool] = True
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
+    kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {"predict": ("theta",)}
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

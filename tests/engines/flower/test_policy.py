@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,53 @@ def test_a_server_cannot_ask_for_what_a_client_keeps(tmp_path):
     for method, task in (("knn-per", "remember"), ("fedrep", "fit_head"), ("pefll-prior", "with_shares")):
         with pytest.raises(BadMessage, match="nothing that a client"):
             task_of(setting(tmp_path, method).agreement.build(), task)
+
+
+def test_what_a_client_keeps_goes_only_where_the_method_puts_it(tmp_path):
+    """pFedMe's `train` of a kept model would send the server a model much like it."""
+    here = with_default_limits(setting(tmp_path, "pfedme", sizes=(20, 25, 30), changes={"batch_size": 8}))
+    theta = here.agreement.build().problem.model.init(0, "model")
+    refusal, tensors = ask(here, "train", [theta], keep="round-1-0")
+    assert (refusal, len(tensors)) == (None, 1)
+    for task in ("train", "join_in"):
+        refusal, tensors = ask(here, task, ["round-1-0:0"], keep="round-2-0")
+        assert refusal == (
+            f"refuses to use what it keeps as 'theta' of '{task}': only the arguments that PFedMe names in "
+            "`kept_arguments` may be kept ones [PEFLL-P013]"
+        )
+        assert not tensors
+    refusal, tensors = ask(here, "train", [theta, "round-1-0:0"])
+    assert "as '1' of 'train'" in str(refusal)
+    assert ask(here, "recall", ["round-1-0:0"]) == (None, {})
+    assert len(ask(here, "predict", ["visit-7-0:0"], split=0)[1]) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_kept_arguments_that_a_method_lists_are_those_that_it_uses(method, tmp_path):
+    here = setting(tmp_path, method, seen=5)
+    built = here.agreement.build()
+    used: dict[str, set[str]] = {}
+
+    def transport(node, request, deliver):
+        header = header_of(request.content)
+        if header["task"] != "hello":
+            names = list(signature(getattr(built, header["task"])).parameters)[1:]
+            assert header["trees"] == [None] * len(header["places"]), "each argument is one tensor"
+            for name, (kind, _) in zip(names, header["places"], strict=False):
+                if kind == KEPT:
+                    used.setdefault(header["task"], set()).add(name)
+        return [deliver(request)]
+
+    here.grid.transport = transport
+    engine = here.engine(newcomers=["client-005"])
+    state = engine.advance(engine.start(), 0, 3)
+    for _, cohort in engine.cohorts(torch.arange(6).numpy()):
+        cohort.ledger = Ledger()
+        theta = engine.method.personalize(state, cohort)
+        cohort.run(engine.method.predict, attack.each(theta), split=2)
+    engine.close()
+    assert not engine.dropped
+    assert used == {task: set(names) for task, names in getattr(built, "kept_arguments", {}).items()}
 
 
 def test_init_chooses_descriptors_that_clients_send(tmp_path):
