@@ -39,7 +39,7 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 _VISIT, _REMEMBERED = "pefll.visit", "pefll.remembered"
-_ERROR = 40  # a level of Python's logging
+_INFO, _ERROR = 20, 40  # levels of Python's logging
 
 Trees = list[Tree]
 Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
@@ -194,6 +194,8 @@ def _refusal(message: Message, context: Context, sentence: str) -> Message:
 def _hello(member: Member) -> dict[str, Any]:
     """Return what a client tells about itself beside its name: counts, where it may."""
     own = member.federation()  # read now, so that data that cannot be used is found before training
+    if member.agreement.feature_names:
+        log(_INFO, "the server chose these columns of a table: %s", ", ".join(member.agreement.feature_names))
     return {"counts": own.count[:, 0].tolist() if member.tells_counts else None}
 
 

@@ -12,7 +12,7 @@ import torch
 
 from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
-from pefll.data.user_files import read_member, state_of
+from pefll.data.user_files import CLIENT, SPLIT, read_member, state_of
 from pefll.engines.flower.client.client_store import ClientStore
 from pefll.engines.flower.client.policy import Policy, Refusal, WatchedClient
 from pefll.engines.flower.protocol.agreement import Agreement, TooLarge
@@ -61,6 +61,13 @@ class Member:
 
     def _read(self) -> Federation:
         agreed = self.agreement
+        for name in agreed.feature_names:  # they are the server's choice
+            if name in (self.label, SPLIT, CLIENT):
+                raise Refusal(
+                    f"refuses to read its column {name!r} as a feature: labels, splits and clients are none; leave it "
+                    "out of the federation's features",
+                    code="PEFLL-P014",
+                )
         own = read_member(
             self.data,
             classes=agreed.classes,
