@@ -283,6 +283,18 @@ def test_the_kept_arguments_that_a_method_lists_are_those_that_it_uses(method, t
     assert used == {task: set(names) for task, names in getattr(built, "kept_arguments", {}).items()}
 
 
+def test_updates_and_scores_contain_counts_that_the_hello_leaves_out(tmp_path):
+    """Documented and not defended against: this test says that docs/deploy.md is still right."""
+    here = setting(tmp_path, "fedavg")
+    here.grid.contexts[1000].node_config["tells-counts"] = False
+    theta = here.agreement.build().problem.model.init(0, "model")
+    train, validation, _ = here.federation.count[:, 0].tolist()
+    _, update = ask(here, "train", [theta])
+    assert train in [float(leaf) for leaf in update.values() if leaf.numel() == 1]
+    _, score = ask(here, "predict", [theta], split=1)
+    assert validation in [float(leaf) for leaf in score.values()]
+
+
 def test_init_chooses_descriptors_that_clients_send(tmp_path):
     def agreed(clients, *pairs, method="pefll"):
         return agreement_like("digits", tmp_path, method=method, pairs=list(pairs), model="auto", num_clients=clients)

@@ -29,7 +29,7 @@ class Member:
         data: where its samples are.
         label: a table's column of labels, or an .npz's array of them.
         state: its folder for what it keeps; None for none.
-        tells_counts: whether the server may know how many samples it has.
+        tells_counts: whether its hello says how many samples it has; scores and some updates do anyway.
         model: where its personal model is written when the server sends one; None for nowhere.
         policy: what its owner allows.
         agreement: what it was set up for.
