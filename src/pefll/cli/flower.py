@@ -175,7 +175,13 @@ def client(
     model: Annotated[
         Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
     ] = None,
-    counts: Annotated[bool, typer.Option(help="Tell the server how many samples there are.")] = True,
+    counts: Annotated[
+        bool,
+        typer.Option(
+            help="Tell the server at the start how many samples there are. Scores, and updates of methods that weight "
+            "clients by samples, contain such numbers anyway."
+        ),
+    ] = True,
     code: Annotated[
         list[str] | None,
         typer.Option(

@@ -23,7 +23,7 @@ from pefll.data.owners import Columns, Owned, by_client, no_clients
 from pefll.data.partition import natural
 
 # Where labels and clients are looked for when nobody says where; another name was asked for, and must be there.
-LABEL, CLIENT = "label", "client"
+LABEL, CLIENT, SPLIT = "label", "client", "split"
 # What an .npz calls its labels when nobody says so.
 _NPZ_LABEL = "y"
 

@@ -93,7 +93,7 @@ def take_part(
         data: its samples.
         label: a table's column of labels.
         model: where its personal model goes; None for its folder.
-        counts: whether the server may know how many samples there are.
+        counts: whether the client says at its hello how many samples there are.
         console: is told what happens.
         code: methods and models beside pefll's own that the server may name, package.module:Name.
         limits: fields of the client's `Policy` that its owner names; they alone can be looser than the default.

@@ -66,6 +66,11 @@ class FedRep(BaseMethod):
 
     trains_new_clients: ClassVar[bool] = True
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "assemble", "predict")
+    kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {
+        "train": ("head",),
+        "assemble": ("head",),
+        "predict": ("theta",),
+    }
 
     def __post_init__(self) -> None:
         fits = self.batch_size >= 1 and self.body_epochs >= 1

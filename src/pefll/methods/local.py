@@ -41,6 +41,7 @@ class Local(BaseMethod):
     trains_in_rounds: ClassVar[bool] = False
     trains_new_clients: ClassVar[bool] = True
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
+    kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {"predict": ("theta",)}
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1", code="PEFLL-S008")

@@ -49,6 +49,7 @@ class PerFedAvg(Averaging):
 
     trains_new_clients: ClassVar[bool] = True
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "adapt", "predict")
+    kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {"predict": ("theta",)}
 
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:

@@ -66,6 +66,7 @@ class PFedMe(BaseMethod):
 
     trains_new_clients: ClassVar[bool] = True
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "recall", "predict")
+    kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {"recall": ("personal",), "predict": ("theta",)}
 
     def __post_init__(self) -> None:
         fits = self.local_rounds >= 1 and self.inner_steps >= 1

@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 from pefll.core.errors import PefllError
 from pefll.engines.flower.client import member as module
 from pefll.engines.flower.client.member import DataCache, Member
+from pefll.engines.flower.client.policy import Refusal
 from pefll.engines.flower.protocol.agreement import Agreement
 from tests.engines.flower.federations import setting
 
@@ -75,6 +76,24 @@ def test_data_that_is_not_there_is_one_sentence(tmp_path):
     (tmp_path / "client-000.npz").unlink()
     with pytest.raises(PefllError, match="PEFLL-D178"):
         member_of(here).federation()
+
+
+@pytest.mark.parametrize("column", ["outcome", "split", "client"])
+def test_a_server_cannot_choose_labels_splits_or_clients_as_features(column, tmp_path):
+    path = tmp_path / "table.csv"
+    rows = [f"{i},{i % 3},{i % 2},train,0" for i in range(20)]
+    path.write_text("\n".join(["a,b,outcome,split,client", *rows]))
+    for names in (("a", "b"), ("a", column)):
+        agreed = Agreement("fedavg", "mlp", (2,), 2, 1, {}, feature_names=names)
+        node = {"name": "ann", "data": str(path), "label": "outcome", "methods": "fedavg"}
+        member = Member.from_context(Context(1, 1, node, RecordDict(), agreed.to_config()))
+        if column not in names:
+            assert member.federation().input_shape == (2,)
+            continue
+        with pytest.raises(Refusal) as caught:
+            member.federation()
+        assert caught.value.code == "PEFLL-P014"
+        assert repr(column) in str(caught.value)
 
 
 def test_an_agreement_is_read_once_and_damaged_ones_are_one_sentence(tmp_path):

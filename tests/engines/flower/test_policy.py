@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+
+from flwr.app import Message
 
 from benchmarks import curious_server as attack
 from pefll.core.errors import PefllError
@@ -18,9 +22,10 @@ from pefll.engines.cohort import Ledger
 from pefll.engines.flower.client.app import task_of
 from pefll.engines.flower.client.member import Member
 from pefll.engines.flower.client.policy import Draw, Policy, Refusal
-from pefll.engines.flower.protocol.message import BadMessage
+from pefll.engines.flower.protocol.message import BadMessage, header_of, pack, tensors_of
+from pefll.engines.flower.protocol.names import ECHO, KEPT, SENT
 from pefll.methods import METHODS
-from tests.engines.flower.federations import flower_state, sampled, serial_state, setting, sha256
+from tests.engines.flower.federations import Setting, flower_state, sampled, serial_state, setting, sha256
 
 REPLIES = 16
 
@@ -67,6 +72,45 @@ def test_a_client_that_refuses_is_left_out_and_both_logs_say_why(tmp_path, flowe
     assert all("is left out: it refuses to reply from" in line and "[PEFLL-P004]" in line for line in said)
     assert flowers_log.text.count("this client refuses to reply from") == len(rounds)
     assert "the reply is made from" in flowers_log.text
+
+
+def ask(here: Setting, task: str, trees: list[Tensor | str], keep: str = "visit-7-0", **static: int):
+    """Ask the first client for a task as a server of any kind may; return its refusal and its tensors.
+
+    Args:
+        here: whose grid.
+        task: its name.
+        trees: the arguments; a text names something that the client keeps.
+        keep: the name under which the client keeps what is its own.
+        static: whole-number arguments.
+    """
+    header = dict.fromkeys(ECHO, 0) | {"task": task, "visit": "7", "agreement": here.agreement.sha256, "keep": keep}
+    header |= {"static": static, "trees": [None] * len(trees)}
+    header["places"] = [(KEPT, tree) if isinstance(tree, str) else (SENT, str(i)) for i, tree in enumerate(trees)]
+    tensors = {str(i): tree for i, tree in enumerate(trees) if not isinstance(tree, str)}
+    (name,) = here.grid.push_messages([Message(pack(header, tensors), 1000, f"train.{task}")])
+    (reply,) = here.grid.pull_messages([name])
+    return header_of(reply.content).get("refusal"), tensors_of(reply.content)
+
+
+def with_default_limits(here: Setting) -> Setting:
+    for context in here.grid.contexts.values():
+        del context.node_config["min-samples"], context.node_config["numbers-per-sample"]
+    return here
+
+
+@pytest.mark.parametrize(("method", "task"), [("per-fedavg", "adapt"), ("local", "train")])
+def test_a_model_of_one_sample_is_not_kept_either(method, task, tmp_path):
+    """A server could ask for scores of the kept model, and so find the sample."""
+    here = with_default_limits(setting(tmp_path, method, sizes=(20, 25, 30), changes={"batch_size": 1}))
+    theta = here.agreement.build().problem.model.init(0, "model")
+    refusal, tensors = ask(here, task, [theta])
+    assert "[PEFLL-P004]" in str(refusal)
+    assert not tensors
+    assert not list((tmp_path / "state").rglob("*.safetensors"))
+    here = with_default_limits(setting(tmp_path, method, sizes=(20, 25, 30), changes={"batch_size": 8}))
+    assert ask(here, task, [theta]) == (None, {})
+    assert len(list((tmp_path / "state").rglob("*.safetensors"))) == 1
 
 
 def test_a_method_that_the_owner_did_not_name_is_refused_before_its_code_is_looked_for(tmp_path, flowers_log):
@@ -190,6 +234,65 @@ def test_a_server_cannot_ask_for_what_a_client_keeps(tmp_path):
     for method, task in (("knn-per", "remember"), ("fedrep", "fit_head"), ("pefll-prior", "with_shares")):
         with pytest.raises(BadMessage, match="nothing that a client"):
             task_of(setting(tmp_path, method).agreement.build(), task)
+
+
+def test_what_a_client_keeps_goes_only_where_the_method_puts_it(tmp_path):
+    """pFedMe's `train` of a kept model would send the server a model much like it."""
+    here = with_default_limits(setting(tmp_path, "pfedme", sizes=(20, 25, 30), changes={"batch_size": 8}))
+    theta = here.agreement.build().problem.model.init(0, "model")
+    refusal, tensors = ask(here, "train", [theta], keep="round-1-0")
+    assert (refusal, len(tensors)) == (None, 1)
+    for task in ("train", "join_in"):
+        refusal, tensors = ask(here, task, ["round-1-0:0"], keep="round-2-0")
+        assert refusal == (
+            f"refuses to use what it keeps as 'theta' of '{task}': only the arguments that PFedMe names in "
+            "`kept_arguments` may be kept ones [PEFLL-P013]"
+        )
+        assert not tensors
+    refusal, tensors = ask(here, "train", [theta, "round-1-0:0"])
+    assert "as '1' of 'train'" in str(refusal)
+    assert ask(here, "recall", ["round-1-0:0"]) == (None, {})
+    assert len(ask(here, "predict", ["visit-7-0:0"], split=0)[1]) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_kept_arguments_that_a_method_lists_are_those_that_it_uses(method, tmp_path):
+    here = setting(tmp_path, method, seen=5)
+    built = here.agreement.build()
+    used: dict[str, set[str]] = {}
+
+    def transport(node, request, deliver):
+        header = header_of(request.content)
+        if header["task"] != "hello":
+            names = list(signature(getattr(built, header["task"])).parameters)[1:]
+            assert header["trees"] == [None] * len(header["places"]), "each argument is one tensor"
+            for name, (kind, _) in zip(names, header["places"], strict=False):
+                if kind == KEPT:
+                    used.setdefault(header["task"], set()).add(name)
+        return [deliver(request)]
+
+    here.grid.transport = transport
+    engine = here.engine(newcomers=["client-005"])
+    state = engine.advance(engine.start(), 0, 3)
+    for _, cohort in engine.cohorts(torch.arange(6).numpy()):
+        cohort.ledger = Ledger()
+        theta = engine.method.personalize(state, cohort)
+        cohort.run(engine.method.predict, attack.each(theta), split=2)
+    engine.close()
+    assert not engine.dropped
+    assert used == {task: set(names) for task, names in getattr(built, "kept_arguments", {}).items()}
+
+
+def test_updates_and_scores_contain_counts_that_the_hello_leaves_out(tmp_path):
+    """Documented and not defended against: this test says that docs/deploy.md is still right."""
+    here = setting(tmp_path, "fedavg")
+    here.grid.contexts[1000].node_config["tells-counts"] = False
+    theta = here.agreement.build().problem.model.init(0, "model")
+    train, validation, _ = here.federation.count[:, 0].tolist()
+    _, update = ask(here, "train", [theta])
+    assert train in [float(leaf) for leaf in update.values() if leaf.numel() == 1]
+    _, score = ask(here, "predict", [theta], split=1)
+    assert validation in [float(leaf) for leaf in score.values()]
 
 
 def test_init_chooses_descriptors_that_clients_send(tmp_path):

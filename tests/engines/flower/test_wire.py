@@ -270,6 +270,13 @@ def test_lengths_whose_square_is_too_large_for_their_type_are_compared_all_the_s
     assert norm_outliers(replies(1e4), 0) == {}
 
 
+def test_of_two_replies_the_longer_one_is_not_blamed():
+    """Otherwise a client with a tiny vector has an honest one left out."""
+    tiny, honest = (Reply([torch.full((4,), value)], [2 * value]) for value in (1e-12, 1.0))
+    assert norm_outliers({0: tiny, 1: honest}, 1000) == {}
+    assert norm_outliers({0: tiny, 1: honest, 2: honest}, 1000) == {}
+
+
 def test_counts_are_not_compared_by_length():
     count = torch.tensor(7.0)
     assert read_reply(pack({"task": "adapt"}, {"0": count}), {"task": "adapt"}, count).norms == [0.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from inspect import signature
 from itertools import islice
@@ -39,7 +39,7 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 _VISIT, _REMEMBERED = "pefll.visit", "pefll.remembered"
-_ERROR = 40  # a level of Python's logging
+_INFO, _ERROR = 20, 40  # levels of Python's logging
 
 Trees = list[Tree]
 Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
@@ -90,12 +90,12 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         EngineSettings.take(settings, keep_memory=False)  # as every engine does: one thread, so that sums repeat
         if header["task"] == HELLO:
             return Message(pack(echo | _hello(member), {}), reply_to=message)
-        trees, missing = _arguments(header, message.content, context.state, member)
+        trees, missing, kept = _arguments(header, message.content, context.state, member)
         if missing:
             return Message(pack(echo | {"missing": missing}, {}), reply_to=message)
         if extras and header["task"] in extras:
             return Message(pack(echo | extras[header["task"]](member, header, trees), {}), reply_to=message)
-        reply = run_task(member, header, trees)
+        reply = run_task(member, header, trees, kept)
         return Message(pack(echo, {str(place): leaf for place, leaf in enumerate(reply)}), reply_to=message)
     except BadMessage as error:
         log(_ERROR, "the server %s", error)
@@ -123,26 +123,56 @@ def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
     return task  # type: ignore[no-any-return]
 
 
+def check_kept_arguments(method: Method[Any], task: Callable[..., Tree], kept: Collection[int]) -> None:
+    """Raise Refusal for an argument that holds something kept, unless the method's `kept_arguments` names it.
+
+    Otherwise a server could get what a client keeps: pFedMe's `train` of a kept model sends a model much like it.
+
+    Args:
+        method: of the agreement.
+        task: one of its functions.
+        kept: the places of the arguments that hold something the client kept, from 0 for the first after the client.
+    """
+    names = list(signature(task).parameters)[1:]
+    allowed = getattr(method, "kept_arguments", {}).get(task.__name__, ())
+    for place in sorted(kept):
+        name = names[place] if place < len(names) else str(place)
+        if name not in allowed:
+            raise Refusal(
+                f"refuses to use what it keeps as {name!r} of {task.__name__!r}: only the arguments that "
+                f"{type(method).__name__} names in `kept_arguments` may be kept ones",
+                code="PEFLL-P013",
+            )
+
+
 @lru_cache(maxsize=64)
 def _first_parameter(function: Callable[..., Any], bound: bool) -> str:
     return next(islice(signature(function).parameters, int(bound), None), "")
 
 
-def run_task(member: Member, header: dict[str, Any], trees: Trees) -> list[Tensor]:
+def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collection[int] = ()) -> list[Tensor]:
     """Run a task on this client's samples; keep what is its own, and return what is sent.
 
+    Args:
+        member: this client.
+        header: of the message.
+        trees: the arguments.
+        kept: the places of those that hold something the client kept.
+
     Raises:
-        Refusal: where the owner does not allow what would be sent.
+        Refusal: where the method puts nothing kept, and where the owner does not allow what would be sent or kept;
+            nothing is kept then.
     """
     method = member.method()
     task = task_of(method, header["task"])
+    check_kept_arguments(method, task, kept)
     static = {str(name): int(value) for name, value in header["static"].items()}
     client = member.client(int(header["client"]), int(header["round"]))
     reply = task(client, *trees, **static)
     sent = list(leaves(reply, but=Own))
-    if sent:
-        describes = header["task"] in getattr(method, "describing_tasks", ())
-        member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
+    # Also where all of it is kept: the server can ask for scores of a kept model.
+    describes = header["task"] in getattr(method, "describing_tasks", ())
+    member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
     own = [leaf for part in own_parts(reply) for leaf in leaves(part)]
     if own:
         member.store().put(header["keep"], own)
@@ -164,13 +194,17 @@ def _refusal(message: Message, context: Context, sentence: str) -> Message:
 def _hello(member: Member) -> dict[str, Any]:
     """Return what a client tells about itself beside its name: counts, where it may."""
     own = member.federation()  # read now, so that data that cannot be used is found before training
+    if member.agreement.feature_names:
+        log(_INFO, "the server chose these columns of a table: %s", ", ".join(member.agreement.feature_names))
     return {"counts": own.count[:, 0].tolist() if member.tells_counts else None}
 
 
 def _arguments(
     header: dict[str, Any], content: RecordDict, state: RecordDict, member: Member
-) -> tuple[Trees, list[str]]:
-    """Return the arguments of a task, and the hashes of tensors that this client should know and does not.
+) -> tuple[Trees, list[str], set[int]]:
+    """Return the arguments of a task, the hashes of tensors that this client should know and does not, and more.
+
+    The last is the places of the arguments that hold something the client kept.
 
     Args:
         header: says for each tensor where it is.
@@ -208,11 +242,13 @@ def _arguments(
             else:
                 missing.append(what)
         if missing:
-            return [], missing
+            return [], missing, set()
         for value in values:
             if not all_finite(value):
                 raise BadMessage("sent NaN or infinity")
         each = iter(values)
-        return [build(structure, each) for structure in header["trees"]], []
+        trees = [build(structure, each) for structure in header["trees"]]
+        own = {id(value) for value, (kind, _) in zip(values, header["places"], strict=True) if kind == KEPT}
+        return trees, [], {place for place, tree in enumerate(trees) if any(id(leaf) in own for leaf in leaves(tree))}
     except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
         raise BadMessage(f"sent arguments that do not fit together ({type(error).__name__})") from None

@@ -12,7 +12,7 @@ import torch
 
 from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
-from pefll.data.user_files import read_member, state_of
+from pefll.data.user_files import CLIENT, SPLIT, read_member, state_of
 from pefll.engines.flower.client.client_store import ClientStore
 from pefll.engines.flower.client.policy import Policy, Refusal, WatchedClient
 from pefll.engines.flower.protocol.agreement import Agreement, TooLarge
@@ -29,7 +29,7 @@ class Member:
         data: where its samples are.
         label: a table's column of labels, or an .npz's array of them.
         state: its folder for what it keeps; None for none.
-        tells_counts: whether the server may know how many samples it has.
+        tells_counts: whether its hello says how many samples it has; scores and some updates do anyway.
         model: where its personal model is written when the server sends one; None for nowhere.
         policy: what its owner allows.
         agreement: what it was set up for.
@@ -61,6 +61,13 @@ class Member:
 
     def _read(self) -> Federation:
         agreed = self.agreement
+        for name in agreed.feature_names:  # they are the server's choice
+            if name in (self.label, SPLIT, CLIENT):
+                raise Refusal(
+                    f"refuses to read its column {name!r} as a feature: labels, splits and clients are none; leave it "
+                    "out of the federation's features",
+                    code="PEFLL-P014",
+                )
         own = read_member(
             self.data,
             classes=agreed.classes,

@@ -76,7 +76,7 @@ class Policy:
 
     Attributes:
         methods: those that the client takes part in, by name; None for all, as in a simulation.
-        min_samples: no reply is made from a batch of fewer; 0 for no limit.
+        min_samples: nothing is sent or kept that is made from a batch of fewer; 0 for no limit.
         allow_few: whether a split with fewer samples than that may be used where all of it is.
         numbers_per_sample: how many numbers a descriptor may have for each sample behind it; 0 for no limit.
     """
@@ -150,7 +150,7 @@ class Policy:
             )
 
     def check_reply(self, client: WatchedClient, numbers: int, describes: bool) -> None:
-        """Raise Refusal where what is to be sent says too much about too few samples.
+        """Raise Refusal where what is to be sent or kept says too much about too few samples.
 
         Args:
             client: has noted what it was made from.

@@ -20,6 +20,7 @@ from pefll.engines.flower.protocol.message import (
 from pefll.methods.contract import Own, Score
 
 _MOST_SAMPLES = 1 << 40  # of a split
+_FEWEST_FOR_A_MEDIAN = 3
 
 
 class Reply(NamedTuple):
@@ -144,14 +145,15 @@ def check_count(reply: Reply, place: int, declared: int | None) -> None:
 def norm_outliers(replies: dict[int, Reply], limit: float) -> dict[int, str]:
     """Return the clients with a vector that is far longer than the median of the cohort's.
 
-    The lower of two medians is taken, so that among two clients the longer one is found.
+    Of an even number of replies the lower median is taken. Of two replies nobody knows which is the wrong one: with a
+    tiny vector one client could have the other left out. So nobody is found among fewer than three.
 
     Args:
         replies: of the clients of a cohort.
         limit: how many times as long is too long; 0 for no limit.
     """
     faults: dict[int, str] = {}
-    if not limit or len(replies) < 2:
+    if not limit or len(replies) < _FEWEST_FOR_A_MEDIAN:
         return faults
     for norms in zip(*(reply.norms for reply in replies.values()), strict=True):
         median = sorted(norms)[(len(norms) - 1) // 2]

@@ -20,7 +20,8 @@ class Terms:
         quorum: the share of a round's clients that must complete all its exchanges.
         pause_seconds: before a round is repeated.
         patience_seconds: how long one round may be repeated before the run stops, with what is saved.
-        norm_limit: a reply whose norm is so many times that of the cohort's median is refused; 0 for no limit.
+        norm_limit: a reply whose norm is so many times that of the cohort's median is refused, where three or more
+            replied; 0 for no limit.
         weight_limit: in a mean over samples a client counts for at most so many times the median client; 0 for any.
         choice_limit: the same where the best round is chosen. It is tighter: one client's word must not choose it.
         sample_limit: a client counts for at most so many samples anywhere; 0 for no limit.
