@@ -227,6 +227,24 @@ def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, e
     assert PersonalModel.load(made).facts["feature_names"] == FEATURES
 
 
+def test_a_misspelt_client_column_is_refused(pefll, refused, by_command, tmp_path):  # noqa: F811
+    frame = table(["ann", "bob"])
+    frame.to_csv(tmp_path / "two.csv", index=False)
+    frame.to_parquet(tmp_path / "two.parquet")
+    numbers = frame.label.map({"red": 0, "green": 1, "blue": 2})
+    owner = frame.user_id.to_numpy().astype(str)
+    np.savez(tmp_path / "two.npz", x=frame[FEATURES].to_numpy(), y=numbers.to_numpy(), user_id=owner)
+    target = tmp_path / "m.safetensors"
+    for file, code in (("two.csv", "D177"), ("two.parquet", "D177"), ("two.npz", "D173")):
+        words = ("personalize", by_command, "--data", tmp_path / file, "--client-column", "usr_id", "--out", target)
+        assert f"PEFLL-{code}" in refused(*words)
+        assert not target.exists()
+    frame[frame.user_id == "ann"].drop(columns="user_id").to_csv(tmp_path / "one.csv", index=False)
+    assert pefll("personalize", by_command, "--data", tmp_path / "one.csv", "--out", target).code == 0, (
+        "nobody named it"
+    )
+
+
 def test_arrays_and_folders_of_several_clients(pefll, refused, tmp_path):  # noqa: F811
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)

@@ -64,11 +64,7 @@ def read_samples(
             code="PEFLL-D176",
         )
     if client not in names and client != CLIENT:
-        raise PefllError(
-            f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
-            f"is with {argument('client', option='--client-column')}",
-            code="PEFLL-D177",
-        )
+        raise _no_client_column(path, client, names)
     return frames.from_frame(
         frame,
         label,
@@ -141,6 +137,7 @@ def read_client(
     tokens: bool = False,
     alone: bool = False,
     instead: str = "",
+    client_named: bool = False,
 ) -> tuple[Array, Array | None]:
     """Return one client's own samples, to personalise a model for it or to classify them.
 
@@ -148,13 +145,14 @@ def read_client(
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
         label: a table's column of labels, which may be absent, or an npz's array; `LABEL` stands for an npz's y, which
             may be absent too.
-        client: a table's column that is no feature; may be absent.
+        client: a table's column that is no feature, or an npz's array; may be absent unless `client_named`.
         split: another one.
         features: a table's columns that make up x, in order: those the model was trained on. By default all others.
         class_names: the classes of the model; needed where the labels are texts.
         tokens: x holds tokens, which stay whole numbers.
         alone: refuse a file that says that its samples are several clients'.
         instead: what else can be done with such a file, for that error.
+        client_named: the user named `client` for this file, so that it must be there.
 
     Returns:
         x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
@@ -163,19 +161,21 @@ def read_client(
     kind = _kind(path, "class")
     y: Any
     if kind == "folder":
-        refuse_columns(path.name, label)
+        refuse_columns(path.name, label, client if client_named else CLIENT)
         if alone and instead and folders.is_of_clients(path):
             raise _several(path, len(folders.from_folder(path).client_names), instead)
         x, y = folders.one_client(path)
         owners = None
     elif kind == "npz":
-        named = () if label == LABEL else (label,)
+        named = (*(() if label == LABEL else (label,)), *((client,) if client_named else ()))
         of_labels = npz_label(path, label)
         arrays = read_npz(path, needed=("x", *named), optional=(of_labels, client))
         x, y = arrays["x"], arrays.get(of_labels)
         owners = arrays.get(client)
     else:
         frame = frames.read_frame(path)
+        if client_named and client not in frames.columns(frame):
+            raise _no_client_column(path, client, frames.columns(frame))
         owners = frames.column(frame, client, path.name) if client in frames.columns(frame) else None
         y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
@@ -276,6 +276,14 @@ def npz_label(path: Path, label: str) -> str:
     if label != LABEL:
         return label
     return LABEL if set(read_npz(path, needed=(), optional=(_NPZ_LABEL, LABEL))) == {LABEL} else _NPZ_LABEL
+
+
+def _no_client_column(path: Path, client: str, names: Sequence[str]) -> PefllError:
+    return PefllError(
+        f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
+        f"is with {argument('client', option='--client-column')}",
+        code="PEFLL-D177",
+    )
 
 
 def _split_of(path: Path, split: str) -> Any:
