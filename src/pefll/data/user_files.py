@@ -19,11 +19,12 @@ from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
 from pefll.data.normalise import with_channel_stats
 from pefll.data.npz import read_npz
-from pefll.data.owners import Columns, Owned, by_client, no_clients
+from pefll.data.owners import CLIENT as CLIENT
+from pefll.data.owners import Columns, Owned, by_client, names_of_owners, no_clients, number_of_clients
 from pefll.data.partition import natural
 
 # Where labels and clients are looked for when nobody says where; another name was asked for, and must be there.
-LABEL, CLIENT = "label", "client"
+LABEL = "label"
 # What an .npz calls its labels when nobody says so.
 _NPZ_LABEL = "y"
 
@@ -160,28 +161,31 @@ def read_client(
     path = Path(path).expanduser()
     kind = _kind(path, "class")
     y: Any
+    owned: dict[str, Any] = {}  # what the file says about whose its samples are
+    candidates = names_of_owners(client, features, named=client_named)
     if kind == "folder":
         refuse_columns(path.name, label, client if client_named else CLIENT)
         if alone and instead and folders.is_of_clients(path):
             raise _several(path, len(folders.from_folder(path).client_names), instead)
         x, y = folders.one_client(path)
-        owners = None
     elif kind == "npz":
         named = (*(() if label == LABEL else (label,)), *((client,) if client_named else ()))
         of_labels = npz_label(path, label)
-        arrays = read_npz(path, needed=("x", *named), optional=(of_labels, client))
+        arrays = read_npz(path, needed=("x", *named), optional=(of_labels, *candidates))
         x, y = arrays["x"], arrays.get(of_labels)
-        owners = arrays.get(client)
+        owned = {each: arrays[each] for each in candidates if each in arrays}
     else:
         frame = frames.read_frame(path)
-        if client_named and client not in frames.columns(frame):
+        # Without the names of features a table's other columns are features, also one with the usual name.
+        found = {each: frames.find_column(frame, each, path.name) for each in (candidates if features else (client,))}
+        owned = {each: values for each, values in found.items() if values is not None}
+        if client_named and client not in owned:
             raise _no_client_column(path, client, frames.columns(frame))
-        owners = frames.column(frame, client, path.name) if client in frames.columns(frame) else None
         y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
         x = frames.matrix_by_name(frame, chosen, path.name, tokens=tokens)
     if alone:
-        _refuse_several(owners, path, instead)
+        _refuse_several(owned, path, instead)
     labels = None if y is None else labels_of(y, class_names, path.name)
     return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
 
@@ -297,16 +301,24 @@ def _split_of(path: Path, split: str) -> Any:
     return None
 
 
-def _refuse_several(owners: Any, path: Path, instead: str) -> None:
-    """Raise PefllError where a file that should be one client's says that it is several clients'."""
-    count = 0 if owners is None else len(set(np.asarray(owners).tolist()))
-    if count > 1:
-        raise _several(path, count, instead)
+def _refuse_several(owned: dict[str, Any], path: Path, instead: str) -> None:
+    """Raise PefllError where a file that should be one client's does not say so in its column of clients.
+
+    Args:
+        owned: that column by its name; of several, the first counts. Empty where there is none.
+        path: of the file.
+        instead: see `read_client`.
+    """
+    for column, values in list(owned.items())[:1]:
+        count = number_of_clients(values, column, path.name)
+        if count > 1:
+            raise _several(path, count, instead, f", by {column!r}")
 
 
-def _several(path: Path, count: int, instead: str) -> PefllError:
+def _several(path: Path, count: int, instead: str, by: str = "") -> PefllError:
     return PefllError(
-        f"{path} holds the samples of {count} clients; give a file with those of one{instead and f', or {instead}'}",
+        f"{path} holds the samples of {count} clients{by}; give a file with those of one"
+        f"{instead and f', or {instead}'}",
         code="PEFLL-M034",
     )
 
