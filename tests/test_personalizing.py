@@ -227,6 +227,62 @@ def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, e
     assert PersonalModel.load(made).facts["feature_names"] == FEATURES
 
 
+def test_a_misspelt_client_column_is_refused(pefll, refused, by_command, tmp_path):  # noqa: F811
+    frame = table(["ann", "bob"])
+    frame.to_csv(tmp_path / "two.csv", index=False)
+    frame.to_parquet(tmp_path / "two.parquet")
+    numbers = frame.label.map({"red": 0, "green": 1, "blue": 2})
+    owner = frame.user_id.to_numpy().astype(str)
+    np.savez(tmp_path / "two.npz", x=frame[FEATURES].to_numpy(), y=numbers.to_numpy(), user_id=owner)
+    target = tmp_path / "m.safetensors"
+    for file, code in (("two.csv", "D177"), ("two.parquet", "D177"), ("two.npz", "D173")):
+        words = ("personalize", by_command, "--data", tmp_path / file, "--client-column", "usr_id", "--out", target)
+        assert f"PEFLL-{code}" in refused(*words)
+        assert not target.exists()
+    frame[frame.user_id == "ann"].drop(columns="user_id").to_csv(tmp_path / "one.csv", index=False)
+    assert pefll("personalize", by_command, "--data", tmp_path / "one.csv", "--out", target).code == 0, (
+        "nobody named it"
+    )
+
+
+def test_clients_in_an_index_or_under_the_usual_name_are_seen(pefll, refused, trained, by_command, tmp_path):  # noqa: F811
+    run, frame = load(trained), table(["ann", "bob"])
+    one = frame[frame.user_id == "ann"]
+    assert same(run.personalize(one.set_index("user_id")), run.personalize(one))
+    assert list(run.personalize_each(frame.set_index("user_id"))) == ["ann", "bob"]
+    hidden = {
+        "index": frame.set_index("user_id"),
+        "levels": frame.assign(row=range(len(frame))).set_index(["row", "user_id"]),
+        "usual": frame.rename(columns={"user_id": "client"}),
+    }
+    target = tmp_path / "m.safetensors"
+    for name, other in hidden.items():
+        with pytest.raises(PefllError, match="PEFLL-M037"):
+            run.personalize(other)
+        other.to_parquet(tmp_path / f"{name}.parquet")
+        said = refused("personalize", by_command, "--data", tmp_path / f"{name}.parquet", "--out", target)
+        assert "PEFLL-M034" in said
+    numbers = frame.label.map({"red": 0, "green": 1, "blue": 2}).to_numpy()
+    owner = frame.user_id.to_numpy().astype(str)
+    np.savez(tmp_path / "usual.npz", x=frame[FEATURES].to_numpy(), y=numbers, client=owner)
+    said = refused("personalize", by_command, "--data", tmp_path / "usual.npz", "--out", target)
+    assert "PEFLL-M034" in said
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("empty", [None, np.nan, pandas.NA])
+def test_a_client_column_with_empty_entries_is_refused(refused, trained, by_command, tmp_path, empty):  # noqa: F811
+    run, frame = load(trained), table(["ann"])
+    partly = frame.astype({"user_id": object})
+    partly.loc[3, "user_id"] = empty
+    for place, other in enumerate((frame.assign(user_id=empty), partly)):
+        with pytest.raises(PefllError, match="PEFLL-M061"):
+            run.personalize(other)
+        data = tmp_path / f"{place}.parquet"
+        other.to_parquet(data)
+        assert "PEFLL-M061" in refused("personalize", by_command, "--data", data, "--out", tmp_path / "m.safetensors")
+
+
 def test_arrays_and_folders_of_several_clients(pefll, refused, tmp_path):  # noqa: F811
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)

@@ -124,8 +124,8 @@ def personalize(
         _personalize_each(trained, data, target, label, client_column, force)
         return
     instead = "make one model for each with --each --out FOLDER"
-    client = client_column or trained.columns.client
-    x, y = _read_client(data, label, trained.facts, client=client, alone=True, instead=instead)
+    client, named = client_column or trained.columns.client, bool(client_column)
+    x, y = _read_client(data, label, trained.facts, client=client, client_named=named, alone=True, instead=instead)
     _check_labels(y is not None, trained, data, label)
     personal = trained.personalize(x, y)
     files.make_folder(target.parent)

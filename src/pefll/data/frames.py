@@ -168,6 +168,18 @@ def column(frame: Any, name: str, where: str) -> Array:
     return _column(frame, _by_name(frame), name, where)
 
 
+def find_column(frame: Any, name: str, where: str) -> Array | None:
+    """Return the column of that name, [N], or else the level of a pandas index; None where there is neither."""
+    if name in columns(frame):
+        return column(frame, name, where)
+    index = getattr(frame, "index", None)
+    levels = [] if isinstance(frame, dict) else list(getattr(index, "names", None) or [])
+    place = next((place for place, level in enumerate(levels) if level is not None and str(level) == name), None)
+    if index is None or place is None:
+        return None
+    return as_array(index.get_level_values(place), f"index {name!r}", where)
+
+
 def _by_name(frame: Any) -> dict[str, Any]:
     """Return what a table's columns are found by, by their names as texts."""
     return {str(key): key for key in _keys(frame)}

@@ -14,6 +14,10 @@ from pefll.data.arrays import as_array, owners_of
 from pefll.data.federation import Array
 
 Name = int | str
+# What a column, or an array, of clients is called when nobody says so.
+CLIENT = "client"
+# What stands for no value, as a text.
+_EMPTY = ("None", "nan", "<NA>", "NaT")
 
 
 class Owned(NamedTuple):
@@ -80,13 +84,43 @@ def from_frame(
         name: of the table, for errors.
         tokens: the features are tokens.
     """
-    there = frames.columns(frame)
-    if columns.client not in there:
+    client = frames.find_column(frame, columns.client, name)
+    if client is None:
         raise no_clients(name, f"column {columns.client!r}")
-    if y is None and columns.label in there:
+    if y is None and columns.label in frames.columns(frame):
         y = frames.column(frame, columns.label, name)
     x = frames.matrix_by_name(frame, features_in(frame, columns, name), name, tokens=tokens)
-    return by_client(x, y, frames.column(frame, columns.client, name), name)
+    return by_client(x, y, client, name)
+
+
+def names_of_owners(client: str, features: Sequence[str], *, named: bool = False) -> tuple[str, ...]:
+    """Return where one client's data may say whose it is: in the run's column, or else in the usual one.
+
+    Args:
+        client: the column of clients, or the array.
+        features: what the model's features are called, if that is known; a feature says nothing about owners.
+        named: the user named `client`, so that no other column is looked at.
+    """
+    return (client,) if named or CLIENT in (client, *features) else (client, CLIENT)
+
+
+def number_of_clients(owners: Any, column: str, name: str) -> int:
+    """Return how many clients a column names; PefllError where some of its entries are empty.
+
+    Args:
+        owners: [N] the column's values.
+        column: what it is called.
+        name: of the data, for errors.
+    """
+    values = np.asarray(owners).reshape(-1).tolist()
+    empty = sum(not isinstance(value, str) and str(value) in _EMPTY for value in values)
+    if empty:
+        raise PefllError(
+            f"{name}: {empty:,} of {counted(len(values), 'sample')} have no client in {column!r}; fill them in, or "
+            "leave this column out if all samples are one client's",
+            code="PEFLL-M061",
+        )
+    return len(set(values))
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:

@@ -19,11 +19,12 @@ from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
 from pefll.data.normalise import with_channel_stats
 from pefll.data.npz import read_npz
-from pefll.data.owners import Columns, Owned, by_client, no_clients
+from pefll.data.owners import CLIENT as CLIENT
+from pefll.data.owners import Columns, Owned, by_client, names_of_owners, no_clients, number_of_clients
 from pefll.data.partition import natural
 
 # Where labels and clients are looked for when nobody says where; another name was asked for, and must be there.
-LABEL, CLIENT, SPLIT = "label", "client", "split"
+LABEL, SPLIT = "label", "split"
 # What an .npz calls its labels when nobody says so.
 _NPZ_LABEL = "y"
 
@@ -64,11 +65,7 @@ def read_samples(
             code="PEFLL-D176",
         )
     if client not in names and client != CLIENT:
-        raise PefllError(
-            f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
-            f"is with {argument('client', option='--client-column')}",
-            code="PEFLL-D177",
-        )
+        raise _no_client_column(path, client, names)
     return frames.from_frame(
         frame,
         label,
@@ -141,6 +138,7 @@ def read_client(
     tokens: bool = False,
     alone: bool = False,
     instead: str = "",
+    client_named: bool = False,
 ) -> tuple[Array, Array | None]:
     """Return one client's own samples, to personalise a model for it or to classify them.
 
@@ -148,13 +146,14 @@ def read_client(
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
         label: a table's column of labels, which may be absent, or an npz's array; `LABEL` stands for an npz's y, which
             may be absent too.
-        client: a table's column that is no feature; may be absent.
+        client: a table's column that is no feature, or an npz's array; may be absent unless `client_named`.
         split: another one.
         features: a table's columns that make up x, in order: those the model was trained on. By default all others.
         class_names: the classes of the model; needed where the labels are texts.
         tokens: x holds tokens, which stay whole numbers.
         alone: refuse a file that says that its samples are several clients'.
         instead: what else can be done with such a file, for that error.
+        client_named: the user named `client` for this file, so that it must be there.
 
     Returns:
         x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
@@ -162,26 +161,31 @@ def read_client(
     path = Path(path).expanduser()
     kind = _kind(path, "class")
     y: Any
+    owned: dict[str, Any] = {}  # what the file says about whose its samples are
+    candidates = names_of_owners(client, features, named=client_named)
     if kind == "folder":
-        refuse_columns(path.name, label)
+        refuse_columns(path.name, label, client if client_named else CLIENT)
         if alone and instead and folders.is_of_clients(path):
             raise _several(path, len(folders.from_folder(path).client_names), instead)
         x, y = folders.one_client(path)
-        owners = None
     elif kind == "npz":
-        named = () if label == LABEL else (label,)
+        named = (*(() if label == LABEL else (label,)), *((client,) if client_named else ()))
         of_labels = npz_label(path, label)
-        arrays = read_npz(path, needed=("x", *named), optional=(of_labels, client))
+        arrays = read_npz(path, needed=("x", *named), optional=(of_labels, *candidates))
         x, y = arrays["x"], arrays.get(of_labels)
-        owners = arrays.get(client)
+        owned = {each: arrays[each] for each in candidates if each in arrays}
     else:
         frame = frames.read_frame(path)
-        owners = frames.column(frame, client, path.name) if client in frames.columns(frame) else None
+        # Without the names of features a table's other columns are features, also one with the usual name.
+        found = {each: frames.find_column(frame, each, path.name) for each in (candidates if features else (client,))}
+        owned = {each: values for each, values in found.items() if values is not None}
+        if client_named and client not in owned:
+            raise _no_client_column(path, client, frames.columns(frame))
         y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
         x = frames.matrix_by_name(frame, chosen, path.name, tokens=tokens)
     if alone:
-        _refuse_several(owners, path, instead)
+        _refuse_several(owned, path, instead)
     labels = None if y is None else labels_of(y, class_names, path.name)
     return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
 
@@ -278,6 +282,14 @@ def npz_label(path: Path, label: str) -> str:
     return LABEL if set(read_npz(path, needed=(), optional=(_NPZ_LABEL, LABEL))) == {LABEL} else _NPZ_LABEL
 
 
+def _no_client_column(path: Path, client: str, names: Sequence[str]) -> PefllError:
+    return PefllError(
+        f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
+        f"is with {argument('client', option='--client-column')}",
+        code="PEFLL-D177",
+    )
+
+
 def _split_of(path: Path, split: str) -> Any:
     """Return a file's split of each sample; None where it does not say."""
     kind = _kind(path)
@@ -289,16 +301,24 @@ def _split_of(path: Path, split: str) -> Any:
     return None
 
 
-def _refuse_several(owners: Any, path: Path, instead: str) -> None:
-    """Raise PefllError where a file that should be one client's says that it is several clients'."""
-    count = 0 if owners is None else len(set(np.asarray(owners).tolist()))
-    if count > 1:
-        raise _several(path, count, instead)
+def _refuse_several(owned: dict[str, Any], path: Path, instead: str) -> None:
+    """Raise PefllError where a file that should be one client's does not say so in its column of clients.
+
+    Args:
+        owned: that column by its name; of several, the first counts. Empty where there is none.
+        path: of the file.
+        instead: see `read_client`.
+    """
+    for column, values in list(owned.items())[:1]:
+        count = number_of_clients(values, column, path.name)
+        if count > 1:
+            raise _several(path, count, instead, f", by {column!r}")
 
 
-def _several(path: Path, count: int, instead: str) -> PefllError:
+def _several(path: Path, count: int, instead: str, by: str = "") -> PefllError:
     return PefllError(
-        f"{path} holds the samples of {count} clients; give a file with those of one{instead and f', or {instead}'}",
+        f"{path} holds the samples of {count} clients{by}; give a file with those of one"
+        f"{instead and f', or {instead}'}",
         code="PEFLL-M034",
     )
 

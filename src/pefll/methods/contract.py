@@ -169,7 +169,7 @@ class Method(Protocol[State]):
             is more than the network with other weights; see `knn_per`.
         client_tasks: names of the functions that real clients agree to run; without it, all of them.
         describing_tasks: names of the functions whose replies real clients compare with their owner's limits.
-        kept_arguments: for each function, the arguments that may be something a client kept; real clients refuse others.
+        kept_arguments: for each function, the arguments that may be what a client kept; real clients refuse others.
 
     The server weights a reply by its field `samples`, if it has one.
     """

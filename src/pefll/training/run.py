@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +25,18 @@ from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
 from pefll.data.arrays import labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble, check_is_federation
-from pefll.data.frames import column, is_frame, matrix_by_name
+from pefll.data.frames import column, find_column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
-from pefll.data.owners import Columns, Name, Owned, by_client, features_in, from_frame
+from pefll.data.owners import (
+    Columns,
+    Name,
+    Owned,
+    by_client,
+    features_in,
+    from_frame,
+    names_of_owners,
+    number_of_clients,
+)
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.engines.serial import SerialEngine
@@ -283,12 +293,15 @@ class Run:
     def _from_frame(self, frame: Any, y: Any) -> tuple[Any, Any]:
         """Return one client's samples and labels in a table; PefllError where they are several clients'."""
         columns, there = self.columns, set(columns_of(frame))
-        if columns.client in there:
-            owners = set(column(frame, columns.client, "the table").tolist())
-            if len(owners) > 1:
+        # Without the names of features a column with the usual name is a feature.
+        candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
+        found = ((each, find_column(frame, each, "the table")) for each in candidates)
+        for name, owners in islice(((name, owners) for name, owners in found if owners is not None), 1):
+            count = number_of_clients(owners, name, "the table")
+            if count > 1:
                 raise PefllError(
-                    f"the table holds the samples of {len(owners)} clients, by its column {columns.client!r}; give "
-                    "those of one, or make a model for each with run.personalize_each(frame)",
+                    f"the table holds the samples of {count} clients, by its column {name!r}; give those of one, or "
+                    f"make a model for each with run.personalize_each(frame, client={name!r})",
                     code="PEFLL-M037",
                 )
         if y is None and columns.label in there:
