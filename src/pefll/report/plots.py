@@ -20,7 +20,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import Group, Run, different_data, group_runs, read_runs
+from pefll.report.runs import Group, StoredRun, different_data, group_runs, read_runs
 from pefll.runs.record import GROUPS, RunFolder
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _curve(group: Group) -> _Curve:
     )
 
 
-def _at(run: Run, values: Array, rounds: Array) -> Array:
+def _at(run: StoredRun, values: Array, rounds: Array) -> Array:
     return values[np.isin(run.rounds, rounds)]
 
 

@@ -29,7 +29,7 @@ _IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One run folder's content.
 
     Attributes:
@@ -113,16 +113,16 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
-def read_run(folder: RunFolder) -> Run:
+def read_run(folder: RunFolder) -> StoredRun:
     """Read one run folder, or raise PefllError with one sentence where it is none or is damaged."""
     folder.check_is_run()
     config = read_settings(folder.config_file, folder.trained_with())
-    run = Run(folder, config, _read_history(folder), folder.summary())
+    run = StoredRun(folder, config, _read_history(folder), folder.summary())
     folder.check_other_files()
     return run
 
 
-def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
+def read_runs(folders: Sequence[RunFolder]) -> list[StoredRun]:
     """Read run folders; a folder given twice counts once."""
     unique: dict[Path, RunFolder] = {}
     for folder in folders:
@@ -152,12 +152,12 @@ class Group:
     """
 
     label: str
-    runs: list[Run]
+    runs: list[StoredRun]
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[StoredRun]) -> list[Group]:
     """Put runs that differ only by seed together, in the order of their first run; a repeated seed counts once."""
-    members: dict[str, list[Run]] = {}
+    members: dict[str, list[StoredRun]] = {}
     for run in runs:
         same = members.setdefault(_identity(run), [])
         if run.fact("seed") is None or run.fact("seed") not in [other.fact("seed") for other in same]:
@@ -166,9 +166,9 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return [Group(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
 
 
-def different_data(runs: Sequence[Run]) -> list[str]:
+def different_data(runs: Sequence[StoredRun]) -> list[str]:
     """Return a word for each of the data that runs were trained on; empty where all were trained on the same."""
-    firsts: list[Run] = []
+    firsts: list[StoredRun] = []
     for run in runs:
         if not any(_same_data(run, first) for first in firsts):
             firsts.append(run)
@@ -178,7 +178,7 @@ def different_data(runs: Sequence[Run]) -> list[str]:
     return words if len(set(words)) == len(words) else [run.name for run in firsts]
 
 
-def _same_data(run: Run, other: Run) -> bool:
+def _same_data(run: StoredRun, other: StoredRun) -> bool:
     """Return whether two runs have the same samples and clients, or differ in nothing but the seed that deals them."""
     prints = [one.config.get("data_sha256") for one in (run, other)]
     if prints[0] == prints[1] and prints[0]:
@@ -188,7 +188,7 @@ def _same_data(run: Run, other: Run) -> bool:
     return all(run.config.get(key) == other.config.get(key) for key in _DATA)
 
 
-def _data_in_words(run: Run) -> str:
+def _data_in_words(run: StoredRun) -> str:
     clients = number(run.fact("num_clients"))
     parts = (run.fact("dataset"), run.fact("partition"), None if clients is None else counted(int(clients), "client"))
     return ", ".join(str(part) for part in parts if part is not None)
@@ -202,14 +202,14 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: StoredRun) -> dict[str, Any]:
     """Return everything that decides what a run computes, apart from its seed; hyper-parameters by their names."""
     asked = {key: value for key, value in run.config.items() if key not in _NOT_WHAT and not isinstance(value, dict)}
     tables = [table for table in run.config.values() if isinstance(table, dict)]
     return asked | {key: value for table in tables for key, value in table.items()}
 
 
-def _identity(run: Run) -> str:
+def _identity(run: StoredRun) -> str:
     facts: list[str] = []
     if run.config.get("data", "arrays") == "arrays":
         # Data given in Python: the config does not say which, the summary does.
@@ -217,7 +217,7 @@ def _identity(run: Run) -> str:
     return json.dumps([facts, _settings(run)], sort_keys=True, default=str)
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[StoredRun]) -> list[str]:
     """Name each run by its method and, where that is not enough, by what else sets it apart."""
     labels = [run.text("method") for run in runs]
     if len({run.text("dataset") for run in runs}) > 1:

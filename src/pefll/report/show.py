@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pefll.core.progress import say
 from pefll.report.plots import curves, descriptor_map
-from pefll.report.runs import Run, different_data, read_runs
+from pefll.report.runs import StoredRun, different_data, read_runs
 from pefll.report.table import costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder
@@ -56,7 +56,7 @@ def _print_tables(folders: list[RunFolder], console: Console) -> None:
             console.print()
 
 
-def _print_curves(runs: list[Run], console: Console) -> None:
+def _print_curves(runs: list[StoredRun], console: Console) -> None:
     with_history = [run.folder for run in runs if run.history]
     if not with_history:
         return
@@ -67,7 +67,7 @@ def _print_curves(runs: list[Run], console: Console) -> None:
     console.print()
 
 
-def _draw(runs: list[Run], out: Path, console: Console) -> list[Path]:
+def _draw(runs: list[StoredRun], out: Path, console: Console) -> list[Path]:
     if find_spec("matplotlib") is None:
         console.print("No pictures: drawing needs matplotlib: pip install 'pefll\\[plot]'", highlight=False)
         return []

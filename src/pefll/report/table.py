@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Group, Run, group_runs, mean_and_std, number, read_runs
+from pefll.report.runs import Group, StoredRun, group_runs, mean_and_std, number, read_runs
 from pefll.runs.record import GROUPS, TOOK_TURNS, RunFolder, own_seconds
 
 MISSING = "—"
@@ -72,19 +72,19 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
     return table
 
 
-def _time(run: Run) -> str:
+def _time(run: StoredRun) -> str:
     """Return the time that training took, or took so far."""
     if not run.finished:
         return duration(run.history[-1].get("seconds") if run.history else None)
     return duration(run.fact("test_seconds" if _untrained(run) else "train_seconds"))
 
 
-def _untrained(run: Run) -> str:
+def _untrained(run: StoredRun) -> str:
     """Return the mark of a run without rounds, as all of Local's: it has no other training than that of its test."""
     return "†" if run.finished and number(run.fact("rounds")) == 0 else ""
 
 
-def _shared(run: Run) -> str:
+def _shared(run: StoredRun) -> str:
     """Return the mark of a run that others slowed down."""
     summary = run.summary or {}
     if "timing" in summary:
@@ -92,7 +92,7 @@ def _shared(run: Run) -> str:
     return "*" if (number(run.fact("lockstep")) or 1) > 1 else ""
 
 
-def _in_turns(run: Run) -> str:
+def _in_turns(run: StoredRun) -> str:
     """Return the mark of a run that was trained at once with others, but whose time is its own."""
     return "‡" if str(run.fact("timing")).startswith(TOOK_TURNS) else ""
 
@@ -157,7 +157,7 @@ def _pair(seen: float | None, unseen: float | None) -> str:
     return f"{percent(seen)} / {percent(unseen):>4}"
 
 
-def _finished(run: Run) -> list[str]:
+def _finished(run: StoredRun) -> list[str]:
     pairs = [
         _pair(run.accuracy(moment, "seen", measure), run.accuracy(moment, "unseen", measure))
         for moment, measure in _COLUMNS
@@ -165,7 +165,7 @@ def _finished(run: Run) -> list[str]:
     return [_whole(run.best_round), *pairs]
 
 
-def _unfinished(run: Run) -> list[str]:
+def _unfinished(run: StoredRun) -> list[str]:
     if not run.history:
         return [MISSING] * 5
     latest = [
@@ -186,19 +186,19 @@ def _spread(group: Group, moment: str, who: str, measure: str) -> str:
     return (f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}") + missing
 
 
-def _data(run: Run) -> str:
+def _data(run: StoredRun) -> str:
     partition = run.fact("partition")
     return run.text("dataset") if partition is None else f"{run.text('dataset')}\n{partition}"
 
 
-def _clients(run: Run) -> str:
+def _clients(run: StoredRun) -> str:
     seen, unseen = number(run.fact("num_seen")), number(run.fact("num_unseen"))
     if seen is None or unseen is None:
         return _whole(run.fact("num_clients"))
     return f"{seen:.0f}+{unseen:.0f}"
 
 
-def _progress(run: Run) -> str:
+def _progress(run: StoredRun) -> str:
     done = str(run.history[-1]["round"]) if run.history else "0"
     planned = number(run.fact("rounds"))
     return f"{done} of\n{planned:.0f}" if planned is not None else done

@@ -9,7 +9,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Array, Run, read_runs
+from pefll.report.runs import Array, StoredRun, read_runs
 from pefll.report.table import percent
 from pefll.runs.record import GROUPS, RunFolder
 
@@ -113,7 +113,7 @@ def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Lines:
     return Lines(title, table)
 
 
-def _groups_of(run: Run) -> list[str]:
+def _groups_of(run: StoredRun) -> list[str]:
     return [group for group in GROUPS if not np.isnan(run.validation(group, "per_sample")).all()]
 
 
