@@ -20,7 +20,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import Group, StoredRun, different_data, group_runs, read_runs
+from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs
 from pefll.runs.record import GROUPS, RunFolder
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class _Curve:
     best: int | None
 
 
-def _curve(group: Group) -> _Curve:
+def _curve(group: SeedGroup) -> _Curve:
     # A seed that has just begun would cut the others' curves short.
     runs = [run for run in group.runs if run.finished] or group.runs
     rounds = runs[0].rounds

@@ -143,7 +143,7 @@ def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ only by seed.
 
     Attributes:
@@ -155,7 +155,7 @@ class Group:
     runs: list[StoredRun]
 
 
-def group_runs(runs: Sequence[StoredRun]) -> list[Group]:
+def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     """Put runs that differ only by seed together, in the order of their first run; a repeated seed counts once."""
     members: dict[str, list[StoredRun]] = {}
     for run in runs:
@@ -163,7 +163,7 @@ def group_runs(runs: Sequence[StoredRun]) -> list[Group]:
         if run.fact("seed") is None or run.fact("seed") not in [other.fact("seed") for other in same]:
             same.append(run)
     firsts = [group[0] for group in members.values()]
-    return [Group(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
+    return [SeedGroup(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
 
 
 def different_data(runs: Sequence[StoredRun]) -> list[str]:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Group, StoredRun, group_runs, mean_and_std, number, read_runs
+from pefll.report.runs import SeedGroup, StoredRun, group_runs, mean_and_std, number, read_runs
 from pefll.runs.record import GROUPS, TOOK_TURNS, RunFolder, own_seconds
 
 MISSING = "—"
@@ -175,7 +175,7 @@ def _unfinished(run: StoredRun) -> list[str]:
     return [MISSING, MISSING, *(cell if cell == MISSING else f"{cell}*" for cell in latest)]
 
 
-def _spread(group: Group, moment: str, who: str, measure: str) -> str:
+def _spread(group: SeedGroup, moment: str, who: str, measure: str) -> str:
     found = [run.accuracy(moment, who, measure) for run in group.runs]
     values = [100 * value for value in found if value is not None]
     if not values:
