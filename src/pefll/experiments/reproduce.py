@@ -161,7 +161,7 @@ def _is_in(result: Result, job: Job, rounds: int) -> bool:
 # What comes first, and what fits.
 
 
-class Batch(NamedTuple):
+class SeedBatch(NamedTuple):
     """Runs of a method in a cell that differ by their seeds, and are trained together.
 
     Attributes:
@@ -179,13 +179,13 @@ class Batch(NamedTuple):
         """The seconds that all of them take."""
         return len(self.jobs) * self.each
 
-    def cut(self, seconds: float) -> Batch:
+    def cut(self, seconds: float) -> SeedBatch:
         """Return as many of the runs as fit into some seconds; maybe none."""
         fitting = sum(number * self.each <= seconds for number in range(1, len(self.jobs) + 1))
         return self._replace(jobs=self.jobs[:fitting])
 
 
-def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[Batch]:
+def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBatch]:
     """Return what is missing, in the order in which it is run.
 
     Args:
@@ -201,7 +201,7 @@ def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[Batch]:
         for part in batches(jobs, at_once):
             alone = estimate(part[0], status.speeds, status.rounds)
             left = sum(_share_left(RunFolder(_folder(out, job)), status.rounds) for job in part) / len(part)
-            found.append(Batch(part, left * alone.seconds, alone.basis))
+            found.append(SeedBatch(part, left * alone.seconds, alone.basis))
     return sorted(found, key=lambda batch: batch.seconds)
 
 
@@ -211,7 +211,7 @@ def _share_left(folder: RunFolder, rounds: int) -> float:
     return max(0.02, 1 - max(done, default=0) / max(rounds, 1))
 
 
-def missing_table(status: TableStatus, queue: Sequence[Batch], budget: float | None = None) -> Table:
+def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float | None = None) -> Table:
     """Return what is missing, in the order in which it is run, with the time that a GPU will need for it.
 
     Args:
@@ -245,7 +245,7 @@ def missing_table(status: TableStatus, queue: Sequence[Batch], budget: float | N
     return table
 
 
-def _add_rows(table: Table, queue: Sequence[Batch], style: str) -> None:
+def _add_rows(table: Table, queue: Sequence[SeedBatch], style: str) -> None:
     for batch in queue:
         if batch.jobs:
             job, seeds = batch.jobs[0], ",".join(str(job.seed) for job in batch.jobs)
