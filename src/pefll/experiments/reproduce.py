@@ -22,7 +22,7 @@ from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
-from pefll.experiments.tune import batches, chosen, in_words, raise_first
+from pefll.experiments.tune import chosen, chunks, in_words, raise_first
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
@@ -198,7 +198,7 @@ def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBat
         groups.setdefault((job.cell.name, job.method), []).append(job)
     found = []
     for jobs in groups.values():
-        for part in batches(jobs, at_once):
+        for part in chunks(jobs, at_once):
             alone = estimate(part[0], status.speeds, status.rounds)
             left = sum(_share_left(RunFolder(_folder(out, job)), status.rounds) for job in part) / len(part)
             found.append(SeedBatch(part, left * alone.seconds, alone.basis))

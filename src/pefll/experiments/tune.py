@@ -262,7 +262,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     trials = Trials.read(target / f"{name}.json", _protocol(search, first))
     runs = out / name
     pending = trials.missing(search)
-    parts = batches(pending, at_once)
+    parts = chunks(pending, at_once)
     say(
         console,
         f"{name}: {counted(len(search.points), 'setting')} with {counted(len(search.seeds), 'seed')}; "
@@ -340,7 +340,7 @@ def check_at_once(number: int) -> None:
         raise PefllError(f"{argument('at_once')} is {number}; it must be at least 1", code="PEFLL-X017")
 
 
-def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Return the items, `size` at a time."""
     check_at_once(size)
     return [items[start : start + size] for start in range(0, len(items), size)]
