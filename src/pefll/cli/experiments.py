@@ -264,8 +264,8 @@ def cost(
     found = costs.read_any(paths)
     if not found:
         raise no_results(paths[0])
-    bills = costs.bills(found, data_dir, err)
-    for table in costs.costs_tables(bills):
+    rows = costs.method_costs(found, data_dir, err)
+    for table in costs.new_client_tables(rows):
         out.print(table)
-    for path in costs.write_costs(bills, target) if target is not None else []:
+    for path in costs.write_costs(rows, target) if target is not None else []:
         say(out, f"wrote {path}")
