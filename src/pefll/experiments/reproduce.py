@@ -22,7 +22,7 @@ from pefll.experiments.comparison import Comparison, Found, Result, compare
 from pefll.experiments.results import collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
-from pefll.experiments.tune import chosen, chunks, in_words, raise_first
+from pefll.experiments.tune import chunks, in_words, raise_first, tuned_settings
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
@@ -127,7 +127,7 @@ def parse_only(words: str | None) -> tuple[set[str], set[str]]:
 
 
 def _jobs(method: str, cell: Cell, seeds: Sequence[int], tuned: Path) -> list[Job]:
-    found = chosen(method, cell.data, cell.clients, tuned)
+    found = tuned_settings(method, cell.data, cell.clients, tuned)
     settings = typed_settings(method, table1.recipe(method, cell) | found.settings)
     return [Job(method, cell, seed, settings, found.source) for seed in seeds]
 

@@ -77,7 +77,7 @@ class Search:
     def points(self) -> list[Settings]:
         """All settings of the grid, each with those that are fixed."""
         values = itertools.product(*self.grid.values())
-        return [self.config.settings | dict(zip(self.grid, chosen, strict=True)) for chosen in values]
+        return [self.config.settings | dict(zip(self.grid, point, strict=True)) for point in values]
 
 
 def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -400,14 +400,14 @@ def file_name(data: str, method: str, clients: int | str) -> str:
     return f"{Path(data).stem}-{method}-n{clients}"
 
 
-class Chosen(NamedTuple):
+class TunedSettings(NamedTuple):
     """Hyper-parameters for a method in a cell, and where they are from, in words."""
 
     settings: Settings
     source: str
 
 
-def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen:
+def tuned_settings(method: str, data: str, clients: int, folder: Path = TUNED) -> TunedSettings:
     """Return what was found best for a method on a federation.
 
     What was best for seen clients that take no part in training goes before what was best for those that do, but only
@@ -433,8 +433,8 @@ def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen
         elif int(named[1]) == clients:
             for_new = best["settings"]
     if for_new is not None:
-        return Chosen(for_new, f"tuned at n={clients} for new clients")
+        return TunedSettings(for_new, f"tuned at n={clients} for new clients")
     if tuned:
         number = min(tuned, key=lambda number: (abs(math.log(number / clients)), number))
-        return Chosen(tuned[number], f"tuned at n={number}")
-    return Chosen({}, "defaults")
+        return TunedSettings(tuned[number], f"tuned at n={number}")
+    return TunedSettings({}, "defaults")
