@@ -15,9 +15,10 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, read_json, write_csv, write_whole
 from pefll.core.progress import monitor
 from pefll.core.wording import counted
-from pefll.experiments.results import read_results, spread
+from pefll.experiments.results import Result, accuracies, read_results
 from pefll.experiments.table1 import ROWS
 from pefll.methods import build_method, hyperparameters
+from pefll.report import mean_std_text
 from pefll.report.table import new_table
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
@@ -25,7 +26,6 @@ from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder, run_folders
 from pefll.training.cost import NewClientCost, cost_of_median_client
 
-Result = dict[str, Any]
 # What results that differ only by seed have in common.
 _SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings", "precision")
 
@@ -68,8 +68,7 @@ class MethodCost(NamedTuple):
     @property
     def accuracy(self) -> str:
         """Test accuracy on unseen clients in per cent, mean ± standard deviation over seeds."""
-        scores = [result["accuracy"]["best"]["unseen"] for result in self.results]
-        return spread([100 * score["per_sample"] for score in scores if score])
+        return mean_std_text(accuracies(self.results, "unseen"))
 
 
 class Finished(NamedTuple):

@@ -18,8 +18,8 @@ from pefll.core.signals import TIME_IS_UP, Stopped
 from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
-from pefll.experiments.comparison import Comparison, Found, Result, compare
-from pefll.experiments.results import collect, read_results
+from pefll.experiments.comparison import Comparison, Found, compare
+from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
 from pefll.experiments.tune import chunks, in_words, raise_first, tuned_settings

@@ -25,10 +25,9 @@ from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
-from pefll.experiments.results import spread
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
-from pefll.report import mean_and_std
+from pefll.report import mean_and_std, mean_std_text
 from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import seed_folder
@@ -363,9 +362,9 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
         table.add_column("as if new, %")
     for place, (point, values) in enumerate(ranking):
         cells = [str(point.get(name, "")) for name in names]
-        cells.append(spread([100 * value for value in values]) if values else "diverged")
+        cells.append(mean_std_text([100 * value for value in values]) if values else "diverged")
         if any(strangers):
-            cells.append(spread([100 * value for value in strangers[place]]))
+            cells.append(mean_std_text([100 * value for value in strangers[place]]))
         table.add_row(*cells, style="bold" if place == 0 and values else "")
     return table
 
