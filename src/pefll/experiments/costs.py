@@ -95,7 +95,7 @@ def _of_run(folder: RunFolder) -> Finished:
     folder.check_is_run()
     summary = folder.summary()
     if summary is None:
-        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}", code="PEFLL-X001")
+        raise PefllError(f"{folder.path} is not finished; continue it with {folder.going_on}", code="PEFLL-X001")
     return Finished(_checked(summary, folder.path), Config.load(folder.config_file, folder.trained_with()))
 
 
@@ -119,7 +119,7 @@ def _checked(result: Any, path: Path) -> Result:
     if not isinstance(result, dict) or not needed <= result.keys():
         raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some", code="PEFLL-X002")
     if result.get("split", "test") != "test":
-        raise PefllError(f"{path} was made to choose hyper-parameters; it has no test accuracy", code="PEFLL-X003")
+        raise PefllError(f"{path} is of a run of `pefll tune`; it has no test accuracy", code="PEFLL-X003")
     # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
     return result | {"settings": hyperparameters(result["method"]) | result["settings"]}
 
