@@ -155,7 +155,7 @@ def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, m
 def test_a_file_in_place_of_a_folder_is_noticed_before_anything_is_done(refused, labelled, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fitting, "train_all", None)
-    monkeypatch.setattr(costs, "bills", None)
+    monkeypatch.setattr(costs, "method_costs", None)
     Path("file").touch()
     table = ["reproduce", "table1", "--results", "file"]
     for words in (

@@ -13,7 +13,7 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import compare, latex, markdown, rows, write_tables
-from pefll.experiments.reproduce import cheapest_first, make_plan, missing_table, parse_only, run_missing
+from pefll.experiments.reproduce import cheapest_first, missing_table, parse_only, read_status, run_missing
 from pefll.experiments.table1 import CELLS, PAPER, ROWS, Cell, Job
 from pefll.experiments.timing import Estimate, client_steps, estimate, read_trials, speeds
 from pefll.runs.record import RunFolder
@@ -43,9 +43,9 @@ def results(tmp_path, monkeypatch):
 
 
 def train(results, seeds=(0, 1), only=None, rounds=2, at_once=3, **changes):
-    plan = make_plan(results, seeds, rounds, only)
+    status = read_status(results, seeds, rounds, only)
     out, data = results.parent / "runs", results.parent
-    return plan, run_missing(plan, results, out, data, at_once, Console(quiet=True), **changes)
+    return status, run_missing(status, results, out, data, at_once, Console(quiet=True), **changes)
 
 
 def names(results) -> list[str]:
@@ -53,21 +53,21 @@ def names(results) -> list[str]:
 
 
 def test_everything_is_run_once(results, monkeypatch):
-    plan, failures = train(results)
-    assert (len(plan.missing), failures) == (2 * 3 * 2, [])
+    status, failures = train(results)
+    assert (len(status.missing), failures) == (2 * 3 * 2, [])
     assert len(names(results)) == 12
     assert "digits-fedavg-n10-local_steps_2-seed0.json" in names(results)
     assert "--model mlp" in json.loads(next(results.glob("*.json")).read_text())["command"]
-    done = make_plan(results, (0, 1), 2)
+    done = read_status(results, (0, 1), 2)
     assert done.missing == []
     assert all(len(found) == 2 for found in done.found.values())
     monkeypatch.setattr(fitting, "train_all", None)
     assert train(results)[1] == []
     # Other seeds, rounds or hyper-parameters are other runs; Local has no rounds.
-    assert len(make_plan(results, (0, 1, 2), 2).missing) == 6
-    assert {job.method for job in make_plan(results, (0, 1), 3).missing} == {"fedavg", "pefll"}
+    assert len(read_status(results, (0, 1, 2), 2).missing) == 6
+    assert {job.method for job in read_status(results, (0, 1), 3).missing} == {"fedavg", "pefll"}
     (results / "tune" / "digits-fedavg-n20.json").write_text(json.dumps({"best": {"settings": {"client_lr": 0.5}}}))
-    assert [(job.method, job.cell.clients, job.seed) for job in make_plan(results, (0, 1), 2).missing] == [
+    assert [(job.method, job.cell.clients, job.seed) for job in read_status(results, (0, 1), 2).missing] == [
         ("fedavg", 20, 0),
         ("fedavg", 20, 1),
     ]
@@ -76,11 +76,11 @@ def test_everything_is_run_once(results, monkeypatch):
 def test_tables_come_from_result_files_alone(results, monkeypatch):
     train(results)
     monkeypatch.setattr(fitting, "train_all", None)
-    plan = make_plan(results, (0, 1), 2)
-    paths = write_tables(plan.comparison(), results)
+    status = read_status(results, (0, 1), 2)
+    paths = write_tables(status.comparison(), results)
     first = [path.read_text() for path in paths]
     assert [path.name for path in paths] == ["table1.md", "table1.tex", "table1.csv"]
-    write_tables(make_plan(results, (0, 1), 2).comparison(), results)
+    write_tables(read_status(results, (0, 1), 2).comparison(), results)
     assert [path.read_text() for path in paths] == first
     table = list(csv.DictReader(first[2].splitlines()))
     kept = [json.loads(path.read_text()) for path in results.glob("digits-pefll-n20-*.json")]
@@ -115,28 +115,28 @@ def test_counts_of_clients_are_those_of_the_accuracy(results):
 
 def test_seeds_that_are_asked_for_do_not_take_others_out_of_the_table(results):
     train(results, seeds=(0, 1, 2))
-    before = write_tables(make_plan(results, (0, 1, 2), 2).comparison(), results)[0].read_text()
+    before = write_tables(read_status(results, (0, 1, 2), 2).comparison(), results)[0].read_text()
     assert "±" in before
-    assert write_tables(make_plan(results, (7, 8), 2).comparison(), results)[0].read_text() == before
+    assert write_tables(read_status(results, (7, 8), 2).comparison(), results)[0].read_text() == before
 
 
 def test_results_that_a_later_tuning_has_left_behind_are_named(results):
     train(results, seeds=(0,), only="fedavg")
-    assert make_plan(results, (0,), 2).left_out == {}
+    assert read_status(results, (0,), 2).left_out == {}
     (results / "tune" / "digits-fedavg-n20.json").write_text(json.dumps({"best": {"settings": {"client_lr": 0.5}}}))
-    plan = make_plan(results, (0,), 2)
-    assert plan.left_out == {"fedavg/digits-20": 1}
-    table = missing_table(plan, cheapest_first(plan, 3, results.parent / "runs"))
+    status = read_status(results, (0,), 2)
+    assert status.left_out == {"fedavg/digits-20": 1}
+    table = missing_table(status, cheapest_first(status, 3, results.parent / "runs"))
     assert "tuned at n=20: client_lr=0.5" in [str(cell) for cell in table.columns[3].cells]
 
 
 def test_only_what_is_asked_for_is_run(results):
-    plan, _ = train(results, seeds=(0,), only="fedavg/digits-10")
-    assert [(job.method, job.cell.name) for job in plan.missing] == [("fedavg", "digits-10")]
+    status, _ = train(results, seeds=(0,), only="fedavg/digits-10")
+    assert [(job.method, job.cell.name) for job in status.missing] == [("fedavg", "digits-10")]
     assert len(names(results)) == 1
-    assert len(make_plan(results, (0,), 2, "fedavg").missing) == 1
-    assert len(make_plan(results, (0,), 2, "digits").missing) == 5
-    table = make_plan(results, (0,), 2, "pefll").comparison()
+    assert len(read_status(results, (0,), 2, "fedavg").missing) == 1
+    assert len(read_status(results, (0,), 2, "digits").missing) == 5
+    table = read_status(results, (0,), 2, "pefll").comparison()
     assert table.entries["seen", "fedavg", "digits-10"].mean is not None  # tables show what there is
 
 
@@ -269,7 +269,7 @@ def test_of_runs_in_several_precisions_the_usual_one_stands_for_them(results):
     for name, precision in (("a", "bf16"), ("b", "tf32"), ("c", "bf16")):  # whatever comes first in the folder
         (results / f"{name}.json").write_text(json.dumps(json.loads(path.read_text()) | {"precision": precision}))
     path.unlink()
-    found = make_plan(results, (0,), 2).found
+    found = read_status(results, (0,), 2).found
     assert {one["precision"] for runs in found.values() for one in runs if one["method"] == "fedavg"} >= {"tf32"}
     assert not any(one["precision"] == "bf16" for runs in found.values() for one in runs)
 
@@ -347,8 +347,8 @@ def shown(table) -> str:
 
 
 def test_what_is_missing_is_shown_with_its_time(results, tmp_path):
-    plan = make_plan(results, (0, 1), 5000)
-    text = shown(missing_table(plan, cheapest_first(plan, 3, tmp_path)))
+    status = read_status(results, (0, 1), 5000)
+    text = shown(missing_table(status, cheapest_first(status, 3, tmp_path)))
     assert "12 runs are missing" in text
     assert "tuned at n=10" in text
     assert "23000, a guess" in text
@@ -356,18 +356,18 @@ def test_what_is_missing_is_shown_with_its_time(results, tmp_path):
 
 
 def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp_path):
-    plan = make_plan(results, (0, 1), 230_000)  # which Local has not
-    queue = cheapest_first(plan, 3, tmp_path)
+    status = read_status(results, (0, 1), 230_000)  # which Local has not
+    queue = cheapest_first(status, 3, tmp_path)
     assert [batch.jobs[0].method for batch in queue[:2]] == ["local", "local"]
     assert [batch.seconds for batch in queue] == sorted(batch.seconds for batch in queue)
     assert all(len(batch.jobs) == 2 for batch in queue)  # seeds of a method in a cell are trained together
-    assert len(cheapest_first(plan, 1, tmp_path)) == 12
+    assert len(cheapest_first(status, 1, tmp_path)) == 12
     # 230,000 rounds of one client and two steps take 20 seconds, at the rate that is guessed.
     fedavg = next(batch for batch in queue if batch.jobs[0].method == "fedavg")
     assert fedavg.each == pytest.approx(20)
     assert [len(fedavg.cut(seconds).jobs) for seconds in (-5, 19, 21, 39, 41, 1e9)] == [0, 0, 1, 1, 2, 2]
     locals_ = sum(batch.seconds for batch in queue[:2])
-    lines = shown(missing_table(plan, queue, locals_ + 65)).splitlines()
+    lines = shown(missing_table(status, queue, locals_ + 65)).splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("in this time"))
     assert lines[place].split()[3] == "7"  # two seeds of Local twice, of FedAvg or PeFLL once, and one seed more
     assert "0 " in lines[place - 1]
@@ -375,12 +375,12 @@ def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp
 
 
 def test_a_run_that_was_stopped_has_less_to_do(results, tmp_path):
-    plan = make_plan(results, (0,), 100, "fedavg,digits-10")
-    (whole,) = cheapest_first(plan, 3, tmp_path)
+    status = read_status(results, (0,), 100, "fedavg,digits-10")
+    (whole,) = cheapest_first(status, 3, tmp_path)
     folder = tmp_path / "digits-10-fedavg-local_steps_2" / "seed-0" / "checkpoints"
     (folder / "round-00000040").mkdir(parents=True)
     (folder / "round-00000075").mkdir()
-    (half,) = cheapest_first(plan, 3, tmp_path)
+    (half,) = cheapest_first(status, 3, tmp_path)
     assert half.each == pytest.approx(whole.each / 4)
 
 
@@ -402,9 +402,9 @@ def test_what_was_just_measured_counts(results, monkeypatch):
 
     monkeypatch.setattr(reproduce, "estimate", hopeful)
     monkeypatch.setattr(reproduce, "speeds", list)
-    plan = make_plan(results, (0, 1), 2, "fedavg")._replace(speeds=[])
+    status = read_status(results, (0, 1), 2, "fedavg")._replace(speeds=[])
     said = Console(file=io.StringIO(), width=200)
-    run_missing(plan, results, results.parent / "runs", results.parent, 3, said, 1000.0)
+    run_missing(status, results, results.parent / "runs", results.parent, 3, said, 1000.0)
     assert len(names(results)) == 2
     assert known[0] == []
     assert [one["seed"] for one in known[-1]] == [0, 1]

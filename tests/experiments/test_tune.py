@@ -17,7 +17,7 @@ from pefll.data.federation import TEST
 from pefll.engines.vector import VectorEngine
 from pefll.experiments import tune as module
 from pefll.experiments.results import collect
-from pefll.experiments.tune import Search, Trials, advice, chosen, parse_grid, trials_table, tune
+from pefll.experiments.tune import Search, Trials, advice, parse_grid, trials_table, tune, tuned_settings
 from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
@@ -176,10 +176,10 @@ def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_pat
     assert trials.best == {"settings": trials.rows[0]["settings"], "held_out_validation": 0.9, "seeds": [0]}
     assert "held out validation, %" in [column.header for column in trials_table(trials, (0,)).columns]
     n = whole.num_clients
-    found = chosen("fedavg", "digits", n, tmp_path / "results")
+    found = tuned_settings("fedavg", "digits", n, tmp_path / "results")
     assert found == (kept["best"]["settings"], f"tuned at n={n} for new clients")
     search(tmp_path, seeds=(0,))  # the same without, beside it
-    assert chosen("fedavg", "digits", n, tmp_path / "results") == found
+    assert tuned_settings("fedavg", "digits", n, tmp_path / "results") == found
     with pytest.raises(PefllError, match="PEFLL-D145"):
         search(tmp_path, seeds=(0,), hold_out=0.99, to="elsewhere")
     for share in (1.0, -0.1):
@@ -266,7 +266,7 @@ def test_settings_that_diverge_are_noted_and_not_chosen(tmp_path, monkeypatch):
     lost = tune(nothing, tmp_path / "lost", tmp_path / "to", 1, Console(quiet=True))
     assert json.loads(lost.path.read_text())["best"] is None
     assert advice(lost, nothing) == []
-    assert chosen("fedavg", "digits", 8, tmp_path / "to") == ({}, "defaults")
+    assert tuned_settings("fedavg", "digits", 8, tmp_path / "to") == ({}, "defaults")
 
 
 def test_other_conditions_are_refused(tmp_path):
@@ -289,22 +289,22 @@ def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
         content = {"best": {"settings": {"client_lr": rate}}}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
 
-    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({}, "defaults")
+    assert tuned_settings("fedavg", "cifar10", 500, tmp_path) == ({}, "defaults")
     write("cifar10-fedavg-n100", 0.1)
     write("cifar10-fedavg-n1000", 0.3)
-    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
-    assert chosen("fedavg", "cifar10", 300, tmp_path) == ({"client_lr": 0.1}, "tuned at n=100")
-    assert chosen("fedavg", "cifar100", 100, tmp_path).source == "defaults"
+    assert tuned_settings("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    assert tuned_settings("fedavg", "cifar10", 300, tmp_path) == ({"client_lr": 0.1}, "tuned at n=100")
+    assert tuned_settings("fedavg", "cifar100", 100, tmp_path).source == "defaults"
     write("cifar10-fedavg-n100-old", 0.7)  # files of other names are somebody else's
     write("cifar10-fedavg-mine-n500", 0.7)
-    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    assert tuned_settings("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
     write("cifar10-fedavg-n500-holding-out-0.1", 0.5)  # by clients that do not train, for as many of them
-    assert chosen("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.5}, "tuned at n=500 for new clients")
-    assert chosen("fedavg", "cifar10", 600, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    assert tuned_settings("fedavg", "cifar10", 500, tmp_path) == ({"client_lr": 0.5}, "tuned at n=500 for new clients")
+    assert tuned_settings("fedavg", "cifar10", 600, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
     write("my[1]-fedavg-n20", 0.2)
-    assert chosen("fedavg", "my[1].csv", 20, tmp_path).source == "tuned at n=20"
-    assert chosen("fedavg", "cifar10", 1000, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
-    assert chosen("local", "cifar10", 100, tmp_path).source == "defaults"
+    assert tuned_settings("fedavg", "my[1].csv", 20, tmp_path).source == "tuned at n=20"
+    assert tuned_settings("fedavg", "cifar10", 1000, tmp_path) == ({"client_lr": 0.3}, "tuned at n=1000")
+    assert tuned_settings("local", "cifar10", 100, tmp_path).source == "defaults"
 
 
 @pytest.mark.parametrize(

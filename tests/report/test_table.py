@@ -56,7 +56,7 @@ def test_time_on_a_shared_device_is_marked(make_run: MakeRun, console: Console) 
     text = printed(console, costs_table([make_run("three", lockstep=3), make_run("one", lockstep=1)]))
     assert "1 h 02 m*" in line_of(text, "three")
     assert "*" not in line_of(text, "one")
-    assert "* trained at once with other runs" in text
+    assert "* trained together with other runs" in text
     assert "*" not in printed(console, costs_table([make_run("older")]))
     others = make_run("processes", lockstep=1, timing="shared the device with other processes: seconds are of ...")
     assert "1 h 02 m*" in line_of(printed(console, costs_table([others])), "processes")
@@ -76,8 +76,8 @@ def test_a_run_without_rounds_trains_as_it_is_tested(make_run: MakeRun, console:
     text = printed(console, costs_table([alone, make_run("mine", test_seconds=5.0)]))
     assert "1 m 15 s*†" in line_of(text, "alone")
     assert "1 h 02 m " in line_of(text, "mine")
-    assert "* trained at once" in text
-    assert "† no rounds: clients train alone in the test, whose time this is" in text
+    assert "* trained together" in text
+    assert "† no rounds: clients train during the test, and this is its time" in text
     assert "†" not in printed(console, costs_table([make_run("other")]))
 
 

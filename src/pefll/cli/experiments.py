@@ -212,10 +212,10 @@ def reproduce(
     if tables_only and not results.is_dir():
         raise no_results(results)
     seconds = None if budget is None else 60 * budget
-    plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
+    status = table.read_status(results, parse_seeds(seeds), rounds, only)
     if dry_run:
-        out.print(table.missing_table(plan, table.cheapest_first(plan, at_once, folder), seconds))
-        if plan.missing and pick_device(device).type == "cpu":
+        out.print(table.missing_table(status, table.cheapest_first(status, at_once, folder), seconds))
+        if status.missing and pick_device(device).type == "cpu":
             why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"
             say(out, f"The times are those of a GPU, and {why}: a CPU takes much longer.")
         return
@@ -223,13 +223,13 @@ def reproduce(
     if not tables_only:
         with _going_on_later(folder, results):
             failures = table.run_missing(
-                plan, results, folder, data_dir, at_once, err, seconds, device=device, precision=precision
+                status, results, folder, data_dir, at_once, err, seconds, device=device, precision=precision
             )
-        plan = table.make_plan(results, parse_seeds(seeds), rounds, only)
-    for path in comparison.write_tables(plan.comparison(), results):
+        status = table.read_status(results, parse_seeds(seeds), rounds, only)
+    for path in comparison.write_tables(status.comparison(), results):
         say(out, f"wrote {path}")
-    if plan.left_out:
-        listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in plan.left_out.items())
+    if status.left_out:
+        listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in status.left_out.items())
         say(out, f"not in them, as other settings were chosen since ({results / 'tune'}): {listed}")
     if failures:
         raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}", code="PEFLL-C006")
@@ -264,8 +264,8 @@ def cost(
     found = costs.read_any(paths)
     if not found:
         raise no_results(paths[0])
-    bills = costs.bills(found, data_dir, err)
-    for table in costs.costs_tables(bills):
+    rows = costs.method_costs(found, data_dir, err)
+    for table in costs.new_client_tables(rows):
         out.print(table)
-    for path in costs.write_costs(bills, target) if target is not None else []:
+    for path in costs.write_costs(rows, target) if target is not None else []:
         say(out, f"wrote {path}")

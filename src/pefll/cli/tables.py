@@ -21,11 +21,10 @@ def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...]
 
 def seeds_table(summaries: list[dict[str, Any]]) -> Table:
     """Return a table with a row for each run, from its summary, and their mean ± standard deviation."""
-    from pefll.report import mean_and_std
+    from pefll.report import mean_std_text
 
     def per_cent(values: list[float]) -> str:
-        mean, std = mean_and_std(values) if values else (None, None)
-        return "—" if mean is None else f"{mean:.1f}%" if std is None else f"{mean:.1f} ± {std:.1f}%"
+        return mean_std_text(values) + ("%" if values else "")
 
     table = Table("seed", "best round", *GROUPS, title="Test accuracy at the best round", title_justify="left")
     columns: dict[str, list[float]] = {group: [] for group in GROUPS}

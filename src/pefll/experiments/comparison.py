@@ -1,4 +1,4 @@
-"""Table 1 from result files alone: means over seeds beside the paper's, and tests over clients; nothing is trained."""
+"""Makes Table 1 from result files: means over seeds, the paper's means, and tests over clients."""
 
 from __future__ import annotations
 
@@ -10,123 +10,91 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pefll.core.files import make_folder, write_csv, write_whole
+from pefll.experiments.results import Result, accuracies
 from pefll.experiments.significance import Difference, Pair, paired_bootstrap
 from pefll.experiments.table1 import OURS, PAPER, ROWS, Cell
 from pefll.report import mean_and_std
+from pefll.report.runs import MISSING
 from pefll.runs.record import GROUPS
 
-Result = dict[str, Any]
 Found = dict[tuple[str, str], list[Result]]  # (method, cell's name) -> one result per seed, in the order of the seeds
-Column = Mapping[str, Sequence[Result]]  # a method's results in one cell
-MISSING = "—"
+Column = Mapping[str, Sequence[Result]]  # the results of each method in one cell
 _HEADINGS = {"seen": "Clients that took part in training", "unseen": "Clients that were never seen"}
 
 
 class Entry(NamedTuple):
-    """One number of the table with all that stands beside it.
+    """One mean of the table, and the paper's."""
 
-    Attributes:
-        group: seen or unseen.
-        method: its name.
-        cell: its column.
-        mean: over seeds, in per cent; None where there is no result.
-        std: the sample standard deviation; None for fewer than two seeds.
-        seeds: how many.
-        wanted: how many the column has.
-        paper: mean and standard deviation in the paper, for the same federation; None where it has none.
-        best: whether there are other methods, and none has a higher mean.
-    """
-
-    group: str
+    group: str  # seen or unseen
     method: str
     cell: Cell
-    mean: float | None
-    std: float | None
+    mean: float | None  # over seeds, in per cent; None without results
+    std: float | None  # None for fewer than two seeds
     seeds: int
-    wanted: int
-    paper: tuple[float, float] | None
-    best: bool
+    wanted: int  # the seeds of the column
+    paper: tuple[float, float] | None  # the paper's mean and standard deviation for this federation
+    best: bool  # of at least two methods
 
 
 class Lead(NamedTuple):
-    """How far one of our methods is ahead of the best baseline in a cell.
+    """The lead of one of our methods over the best baseline in a cell."""
 
-    Attributes:
-        group: seen or unseen.
-        method: ours.
-        cell: of the table.
-        baseline: the best of the others.
-        points: between the two means.
-        difference: a test over the clients; None where the results have no counts for the same clients.
-    """
-
-    group: str
+    group: str  # seen or unseen
     method: str
     cell: Cell
     baseline: str
-    points: float
-    difference: Difference | None
+    points: float  # the difference of the two means
+    difference: Difference | None  # a test over clients; None if results lack counts for the same clients
+
+
+Entries = dict[tuple[str, str, str], Entry]  # by group, method and cell's name
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table.
-
-    Attributes:
-        cells: its columns.
-        entries: by group, method and cell's name.
-        leads: of our methods over the best baselines.
-        more: the entries of methods that have more seeds than their column, with all of them.
-        more_leads: of our methods among those.
-        rounds: of training.
-    """
+    """The table."""
 
     cells: Sequence[Cell]
-    entries: dict[tuple[str, str, str], Entry]
+    entries: Entries
     leads: list[Lead]
-    more: dict[tuple[str, str, str], Entry]
+    more: Entries  # methods with more seeds than their column, over all their seeds
     more_leads: list[Lead]
     rounds: int
 
 
 def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[int]) -> Comparison:
-    """Make the table of the results that there are.
+    """Return the table of the results found.
 
-    A column has the seeds that it should have, and those that every method has which is in it at all. Where some
-    methods have more, these are shown once more, and compared if the column's best baseline is one of them: to be ahead
-    of another one says little.
+    A column has the wanted seeds, and each other seed that all its methods have. Methods with more seeds are listed
+    once more, with all seeds. Leads among these are computed only if the column's best baseline is one of them.
 
     Args:
-        found: the results of each method in each cell, of all seeds.
+        found: all results of each method in each cell.
         cells: the columns.
         rounds: of training.
-        seeds: that each cell should have.
+        seeds: wanted in each column.
     """
-    entries: dict[tuple[str, str, str], Entry] = {}
-    more: dict[tuple[str, str, str], Entry] = {}
-    leads: list[Lead] = []
-    more_leads: list[Lead] = []
+    table = Comparison(cells, {}, [], {}, [], rounds)
     for group in GROUPS:
         for cell in cells:
             every = {method: found.get((method, cell.name), []) for method in ROWS}
-            there = [{one["seed"] for one in results} for results in every.values() if results]
-            wanted = set(seeds).union(set.intersection(*there) if there else ())
+            existing = [{one["seed"] for one in results} for results in every.values() if results]
+            wanted = set(seeds).union(set.intersection(*existing) if existing else ())
             column = {method: [one for one in every[method] if one["seed"] in wanted] for method in ROWS}
             longer = {method: every[method] for method in ROWS if len(every[method]) > len(column[method])}
-            entries |= _entries(column, group, cell, len(wanted))
-            leads += _leads(column, group, cell)
-            more |= _entries(longer, group, cell, len(wanted))
+            table.entries.update(_entries(column, group, cell, len(wanted)))
+            table.leads.extend(_leads(column, group, cell))
+            table.more.update(_entries(longer, group, cell, len(wanted)))
             if _best_baseline(column, group) in longer:
-                more_leads += _leads(longer, group, cell)
-    return Comparison(cells, entries, leads, more, more_leads, rounds)
+                table.more_leads.extend(_leads(longer, group, cell))
+    return table
 
 
-def _entries(column: Column, group: str, cell: Cell, wanted: int) -> dict[tuple[str, str, str], Entry]:
-    """Return what a column shows of a group of clients."""
+def _entries(column: Column, group: str, cell: Cell, wanted: int) -> Entries:
     means = _means(column, group)
     entries = {}
     for method, results in column.items():
-        values = _values(results, group)
+        values = accuracies(results, group)
         mean, std = mean_and_std(values) if values else (None, None)
         paper = PAPER.get((cell.data, cell.clients), {}).get(method)
         place = 2 * GROUPS.index(group)
@@ -145,13 +113,8 @@ def _entries(column: Column, group: str, cell: Cell, wanted: int) -> dict[tuple[
 
 
 def _means(column: Column, group: str) -> dict[str, float]:
-    of_method = {method: _values(results, group) for method, results in column.items()}
-    return {method: mean_and_std(values)[0] for method, values in of_method.items() if values}
-
-
-def _values(results: Sequence[Result], group: str) -> list[float]:
-    scores = [result["accuracy"]["best"][group] for result in results]
-    return [100 * score["per_sample"] for score in scores if score]
+    every = {method: accuracies(results, group) for method, results in column.items()}
+    return {method: mean_and_std(values)[0] for method, values in every.items() if values}
 
 
 def _leads(column: Column, group: str, cell: Cell) -> list[Lead]:
@@ -175,7 +138,7 @@ def _best_baseline(column: Column, group: str) -> str | None:
 
 
 def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list[Pair]:
-    """Return the two methods' counts on the clients of each seed that both have, where both were on the same data."""
+    """Return the counts of two methods on the clients of each seed that both ran on the same data."""
     others = {result["seed"]: result for result in theirs}
     pairs = []
     for mine in ours:
@@ -183,16 +146,13 @@ def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list
         counts = [(result.get("client_counts") or {}).get(group) for result in (mine, other)]
         same_data = mine.get("data_sha256") == other.get("data_sha256")
         if same_data and counts[0] and counts[1] and sum(counts[0]["samples"]):
-            samples, right, their_right = (
-                np.array(part, dtype=np.int64)
-                for part in (counts[0]["samples"], counts[0]["correct"], counts[1]["correct"])
-            )
-            pairs.append(Pair(samples, right, their_right))
+            parts = (counts[0]["samples"], counts[0]["correct"], counts[1]["correct"])
+            pairs.append(Pair(*(np.array(part, dtype=np.int64) for part in parts)))
     return pairs
 
 
 def write_tables(table: Comparison, folder: Path, name: str = "table1") -> list[Path]:
-    """Write the table as Markdown, LaTeX and CSV, and return the files."""
+    """Write the table as Markdown, LaTeX and CSV, and return the paths."""
     make_folder(folder)
     paths = [folder / f"{name}.{ending}" for ending in ("md", "tex", "csv")]
     write_whole(paths[0], markdown(table).encode())
@@ -202,7 +162,7 @@ def write_tables(table: Comparison, folder: Path, name: str = "table1") -> list[
 
 
 def rows(table: Comparison) -> list[dict[str, Any]]:
-    """Return the table in long form: one row for each number."""
+    """Return the table with one row for each mean."""
     leads = {(lead.group, lead.method, lead.cell.name): lead for lead in table.leads}
     listed = []
     for key, entry in table.entries.items():
@@ -272,7 +232,7 @@ def markdown(table: Comparison) -> str:
 
 
 def _seeds(table: Comparison) -> list[int]:
-    """Return how many seeds each column has; a method that has fewer says so in its cell."""
+    """Return the number of seeds of each column."""
     method = next(iter(ROWS))
     return [table.entries[GROUPS[0], method, cell.name].wanted for cell in table.cells]
 
@@ -288,9 +248,8 @@ def _more_seeds(table: Comparison) -> list[str]:
     ]
     for cell in table.cells:
         for method, title in ROWS.items():
-            if both := [
-                table.more[group, method, cell.name] for group in GROUPS if (group, method, cell.name) in table.more
-            ]:
+            both = [entry for group in GROUPS if (entry := table.more.get((group, method, cell.name)))]
+            if both:
                 shown = " | ".join(_markdown_cell(entry) for entry in both)
                 lines.append(f"| {cell.title} | {title} | {both[0].seeds} | {shown} |")
     return [*lines, "", *_lead_rows(table.more_leads)] if table.more_leads else lines
@@ -310,12 +269,9 @@ def _lead_row(lead: Lead) -> str:
     if d is None:
         cells += [f"{lead.points:+.1f}", "not tested: no counts for the same clients", "", "", ""]
     else:
-        cells += [f"{d.points:+.1f}", f"{d.low:+.1f} to {d.high:+.1f}", _chance(d.p), str(d.clients), str(d.seeds)]
+        p = "< 0.001" if d.p < 0.001 else f"{d.p:.3f}"
+        cells += [f"{d.points:+.1f}", f"{d.low:+.1f} to {d.high:+.1f}", p, str(d.clients), str(d.seeds)]
     return "| " + " | ".join(cells) + " |"
-
-
-def _chance(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _markdown_cell(entry: Entry) -> str:
@@ -323,7 +279,7 @@ def _markdown_cell(entry: Entry) -> str:
 
 
 def _cell(entry: Entry, bold: Callable[[str], str], plus_minus: str) -> str:
-    """Return ours, in bold where it is the best, and the paper's in brackets."""
+    """Return our mean, bold if it is the best, and the paper's in brackets."""
     ours = MISSING
     if entry.mean is not None:
         ours = f"{entry.mean:.1f}" + ("" if entry.std is None else f" {plus_minus} {entry.std:.1f}")
@@ -334,7 +290,7 @@ def _cell(entry: Entry, bold: Callable[[str], str], plus_minus: str) -> str:
 
 
 def latex(table: Comparison) -> str:
-    """Return the table in LaTeX, for which no package is needed."""
+    """Return the table in LaTeX; it needs no packages."""
     lines = [
         "% Made by `pefll reproduce table1 --tables-only` from result files; the paper's numbers are in brackets.",
         f"\\begin{{tabular}}{{l{'c' * len(table.cells)}}}",

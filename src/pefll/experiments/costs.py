@@ -15,9 +15,10 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, read_json, write_csv, write_whole
 from pefll.core.progress import monitor
 from pefll.core.wording import counted
-from pefll.experiments.results import read_results, spread
+from pefll.experiments.results import Result, accuracies, read_results
 from pefll.experiments.table1 import ROWS
 from pefll.methods import build_method, hyperparameters
+from pefll.report import mean_std_text
 from pefll.report.table import new_table
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
@@ -25,12 +26,11 @@ from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder, run_folders
 from pefll.training.cost import NewClientCost, cost_of_median_client
 
-Result = dict[str, Any]
 # What results that differ only by seed have in common.
 _SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings", "precision")
 
 
-class Bill(NamedTuple):
+class MethodCost(NamedTuple):
     """What one method asks of a new client, and gives it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Bill(NamedTuple):
         """The method's name for readers."""
         return ROWS.get(self.method, self.method)
 
-    def title_among(self, others: Sequence[Bill]) -> str:
+    def title_among(self, others: Sequence[MethodCost]) -> str:
         """The method's name, and how it was run where others of the same name were run otherwise."""
         mine, namesakes = self.results[0], [other.results[0] for other in others if other.method == self.method]
         names = [name for name in mine["settings"] if len({str(one["settings"].get(name)) for one in namesakes}) > 1]
@@ -68,8 +68,7 @@ class Bill(NamedTuple):
     @property
     def accuracy(self) -> str:
         """Test accuracy on unseen clients in per cent, mean ± standard deviation over seeds."""
-        scores = [result["accuracy"]["best"]["unseen"] for result in self.results]
-        return spread([100 * score["per_sample"] for score in scores if score])
+        return mean_std_text(accuracies(self.results, "unseen"))
 
 
 class Finished(NamedTuple):
@@ -96,7 +95,7 @@ def _of_run(folder: RunFolder) -> Finished:
     folder.check_is_run()
     summary = folder.summary()
     if summary is None:
-        raise PefllError(f"{folder.path} is not finished; go on with {folder.going_on}", code="PEFLL-X001")
+        raise PefllError(f"{folder.path} is not finished; continue it with {folder.going_on}", code="PEFLL-X001")
     return Finished(_checked(summary, folder.path), Config.load(folder.config_file, folder.trained_with()))
 
 
@@ -120,12 +119,14 @@ def _checked(result: Any, path: Path) -> Result:
     if not isinstance(result, dict) or not needed <= result.keys():
         raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some", code="PEFLL-X002")
     if result.get("split", "test") != "test":
-        raise PefllError(f"{path} was made to choose hyper-parameters; it has no test accuracy", code="PEFLL-X003")
+        raise PefllError(f"{path} is of a run of `pefll tune`; it has no test accuracy", code="PEFLL-X003")
     # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
     return result | {"settings": hyperparameters(result["method"]) | result["settings"]}
 
 
-def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Console | None = None) -> list[Bill]:
+def method_costs(
+    runs: Sequence[Finished], data_dir: Path | None = None, console: Console | None = None
+) -> list[MethodCost]:
     """Count what a new client pays with each method; the first run of those that differ by seed says for whom.
 
     Args:
@@ -142,7 +143,7 @@ def bills(runs: Sequence[Finished], data_dir: Path | None = None, console: Conso
             config = group[0].config
             if data_dir is not None:
                 config = dataclasses.replace(config, data_dir=str(data_dir))
-            listed.append(Bill([one.result for one in group], _cost(config)))
+            listed.append(MethodCost([one.result for one in group], _cost(config)))
             watch.at(done, listed[-1].title)
     return listed
 
@@ -156,11 +157,11 @@ def _cost(config: Config) -> NewClientCost:
 _HEADINGS = ("method", "unseen, %", "exchanges", "down", "up", "FLOPs", "seconds")
 
 
-def _cells(bill: Bill, group: Sequence[Bill]) -> list[str]:
-    cost = bill.cost
+def _cells(row: MethodCost, group: Sequence[MethodCost]) -> list[str]:
+    cost = row.cost
     sent = [short(number) + "B" for number in (cost.bytes_down, cost.bytes_up)]
     numbers = [str(cost.exchanges), *sent, short(cost.flops).strip(), f"{cost.seconds:.3g}"]
-    return [bill.title_among(group), bill.accuracy, *numbers]
+    return [row.title_among(group), row.accuracy, *numbers]
 
 
 def short(value: float) -> str:
@@ -172,38 +173,38 @@ def short(value: float) -> str:
     return f"{value:.3g} {prefixes[0]}"
 
 
-def _by_federation(bills: Sequence[Bill]) -> dict[str, list[Bill]]:
-    """Return the bills of each federation, smaller ones of the same data first, in the order of the paper's rows."""
+def _by_federation(rows: Sequence[MethodCost]) -> dict[str, list[MethodCost]]:
+    """Return the rows of each federation, smaller ones of the same data first, in the order of the paper's rows."""
     order = list(ROWS)
 
-    def place(bill: Bill) -> tuple[str, int, int]:
-        row = order.index(bill.method) if bill.method in order else len(order)
-        return bill.results[0]["dataset"], bill.results[0]["num_clients"], row
+    def place(row: MethodCost) -> tuple[str, int, int]:
+        paper_row = order.index(row.method) if row.method in order else len(order)
+        return row.results[0]["dataset"], row.results[0]["num_clients"], paper_row
 
-    groups: dict[str, list[Bill]] = {}
-    for bill in sorted(bills, key=place):
-        groups.setdefault(f"{bill.data}: a new client with {counted(bill.cost.samples, 'sample')}", []).append(bill)
+    groups: dict[str, list[MethodCost]] = {}
+    for row in sorted(rows, key=place):
+        groups.setdefault(f"{row.data}: a new client with {counted(row.cost.samples, 'sample')}", []).append(row)
     return groups
 
 
-def costs_tables(bills: Sequence[Bill]) -> list[Table]:
+def new_client_tables(rows: Sequence[MethodCost]) -> list[Table]:
     """Return a table for a terminal for each federation."""
     tables = []
-    for title, group in _by_federation(bills).items():
+    for title, group in _by_federation(rows).items():
         table = new_table(title)
         for heading in _HEADINGS:
             table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-        for bill in group:
-            table.add_row(*_cells(bill, group))
+        for row in group:
+            table.add_row(*_cells(row, group))
         tables.append(table)
     return tables
 
 
-def write_costs(bills: Sequence[Bill], target: Path) -> list[Path]:
+def write_costs(rows: Sequence[MethodCost], target: Path) -> list[Path]:
     """Write the table as Markdown and CSV beside each other, and return the files.
 
     Args:
-        bills: the rows.
+        rows: the rows.
         target: the files' path without its ending.
     """
     lines = [
@@ -214,17 +215,17 @@ def write_costs(bills: Sequence[Bill], target: Path) -> list[Path]:
         "client's device, and seconds of everything, the server's work included, on one core of the machine that "
         "counted. What a client makes for itself stays there. Local has no server.",
     ]
-    for title, group in _by_federation(bills).items():
+    for title, group in _by_federation(rows).items():
         lines += ["", f"## {title}", "", "| " + " | ".join(_HEADINGS) + " |", "| --- " * len(_HEADINGS) + "|"]
-        lines += ["| " + " | ".join(_cells(bill, group)) + " |" for bill in group]
+        lines += ["| " + " | ".join(_cells(row, group)) + " |" for row in group]
     make_folder(target.parent)
     paths = [target.with_name(f"{target.name}.{ending}") for ending in ("md", "csv")]
     write_whole(paths[0], ("\n".join(lines) + "\n").encode())
-    write_csv(paths[1], (_row(bill) for bill in bills))
+    write_csv(paths[1], (_csv_row(row) for row in rows))
     return paths
 
 
-def _row(bill: Bill) -> dict[str, Any]:
-    one = bill.results[0]
+def _csv_row(row: MethodCost) -> dict[str, Any]:
+    one = row.results[0]
     named = {key: one[key] for key in ("dataset", "num_clients", "method")}
-    return named | {"seeds": len(bill.results), "unseen": bill.accuracy} | bill.cost._asdict()
+    return named | {"seeds": len(row.results), "unseen": row.accuracy} | row.cost._asdict()

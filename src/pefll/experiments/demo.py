@@ -19,7 +19,7 @@ from pefll.core.files import sentences_for_disk_errors
 from pefll.core.progress import monitor, say
 from pefll.core.wording import argument
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
-from pefll.report import curves, descriptor_map, federation_picture, mean_and_std
+from pefll.report import curves, descriptor_map, federation_picture, mean_std_text
 from pefll.runs.record import RunFolder
 from pefll.training.fitting import fit
 from pefll.training.run import Run
@@ -116,8 +116,7 @@ def _table(runs: dict[str, list[Run]]) -> Table:
         cells = []
         for group in ("seen", "unseen"):
             values = [100 * run.summary["accuracy"]["best"][group]["per_sample"] for run in of_method]
-            mean, std = mean_and_std(values)
-            cells.append(f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}")
+            cells.append(mean_std_text(values))
         table.add_row(TITLES[method], *cells, work[method])
     return table
 

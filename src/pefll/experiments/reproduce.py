@@ -18,11 +18,11 @@ from pefll.core.signals import TIME_IS_UP, Stopped
 from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
-from pefll.experiments.comparison import Comparison, Found, Result, compare
-from pefll.experiments.results import collect, read_results
+from pefll.experiments.comparison import Comparison, Found, compare
+from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
-from pefll.experiments.tune import batches, chosen, in_words, raise_first
+from pefll.experiments.tune import chunks, in_words, raise_first, tuned_settings
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
@@ -34,7 +34,7 @@ from pefll.training.resolve import RunSpec, resolve
 Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
 
 
-class Plan(NamedTuple):
+class TableStatus(NamedTuple):
     """All runs of the table, and which of them are done.
 
     Attributes:
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
         return compare(self.found, table1.CELLS, self.rounds, table1.SEEDS)
 
 
-def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str | None = None) -> Plan:
+def read_status(results: Path, seeds: Sequence[int], rounds: int, only: str | None = None) -> TableStatus:
     """Look which results there are and which are missing.
 
     Args:
@@ -93,14 +93,14 @@ def make_plan(results: Path, seeds: Sequence[int], rounds: int, only: str | None
             jobs += wanted
             if method in methods and cell.name in cells:
                 missing += [job for job in wanted if job.seed not in by_seed]
-    return Plan(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds, left_out)
+    return TableStatus(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds, left_out)
 
 
 def parse_only(words: str | None) -> tuple[set[str], set[str]]:
     """Return the methods and the names of the cells that some words stand for; all where no word is about them.
 
     Args:
-        words: see `make_plan`.
+        words: see `read_status`.
 
     Raises:
         PefllError: for words that stand for nothing, or where there are none.
@@ -127,7 +127,7 @@ def parse_only(words: str | None) -> tuple[set[str], set[str]]:
 
 
 def _jobs(method: str, cell: Cell, seeds: Sequence[int], tuned: Path) -> list[Job]:
-    found = chosen(method, cell.data, cell.clients, tuned)
+    found = tuned_settings(method, cell.data, cell.clients, tuned)
     settings = typed_settings(method, table1.recipe(method, cell) | found.settings)
     return [Job(method, cell, seed, settings, found.source) for seed in seeds]
 
@@ -161,7 +161,7 @@ def _is_in(result: Result, job: Job, rounds: int) -> bool:
 # What comes first, and what fits.
 
 
-class Batch(NamedTuple):
+class SeedBatch(NamedTuple):
     """Runs of a method in a cell that differ by their seeds, and are trained together.
 
     Attributes:
@@ -179,29 +179,29 @@ class Batch(NamedTuple):
         """The seconds that all of them take."""
         return len(self.jobs) * self.each
 
-    def cut(self, seconds: float) -> Batch:
+    def cut(self, seconds: float) -> SeedBatch:
         """Return as many of the runs as fit into some seconds; maybe none."""
         fitting = sum(number * self.each <= seconds for number in range(1, len(self.jobs) + 1))
         return self._replace(jobs=self.jobs[:fitting])
 
 
-def cheapest_first(plan: Plan, at_once: int, out: Path) -> list[Batch]:
+def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBatch]:
     """Return what is missing, in the order in which it is run.
 
     Args:
-        plan: what is missing.
+        status: what is missing.
         at_once: how many seeds are trained together.
         out: the folder of runs: those that were stopped have less to do.
     """
     groups: dict[tuple[str, str], list[Job]] = {}
-    for job in plan.missing:
+    for job in status.missing:
         groups.setdefault((job.cell.name, job.method), []).append(job)
     found = []
     for jobs in groups.values():
-        for part in batches(jobs, at_once):
-            alone = estimate(part[0], plan.speeds, plan.rounds)
-            left = sum(_share_left(RunFolder(_folder(out, job)), plan.rounds) for job in part) / len(part)
-            found.append(Batch(part, left * alone.seconds, alone.basis))
+        for part in chunks(jobs, at_once):
+            alone = estimate(part[0], status.speeds, status.rounds)
+            left = sum(_share_left(RunFolder(_folder(out, job)), status.rounds) for job in part) / len(part)
+            found.append(SeedBatch(part, left * alone.seconds, alone.basis))
     return sorted(found, key=lambda batch: batch.seconds)
 
 
@@ -211,17 +211,17 @@ def _share_left(folder: RunFolder, rounds: int) -> float:
     return max(0.02, 1 - max(done, default=0) / max(rounds, 1))
 
 
-def missing_table(plan: Plan, queue: Sequence[Batch], budget: float | None = None) -> Table:
+def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float | None = None) -> Table:
     """Return what is missing, in the order in which it is run, with the time that a GPU will need for it.
 
     Args:
-        plan: gives the rounds.
+        status: gives the rounds.
         queue: what is missing, as `cheapest_first` returns it.
         budget: the seconds that there are; what does not fit comes behind. None for no end.
     """
-    missing = len(plan.missing)
+    missing = len(status.missing)
     table = new_table(
-        f"{counted(missing, 'run')} {'is' if missing == 1 else 'are'} missing, {counted(plan.rounds, 'round')} each"
+        f"{counted(missing, 'run')} {'is' if missing == 1 else 'are'} missing, {counted(status.rounds, 'round')} each"
     )
     wide = ("settings", "steps/s")
     for heading in ("cell", "method", "seeds", "settings", "GPU time", "steps/s"):
@@ -241,11 +241,11 @@ def missing_table(plan: Plan, queue: Sequence[Batch], budget: float | None = Non
         table.add_row("in this time", "", str(runs), "", duration(budget - left), end, style="bold")
         _add_rows(table, others, "dim")
     total = sum(batch.seconds for batch in queue)
-    table.add_row("all", "", str(len(plan.missing)), "", duration(total), "", style="bold")
+    table.add_row("all", "", str(len(status.missing)), "", duration(total), "", style="bold")
     return table
 
 
-def _add_rows(table: Table, queue: Sequence[Batch], style: str) -> None:
+def _add_rows(table: Table, queue: Sequence[SeedBatch], style: str) -> None:
     for batch in queue:
         if batch.jobs:
             job, seeds = batch.jobs[0], ",".join(str(job.seed) for job in batch.jobs)
@@ -258,7 +258,7 @@ def _add_rows(table: Table, queue: Sequence[Batch], style: str) -> None:
 
 
 def run_missing(
-    plan: Plan,
+    status: TableStatus,
     results: Path,
     out: Path,
     data_dir: Path,
@@ -270,7 +270,7 @@ def run_missing(
     """Train everything that is missing, the cheapest first, and write each result as its run ends.
 
     Args:
-        plan: what is missing.
+        status: what is missing.
         results: where results go.
         out: a folder for runs; those that were stopped are resumed.
         data_dir: where data sets lie.
@@ -295,9 +295,9 @@ def run_missing(
         assert spec.folder is not None
         path = collect(spec.folder, results)
         made.append(ended.summary)
-        say(console, f"wrote {path}: {len(made)} of {len(plan.missing)} runs done")
+        say(console, f"wrote {path}: {len(made)} of {len(status.missing)} runs done")
 
-    pending = plan
+    pending = status
     while pending.missing:
         queue = cheapest_first(pending, at_once, out)
         jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
@@ -308,7 +308,7 @@ def run_missing(
                 f"there is no time for the other {left}; `pefll reproduce table1 --dry-run` tells how much it takes",
             )
             break
-        specs = list(_specs(jobs, plan.rounds, out, data_dir, console, federations, changes))
+        specs = list(_specs(jobs, status.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
         outcomes = fitting.train_all(specs, console=console, ended=keep, seconds=seconds)
         for spec, outcome in zip(specs, outcomes, strict=True):
@@ -320,7 +320,7 @@ def run_missing(
         raise_first(outcomes)
         # What was just measured tells more about the rest.
         rest = [job for job in pending.missing if job not in jobs]
-        pending = plan._replace(missing=rest, speeds=[*plan.speeds, *speeds(made)])
+        pending = status._replace(missing=rest, speeds=[*status.speeds, *speeds(made)])
     return failures
 
 

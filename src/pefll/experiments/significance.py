@@ -1,4 +1,4 @@
-"""Whether one method's lead over another is more than luck with the clients: a paired bootstrap."""
+"""A paired bootstrap over clients: is one method's lead over another more than chance?"""
 
 from __future__ import annotations
 
@@ -12,52 +12,37 @@ from pefll.core.errors import PefllError
 
 Counts = npt.NDArray[np.int64]
 RESAMPLES = 10_000
-_AT_ONCE = 1000  # resamples that are in memory together
+_AT_ONCE = 1000  # resamples in memory at a time
 
 
 class Pair(NamedTuple):
-    """Two methods on the same clients, with the same seed.
+    """The results of two methods on the same n clients, with the same seed."""
 
-    Attributes:
-        samples: [n] of each client.
-        ours: [n] how many of them one method has right.
-        theirs: [n] how many the other has right.
-    """
-
-    samples: Counts
-    ours: Counts
-    theirs: Counts
+    samples: Counts  # [n], samples of each client
+    ours: Counts  # [n], correct predictions of one method
+    theirs: Counts  # [n], correct predictions of the other
 
 
 class Difference(NamedTuple):
-    """How far one method is ahead of another.
+    """The difference between two methods' accuracies, in percentage points."""
 
-    Attributes:
-        points: percentage points, the mean over seeds.
-        low: lower end of the 95% interval.
-        high: upper end.
-        p: the share of resamples that contradict the lead, of both sides; below 0.05 it is unlikely to be luck.
-        clients: how many there are, those of all seeds together.
-        seeds: how many.
-    """
-
-    points: float
-    low: float
+    points: float  # the mean over seeds
+    low: float  # of the 95% interval
     high: float
-    p: float
-    clients: int
+    p: float  # two-sided
+    clients: int  # of all seeds
     seeds: int
 
 
 def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Difference:
-    """Draw clients anew, with replacement, and see how the difference of two methods' accuracies varies.
+    """Return the difference of two methods' accuracies, with an interval from resampled clients.
 
-    Clients of a seed are drawn among themselves, and a client brings the answers of both methods along. What varies is
-    who the clients are: luck with the training, which a few seeds cannot show, is not in the interval.
+    Clients are drawn with replacement, separately for each seed. A client keeps the results of both methods. The
+    interval covers the choice of clients. It does not cover the randomness of training, which needs more seeds.
 
     Args:
         pairs: one for each seed.
-        resamples: how many; the same ones are drawn every time.
+        resamples: how many; every call draws the same ones.
     """
     if not pairs or any(len({len(part) for part in pair}) > 1 or not pair.samples.sum() for pair in pairs):
         raise PefllError(
@@ -70,7 +55,7 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
         for start in range(0, resamples, _AT_ONCE):
             size = min(_AT_ONCE, resamples - start)
             times = rng.multinomial(len(gain), np.full(len(gain), 1 / len(gain)), size=size)
-            # A draw of clients without any sample has no accuracy; it counts as no difference.
+            # A draw of clients that have no samples counts as no difference.
             drawn[start : start + size] += 100 * (times @ gain) / np.maximum(times @ pair.samples, 1) / len(pairs)
     low, high = np.quantile(drawn, (0.025, 0.975))
     fewer = min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0))

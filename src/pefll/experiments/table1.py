@@ -1,4 +1,4 @@
-"""Table 1 of the paper: which methods on which data, with which recipe, and the numbers that the paper has."""
+"""Table 1 of the paper: its methods, its federations, their settings, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -9,56 +9,38 @@ ROUNDS, SEEDS = 5000, (0, 1, 2)
 
 
 class Cell(NamedTuple):
-    """A column of the table: one federation.
-
-    Attributes:
-        data: the data set's name.
-        clients: how many, seen and unseen together.
-        partition: who gets what.
-        title: what readers call it.
-        train_samples: of all clients together; the time that a run will take is reckoned from it.
-        clients_per_round: c; 0 for 5% of all clients.
-        model: what clients run.
-    """
+    """One federation, a column of the table."""
 
     data: str
-    clients: int
+    clients: int  # seen and unseen
     partition: str
-    title: str
-    train_samples: int
-    clients_per_round: int = 0
+    title: str  # the column's heading
+    train_samples: int  # of all clients; for estimates of the training time
+    clients_per_round: int = 0  # 0 for 5% of all clients
     model: str = "lenet"
 
     @property
     def name(self) -> str:
-        """What users call it: for example cifar10-100."""
+        """The name on the command line, for example cifar10-100."""
         return f"{self.data}-{self.clients}"
 
     @property
     def cohort(self) -> int:
-        """How many clients take part in a round."""
+        """The number of clients in a round."""
         return self.clients_per_round or math.ceil(self.clients / 20)
 
 
 class Job(NamedTuple):
-    """One run of the table.
-
-    Attributes:
-        method: its name.
-        cell: its federation.
-        seed: of everything random.
-        settings: hyper-parameters that are not the method's defaults.
-        source: where they are from, in words.
-    """
+    """One run of the table."""
 
     method: str
     cell: Cell
     seed: int
-    settings: dict[str, Any]
-    source: str
+    settings: dict[str, Any]  # hyper-parameters other than the defaults
+    source: str  # of the settings, for readers
 
 
-# The paper takes 5% of the clients in a round, and 5 of FEMNIST's writers; so do the columns of writers here.
+# The paper uses 5% of the clients per round, and 5 clients for FEMNIST. Both columns of writers here use 5.
 CELLS: tuple[Cell, ...] = (
     *(Cell("cifar10", n, "by-class 2", f"CIFAR-10, n={n}", 40_000) for n in (100, 500, 1000)),
     *(Cell("cifar100", n, "by-class 10", f"CIFAR-100, n={n}", 40_000) for n in (100, 500, 1000)),
@@ -66,7 +48,7 @@ CELLS: tuple[Cell, ...] = (
     Cell("mnist_writers", 836, "natural", "MNIST, 836 writers", 50_391, clients_per_round=5),
 )
 
-# The rows in the paper's order, and what readers call them; the last one is not in the paper.
+# The titles of the rows, in the paper's order. The last one is not in the paper.
 ROWS: dict[str, str] = {
     "local": "Local",
     "fedavg": "FedAvg",
@@ -82,9 +64,9 @@ OURS = ("pefll", "pefll-prior")  # everything else is a baseline
 
 
 def recipe(method: str, cell: Cell) -> dict[str, Any]:
-    """Return what the paper says about a method in a cell, beyond the method's defaults and what is tuned.
+    """Return the settings that the paper fixes for a method in a cell.
 
-    PeFLL describes clients of CIFAR-100 by a linear map of their labels, and all others by a convolutional network.
+    PeFLL embeds labels with a linear layer on CIFAR-100, and samples with a convolutional network elsewhere.
     """
     if method in OURS:
         return {"embedding": "linear" if cell.data == "cifar100" else "convnet"}
@@ -92,7 +74,7 @@ def recipe(method: str, cell: Cell) -> dict[str, Any]:
 
 
 # The paper's Table 1, in per cent: (dataset, clients) -> method -> (seen mean, seen std, unseen mean, unseen std).
-# FEMNIST's are of all 3,597 writers. The subset of 328 has a column of its own, and these never stand beside it.
+# The paper's FEMNIST has 3,597 writers. Its numbers never stand beside our subset of 328 writers.
 _DATA = (
     ("cifar10", 100),
     ("cifar10", 500),

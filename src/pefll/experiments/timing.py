@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from pefll.core.files import read_json
 from pefll.experiments import table1
+from pefll.experiments.results import Result
 from pefll.experiments.table1 import Cell, Job
 from pefll.methods import METHODS, build_method, hyperparameters
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model
 
-Result = dict[str, Any]
 # Client steps of LeNet (32 samples) in a second, by how many clients train at once, where no result tells: some two
 # thirds of what PeFLL does on an H200 (results/lockstep.json).
 GUESSES = {5: 23_000.0, 50: 57_000.0}

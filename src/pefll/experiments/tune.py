@@ -25,10 +25,9 @@ from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
-from pefll.experiments.results import spread
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
-from pefll.report import mean_and_std
+from pefll.report import mean_and_std, mean_std_text
 from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import seed_folder
@@ -77,7 +76,7 @@ class Search:
     def points(self) -> list[Settings]:
         """All settings of the grid, each with those that are fixed."""
         values = itertools.product(*self.grid.values())
-        return [self.config.settings | dict(zip(self.grid, chosen, strict=True)) for chosen in values]
+        return [self.config.settings | dict(zip(self.grid, point, strict=True)) for point in values]
 
 
 def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -262,7 +261,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     trials = Trials.read(target / f"{name}.json", _protocol(search, first))
     runs = out / name
     pending = trials.missing(search)
-    parts = batches(pending, at_once)
+    parts = chunks(pending, at_once)
     say(
         console,
         f"{name}: {counted(len(search.points), 'setting')} with {counted(len(search.seeds), 'seed')}; "
@@ -340,7 +339,7 @@ def check_at_once(number: int) -> None:
         raise PefllError(f"{argument('at_once')} is {number}; it must be at least 1", code="PEFLL-X017")
 
 
-def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Return the items, `size` at a time."""
     check_at_once(size)
     return [items[start : start + size] for start in range(0, len(items), size)]
@@ -363,9 +362,9 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
         table.add_column("as if new, %")
     for place, (point, values) in enumerate(ranking):
         cells = [str(point.get(name, "")) for name in names]
-        cells.append(spread([100 * value for value in values]) if values else "diverged")
+        cells.append(mean_std_text([100 * value for value in values]) if values else "diverged")
         if any(strangers):
-            cells.append(spread([100 * value for value in strangers[place]]))
+            cells.append(mean_std_text([100 * value for value in strangers[place]]))
         table.add_row(*cells, style="bold" if place == 0 and values else "")
     return table
 
@@ -400,14 +399,14 @@ def file_name(data: str, method: str, clients: int | str) -> str:
     return f"{Path(data).stem}-{method}-n{clients}"
 
 
-class Chosen(NamedTuple):
+class TunedSettings(NamedTuple):
     """Hyper-parameters for a method in a cell, and where they are from, in words."""
 
     settings: Settings
     source: str
 
 
-def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen:
+def tuned_settings(method: str, data: str, clients: int, folder: Path = TUNED) -> TunedSettings:
     """Return what was found best for a method on a federation.
 
     What was best for seen clients that take no part in training goes before what was best for those that do, but only
@@ -433,8 +432,8 @@ def chosen(method: str, data: str, clients: int, folder: Path = TUNED) -> Chosen
         elif int(named[1]) == clients:
             for_new = best["settings"]
     if for_new is not None:
-        return Chosen(for_new, f"tuned at n={clients} for new clients")
+        return TunedSettings(for_new, f"tuned at n={clients} for new clients")
     if tuned:
         number = min(tuned, key=lambda number: (abs(math.log(number / clients)), number))
-        return Chosen(tuned[number], f"tuned at n={number}")
-    return Chosen({}, "defaults")
+        return TunedSettings(tuned[number], f"tuned at n={number}")
+    return TunedSettings({}, "defaults")

@@ -1,4 +1,4 @@
-"""What client descriptors have learned: do clients with similar data have similar descriptors?"""
+"""Analysis of client descriptors: do clients with similar data have similar descriptors?"""
 
 from __future__ import annotations
 
@@ -15,32 +15,26 @@ from pefll.runs.record import RunFolder
 
 Array = npt.NDArray[Any]
 
-# Distances are n² numbers: beyond these, evenly spaced clients stand for the rest.
+# There are n² distances: above these limits, evenly spaced clients represent all.
 MOST_CLIENTS = 10_000
 MOST_PROBES = 1_000
 
 
 @dataclass(frozen=True, eq=False)
 class Descriptors:
-    """What `descriptors.npz` of a run holds.
+    """The content of a run's `descriptors.npz`."""
 
-    Attributes:
-        descriptors: float64 [n, l].
-        histograms: int64 [n, classes], the samples of each class that each client has.
-        seen: bool [n].
-    """
-
-    descriptors: Array
-    histograms: Array
-    seen: Array
+    descriptors: Array  # float64 [n, l]
+    histograms: Array  # int64 [n, classes], samples per client and class
+    seen: Array  # bool [n]
 
 
 def read_descriptors(folder: RunFolder) -> Descriptors:
-    """Read a run's descriptors, or raise PefllError with one sentence where there are none or they are damaged."""
+    """Return the descriptors of a run; PefllError if it has none or the file is damaged."""
     path = folder.descriptors_file
     if not path.is_file():
         raise PefllError(
-            f"{folder.path} has no descriptors.npz: its method has no descriptors, or it is not finished",
+            f"{folder.path} has no descriptors.npz: its method has no descriptors, or the run is not finished",
             code="PEFLL-O001",
         )
     try:
@@ -53,12 +47,14 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise PefllError(f"{path} is damaged: {error}", code="PEFLL-O003") from error
     if run != folder.run_id():
-        raise PefllError(f"{path} is of another run than config.toml; put back its own", code="PEFLL-O011")
+        raise PefllError(
+            f"{path} belongs to another run than config.toml; restore the file of this run", code="PEFLL-O011"
+        )
     if v.ndim != 2 or histograms.ndim != 2 or seen.ndim != 1 or not len(v) == len(histograms) == len(seen) > 0:
         shapes = f"{v.shape}, {histograms.shape} and {seen.shape}"
         raise PefllError(f"{path} is damaged: descriptors, histograms and seen have shapes {shapes}", code="PEFLL-O004")
     if not np.isfinite(v).all():
-        raise PefllError(f"{path}: descriptors have NaN or infinite values, so the run has diverged", code="PEFLL-O005")
+        raise PefllError(f"{path}: descriptors have NaN or infinite values; the run has diverged", code="PEFLL-O005")
     return Descriptors(v, histograms, seen)
 
 
@@ -69,12 +65,12 @@ def principal_plane(points: Array) -> tuple[Array, Array]:
         points: [n, l].
 
     Returns:
-        The projection, [n, 2], and the share of the variance that each direction has, [2]. A direction that does not
-        exist (l = 1, or fewer than three points) is zero.
+        The projection, [n, 2], and each direction's share of the variance, [2]. A direction that does not exist
+        (l = 1, or fewer than three points) is zero.
     """
     centred = points - points.mean(axis=0)
     u, s, vt = np.linalg.svd(centred, full_matrices=False)
-    # The SVD leaves signs open; fixed, so that the same run always gives the same picture.
+    # An SVD does not determine signs. We fix them, so that a run always gives the same picture.
     signs = np.where(vt[np.arange(len(vt)), np.abs(vt).argmax(axis=1)] < 0, -1.0, 1.0)
     plane, shares = np.zeros((len(points), 2)), np.zeros(2)
     rank = min(2, len(s))
@@ -86,9 +82,9 @@ def principal_plane(points: Array) -> tuple[Array, Array]:
 
 
 def spearman(a: Array, b: Array) -> float:
-    """Return Spearman's rank correlation of two vectors [n]; equal values share the mean of their ranks.
+    """Return Spearman's rank correlation of two vectors [n]; NaN if one is constant or n < 2.
 
-    NaN where a vector is constant or shorter than two: it has no order to agree with.
+    Equal values share the mean of their ranks.
     """
     if len(a) < 2:
         return float("nan")
@@ -106,10 +102,10 @@ def _ranks(values: Array) -> Array:
 
 
 def distances(found: Descriptors) -> tuple[Array, Array]:
-    """Return how far probing clients are from all others.
+    """Return the distances between probes and all other clients.
 
-    The probes are the unseen clients, or all clients where none is unseen. A client is not compared with itself. Above
-    MOST_PROBES probes or MOST_CLIENTS clients, evenly spaced ones are taken.
+    The probes are the unseen clients, or all clients if none is unseen. Above MOST_PROBES probes or MOST_CLIENTS
+    clients, evenly spaced ones are used.
 
     Returns:
         Distances of descriptors ‖v_i - v_j‖ and of label distributions ‖π_i - π_j‖, [probes, others] each.
@@ -118,7 +114,7 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
     kept = _spaced(np.arange(n), MOST_CLIENTS)
     unseen = kept[~found.seen[kept]]
     if not found.seen.all() and len(unseen) == 0:
-        # So few clients are unseen that the spacing missed them all.
+        # The spacing missed all unseen clients, because they are few.
         unseen = np.flatnonzero(~found.seen)
     probes = _spaced(unseen if len(unseen) else kept, MOST_PROBES)
     pi = found.histograms / np.maximum(1, found.histograms.sum(axis=1, keepdims=True))
@@ -127,21 +123,20 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
         others = kept[kept != probe][: len(kept) - 1]
         d_v.append(np.linalg.norm(found.descriptors[others] - found.descriptors[probe], axis=1))
         d_pi.append(np.linalg.norm(pi[others] - pi[probe], axis=1))
-    # Rounded, because distances that are equal on paper differ in the last bit, and that would break ties.
+    # Rounding keeps ties: distances that are mathematically equal may differ in the last bit.
     return np.array(d_v), np.array(d_pi).round(12)
 
 
-def rank_correlation(found: Descriptors) -> float:
-    """Return the paper's "Analysis of Client Descriptors": the mean over probing clients of Spearman's correlation.
-
-    For each unseen client (each client, where none is unseen) the distances of its descriptor to the other clients'
-    are correlated with the distances of its label distribution to theirs. NaN where no client gives a correlation.
-    """
-    return mean_correlation(*distances(found))
-
-
 def mean_correlation(d_v: Array, d_pi: Array) -> float:
-    """Return the mean over rows of Spearman's correlation of `d_v` and `d_pi`, [probes, others] each."""
+    """Return the paper's "Analysis of Client Descriptors": the mean over probes of Spearman's correlation.
+
+    Args:
+        d_v: distances of descriptors, [probes, others].
+        d_pi: distances of label distributions, [probes, others].
+
+    Returns:
+        The mean over the rows that have a correlation; NaN if none has.
+    """
     each = np.array([spearman(a, b) for a, b in zip(d_v, d_pi, strict=True)])
     each = each[~np.isnan(each)]
     return float(each.mean()) if len(each) else float("nan")

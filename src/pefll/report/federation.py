@@ -1,4 +1,4 @@
-"""A federation's numbers as tables."""
+"""Prints a federation: clients, samples and classes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ MOST_CLASSES = 20
 
 
 def print_federation(summary: Summary, console: Console) -> None:
-    """Print who has what: clients, samples per split and client, classes.
+    """Print the clients of a federation, their samples per split, and their classes.
 
-    Args:
-        summary: of the federation.
-        console: where to print. Of more than MOST_CLASSES classes only the most and the least frequent are listed.
+    Of more than MOST_CLASSES classes, only the most and the least frequent are listed.
     """
     console.print(Text.assemble((summary.name, "bold"), f", {summary.partition}"))
     console.print(
@@ -65,7 +63,7 @@ def _class_table(summary: Summary) -> Table:
 
 
 def _listed(train: list[int]) -> list[int | None]:
-    """Return the classes to list; None stands for those left out between the most and the least frequent."""
+    """Return the classes to list; None stands for the omitted ones between most and least frequent."""
     if len(train) <= MOST_CLASSES:
         return list(range(len(train)))
     order = sorted(range(len(train)), key=lambda k: -train[k])

@@ -1,12 +1,13 @@
-"""Pictures of runs and federations, as PNG (or PDF or SVG, by the name of the file).
+"""Pictures of runs and federations; the ending of the file's name chooses PNG, PDF or SVG.
 
-matplotlib is optional and slow to import, so it is imported where something is drawn. Figures are made without pyplot:
-nothing global is left behind, and no display is needed.
+matplotlib is optional and slow to import, so functions import it when they draw. Without pyplot, drawing leaves no
+global state and needs no display.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,17 +21,17 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import Group, Run, different_data, group_runs, read_runs
+from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs
 from pefll.runs.record import GROUPS, RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours without black and yellow, which is too light for a line on white.
+# The colours of Okabe and Ito, without black, and without yellow, which is too light for a line on white.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6F4E37", "#555555")
-# Colours of classes, none of them grey: chosen for the largest least difference (OKLab) between any two, as most
-# readers see them and as red-green colour-blind ones do. Classes k and k + 6 share a marker; their colours differ most.
+# Colours of classes. They maximise the smallest difference (OKLab) between any two, also for red-green colour-blind
+# readers. None is grey. Classes k and k + 6 share a marker, so their colours differ most.
 CLASSES = (
     *("#377eb8", "#cc3311", "#ffa90e", "#f48fb1", "#332288", "#5c3317"),
     *("#b2df8a", "#832db6", "#e7298a", "#882255", "#33bbee", "#999933"),
@@ -40,24 +41,19 @@ SEEN, UNSEEN = "#0072B2", "#D55E00"
 INK, FAINT = "#333333", "#8a8a8a"
 MOST_SHOWN = 60
 MOST_DOTS = 3_000
-_WARNING = 160  # letters that fit into a line across the picture
+MOST_LETTERS = 160  # in one line across the picture
+_DASHES = (0, (3.2, 1.8))
 
 _STYLE: dict[str, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), "#b0b0b0"),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "font.size": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 10,
-    "axes.edgecolor": "#b0b0b0",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.axisbelow": True,
-    "xtick.color": "#b0b0b0",
-    "ytick.color": "#b0b0b0",
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
     "grid.color": "#ececec",
     "grid.linewidth": 0.8,
     "legend.frameon": False,
@@ -73,42 +69,42 @@ _STYLE: dict[str, Any] = {
 def curves(folders: Sequence[RunFolder], out: Path) -> None:
     """Draw validation accuracy over rounds and over the megabytes that were sent.
 
-    Seen clients are solid lines, unseen ones dashed. Runs that differ only by seed become their mean with a band of one
-    standard deviation. A dot marks the round that is best on seen clients. Runs of different data are said to be.
+    Lines are solid for seen clients and dashed for unseen ones. Seeds become their mean with a band of one standard
+    deviation. A dot marks the best round on seen clients. The title warns if runs are of different data.
 
     Args:
-        folders: the runs; those without an evaluation are left out.
+        folders: the runs; runs without an evaluation are ignored.
         out: the file to write.
     """
     runs = [run for run in read_runs(folders) if run.history]
-    groups = [_curve(group) for group in group_runs(runs)]
-    groups = [group for group in groups if len(group.rounds)]
-    if not groups:
+    found = [curve for group in group_runs(runs) if len((curve := _curve(group)).rounds)]
+    if not found:
         raise PefllError(
-            "there is nothing to draw yet: none of the runs has been evaluated on validation samples", code="PEFLL-O006"
+            "there is nothing to draw yet: no run has been evaluated on validation samples", code="PEFLL-O006"
         )
     with drawing(out, (10.5, 4.1)) as figure:
-        talks = any(group.megabytes[-1] > 0 for group in groups)
-        panels = figure.subplots(1, 2, sharey=True) if talks else [figure.subplots()]
+        communicates = any(curve.megabytes[-1] > 0 for curve in found)
+        panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
             axes.grid(axis="y")
             axes.set_title("Validation accuracy, %" if by == "rounds" else "The same by communication")
-            for group, colour in zip(groups, _cycle(LINES), strict=False):
-                _draw_curve(axes, group, by, colour)
+            for curve, colour in zip(found, itertools.cycle(LINES), strict=False):
+                _draw_curve(axes, curve, by, colour)
             axes.set_xlim(left=0)
         panels[0].set_xlabel("round")
-        _label_ends(panels[0], groups)
-        if talks:
+        _label_ends(panels[0], found)
+        if communicates:
             _megabyte_axis(panels[1])
-        _line_legend(figure, groups)
-        if apart := different_data(runs):
-            # In the picture too, which is looked at long after what was printed beside it.
-            warning = f"These lines are of different data, and cannot be compared: {'; '.join(apart)}"
-            figure.suptitle(shorten(warning, _WARNING, placeholder=" …"), x=0.01, ha="left", fontsize=9.5, color=INK)
+        _line_legend(figure, found)
+        if data := different_data(runs):
+            # Also in the picture: readers may see it without the printed warning.
+            warning = f"These lines are of different data, and cannot be compared: {'; '.join(data)}"
+            text = shorten(warning, MOST_LETTERS, placeholder=" …")
+            figure.suptitle(text, x=0.01, ha="left", fontsize=9.5, color=INK)
 
 
 def descriptor_map(folder: RunFolder, out: Path) -> None:
-    """Draw a run's client descriptors in their principal plane, and how they follow the clients' label distributions.
+    """Draw the descriptors of a run in their principal plane, and their distances over those of label distributions.
 
     Args:
         folder: a run with descriptors.npz.
@@ -134,18 +130,18 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
 def federation_picture(
     histograms: Array, num_seen: int, out: Path, class_names: Sequence[str] = (), title: str = ""
 ) -> None:
-    """Draw who has what: clients by classes, and how many samples a client has.
+    """Draw the classes of each client, and the distribution of the clients' sample counts.
 
     Args:
-        histograms: [n, classes], samples of each class that each client has; seen clients first.
-        num_seen: how many of them are seen.
+        histograms: [n, classes], samples per client and class; seen clients first.
+        num_seen: how many clients are seen.
         out: the file to write.
-        class_names: one per class, or empty for numbers.
+        class_names: one per class; empty for numbers.
         title: above the picture.
     """
     histograms = np.asarray(histograms)
     if histograms.ndim != 2 or histograms.size == 0:
-        raise PefllError(f"there is nobody to draw: histograms have shape {histograms.shape}", code="PEFLL-O007")
+        raise PefllError(f"there are no clients to draw: histograms have shape {histograms.shape}", code="PEFLL-O007")
     n, classes = histograms.shape
     shown = _sample_clients(n, num_seen)
     with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
@@ -160,7 +156,7 @@ def federation_picture(
 
 @contextmanager
 def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Give a figure to draw on, and write it whole when the block ends."""
+    """Yield a figure to draw on, and write the file when the block ends."""
     try:
         import matplotlib
         from matplotlib import font_manager
@@ -168,19 +164,18 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PefllError("drawing needs matplotlib: pip install 'pefll[plot]'", code="PEFLL-O008") from error
-    # Only fonts that are there: matplotlib warns about every one that it looks for in vain.
+    # Only installed fonts: matplotlib warns about each missing one.
     wanted = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans")
-    there = set(font_manager.get_font_names())
-    fonts = {"font.family": "sans-serif", "font.sans-serif": [name for name in wanted if name in there]}
-    style: Any = {**_STYLE, **fonts}
+    installed = set(font_manager.get_font_names())
+    fonts = {"font.family": "sans-serif", "font.sans-serif": [name for name in wanted if name in installed]}
+    style: Any = _STYLE | fonts
     with matplotlib.rc_context(style):
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         yield figure
         content = io.BytesIO()
-        kind = out.suffix.removeprefix(".") or "png"
         try:
-            figure.savefig(content, format=kind)
+            figure.savefig(content, format=out.suffix.removeprefix(".") or "png")
         except ValueError as error:
             raise PefllError(
                 f"cannot draw {out.name}: choose a name that ends in .png, .pdf or .svg", code="PEFLL-O009"
@@ -191,32 +186,27 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
 
 @dataclass(frozen=True, eq=False)
 class _Curve:
-    """What is drawn of a group of runs.
-
-    Attributes:
-        label: the group's.
-        rounds: int64 [e].
-        megabytes: float64 [e], mean over seeds.
-        mean: of each group of clients, in per cent, float64 [e].
-        std: the same; None for one seed.
-        best: index of the best round, or None.
-    """
+    """The curves of one SeedGroup, at the e rounds that all its runs evaluated."""
 
     label: str
-    rounds: Array
-    megabytes: Array
-    mean: dict[str, Array]
-    std: dict[str, Array] | None
-    best: int | None
+    rounds: Array  # int64 [e]
+    megabytes: Array  # float64 [e], mean over seeds
+    mean: dict[str, Array]  # per group of clients, in per cent, float64 [e]
+    std: dict[str, Array] | None  # like mean; None for one seed
+    best: int | None  # index of the best round
 
 
-def _curve(group: Group) -> _Curve:
-    # A seed that has just begun would cut the others' curves short.
+def _curve(group: SeedGroup) -> _Curve:
+    # An unfinished seed would shorten the curves of the others.
     runs = [run for run in group.runs if run.finished] or group.runs
     rounds = runs[0].rounds
     for run in runs[1:]:
         rounds = np.intersect1d(rounds, run.rounds)
-    values = {who: np.array([_at(run, run.validation(who, "per_sample"), rounds) for run in runs]) for who in GROUPS}
+
+    def at_rounds(run: StoredRun, values: Array) -> Array:
+        return values[np.isin(run.rounds, rounds)]
+
+    values = {who: np.array([at_rounds(run, run.validation(who, "per_sample")) for run in runs]) for who in GROUPS}
     values = {who: 100 * table for who, table in values.items() if not np.isnan(table).all()}
     if not values:
         rounds = rounds[:0]
@@ -229,45 +219,43 @@ def _curve(group: Group) -> _Curve:
     return _Curve(
         label=group.label if len(runs) == 1 else f"{group.label} (n={len(runs)})",
         rounds=rounds,
-        megabytes=np.mean([_at(run, run.megabytes, rounds) for run in runs], axis=0),
+        megabytes=np.mean([at_rounds(run, run.megabytes) for run in runs], axis=0),
         mean={who: table.mean(axis=0) for who, table in values.items()},
         std={who: table.std(axis=0, ddof=1) for who, table in values.items()} if len(runs) > 1 else None,
         best=best,
     )
 
 
-def _at(run: Run, values: Array, rounds: Array) -> Array:
-    return values[np.isin(run.rounds, rounds)]
-
-
-def _draw_curve(axes: Axes, group: _Curve, by: str, colour: str) -> None:
-    x = group.rounds if by == "rounds" else group.megabytes
+def _draw_curve(axes: Axes, curve: _Curve, by: str, colour: str) -> None:
+    x = curve.rounds if by == "rounds" else curve.megabytes
     if by == "megabytes" and x[-1] == 0:
-        return  # a method that never talks has no place on this axis
-    for who, mean in group.mean.items():
-        axes.plot(x, mean, color=colour, linewidth=1.8, linestyle="-" if who == "seen" else (0, (3.2, 1.8)))
-        if group.std is not None:
-            low, high = np.clip(mean - group.std[who], 0, None), np.clip(mean + group.std[who], None, 100)
+        return  # this method sends nothing
+    for who, mean in curve.mean.items():
+        axes.plot(x, mean, color=colour, linewidth=1.8, linestyle="-" if who == "seen" else _DASHES)
+        if curve.std is not None:
+            low, high = np.clip(mean - curve.std[who], 0, None), np.clip(mean + curve.std[who], None, 100)
             axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
-        if group.best is not None:
+        if curve.best is not None:
             look: dict[str, Any] = {"color": colour, "markersize": 6, "mec": "white", "mew": 1.2}
-            axes.plot(x[group.best], mean[group.best], "o", zorder=5, clip_on=False, **look)
+            axes.plot(x[curve.best], mean[curve.best], "o", zorder=5, clip_on=False, **look)
 
 
-def _label_ends(axes: Axes, groups: Sequence[_Curve]) -> None:
-    """Write each group's label beside the end of its first line, moved apart where they would overlap."""
+def _label_ends(axes: Axes, found: Sequence[_Curve]) -> None:
+    """Write each label beside the end of its first line, without overlaps."""
     from matplotlib.patheffects import withStroke
 
-    last_round = max(int(group.rounds[-1]) for group in groups) or 1
+    last_round = max(int(curve.rounds[-1]) for curve in found) or 1
     axes.set_xlim(0, last_round)
     low, high = axes.get_ylim()
-    ends = [_last(next(iter(group.mean.values()))) for group in groups]
-    for place, group, colour in zip(_apart(ends, 0.065 * (high - low), low, high), groups, _cycle(LINES), strict=False):
-        inside = group.rounds[-1] < 0.95 * last_round  # a run that is not finished: below its end, off longer curves
+    lines = [next(iter(curve.mean.values())) for curve in found]
+    ends = [float(known[-1]) if len(known := line[~np.isnan(line)]) else 0.0 for line in lines]
+    places = _apart(ends, 0.065 * (high - low), low, high)
+    for place, curve, colour in zip(places, found, itertools.cycle(LINES), strict=False):
+        unfinished = curve.rounds[-1] < 0.95 * last_round
         axes.annotate(
-            group.label.replace(", ", "\n"),
-            (group.rounds[-1], place),
-            xytext=(6, -9 if inside else 0),
+            curve.label.replace(", ", "\n"),
+            (curve.rounds[-1], place),
+            xytext=(6, -9 if unfinished else 0),  # lower, so that it does not hide longer curves
             textcoords="offset points",
             va="center",
             color=colour,
@@ -279,13 +267,8 @@ def _label_ends(axes: Axes, groups: Sequence[_Curve]) -> None:
     axes.set_ylim(low, high)
 
 
-def _last(values: Array) -> float:
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else 0.0
-
-
 def _apart(places: Sequence[float], step: float, low: float, high: float) -> list[float]:
-    """Move positions apart to at least `step`, as little as needed: runs of too close ones spread about their mean."""
+    """Move positions at least `step` apart, as little as possible: close neighbours spread around their mean."""
     order = np.argsort(places, kind="stable")
     blocks: list[list[float]] = []  # [mean, members]
     for index in order:
@@ -309,19 +292,18 @@ def _megabyte_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda mb, _: f"{mb / 1000 if giga else mb:,g}"))
 
 
-def _line_legend(figure: Figure, groups: Sequence[_Curve]) -> None:
+def _line_legend(figure: Figure, found: Sequence[_Curve]) -> None:
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     entries: list[Any] = []
-    if any("seen" in group.mean for group in groups):
+    if any("seen" in curve.mean for curve in found):
         entries.append(Line2D([], [], color=FAINT, linewidth=1.8, label="seen clients"))
-    if any("unseen" in group.mean for group in groups):
-        entries.append(Line2D([], [], color=FAINT, linewidth=1.8, linestyle=(0, (3.2, 1.8)), label="unseen clients"))
-    if any(group.best is not None for group in groups):
+    if any("unseen" in curve.mean for curve in found):
+        entries.append(Line2D([], [], color=FAINT, linewidth=1.8, linestyle=_DASHES, label="unseen clients"))
+    if any(curve.best is not None for curve in found):
         entries.append(Line2D([], [], color=FAINT, marker="o", linestyle="", mec="white", label="best round"))
-    if any(group.std is not None for group in groups):
-        from matplotlib.patches import Patch
-
+    if any(curve.std is not None for curve in found):
         entries.append(Patch(color=FAINT, alpha=0.25, linewidth=0, label="± 1 standard deviation"))
     figure.legend(handles=entries, loc="outside lower left", ncols=len(entries), labelcolor=INK)
 
@@ -350,7 +332,7 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
         edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
         kinds.append(Line2D([], [], color=FAINT, ls="", marker="o", ms=6 if look is plain else 8, label=name, **edge))
     axes.margins(0.06)
-    axes.set_aspect("equal", adjustable="datalim")  # distances are what this picture is about
+    axes.set_aspect("equal", adjustable="datalim")  # the picture shows distances
     below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
     axes.add_artist(axes.legend(handles=kinds, **below))
     if few:
@@ -361,8 +343,7 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
         beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
         axes.legend(handles=entries, title="most frequent\nclass", alignment="left", **beside)
     else:
-        bar = figure.colorbar(drawn, ax=axes, label="most frequent class", pad=0.02)
-        bar.outline.set_visible(False)
+        _add_colour_bar(figure, axes, drawn, "most frequent class")
 
 
 def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array) -> None:
@@ -372,27 +353,30 @@ def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array) -> None
         axes.scatter(d_pi, d_v, s=12, color=SEEN, alpha=0.35, linewidths=0)
     else:
         cells = axes.hexbin(d_pi, d_v, gridsize=34, bins="log", cmap="Blues", mincnt=1, linewidths=0.2)
-        bar = figure.colorbar(cells, ax=axes, label="pairs of clients", pad=0.02, format="{x:,.0f}")
-        bar.outline.set_visible(False)
+        _add_colour_bar(figure, axes, cells, "pairs of clients", format="{x:,.0f}")
     axes.set_ylim(bottom=0)
 
 
+def _add_colour_bar(figure: Figure, axes: Axes, drawn: Any, label: str, **look: Any) -> None:
+    figure.colorbar(drawn, ax=axes, label=label, pad=0.02, **look).outline.set_visible(False)
+
+
 def _sample_clients(n: int, num_seen: int) -> Array:
-    """Return at most MOST_SHOWN clients, evenly spaced, with some of each group where both exist."""
+    """Return at most MOST_SHOWN clients, evenly spaced, with some of each group that exists."""
     if n <= MOST_SHOWN:
         return np.arange(n)
     unseen = n - num_seen
-    least = min(unseen, 6)
-    few = min(max(least, round(MOST_SHOWN * unseen / n)), MOST_SHOWN - min(num_seen, 6))
-    parts = [(0, num_seen, MOST_SHOWN - few), (num_seen, n, few)]
+    shown = max(min(unseen, 6), round(MOST_SHOWN * unseen / n))
+    shown = min(shown, MOST_SHOWN - min(num_seen, 6))
+    parts = [(0, num_seen, MOST_SHOWN - shown), (num_seen, n, shown)]
     return np.concatenate([np.linspace(low, high - 1, k).round().astype(np.int64) for low, high, k in parts if k])
 
 
 def _draw_bubbles(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
     client, label = np.nonzero(histograms)
-    # Shares, because counts of the largest client would shrink all others to specks; sizes are in the other panel.
+    # Shares, because counts would make the bubbles of small clients invisible. The other panel has the counts.
     share = histograms[client, label] / histograms.sum(axis=1)[client]
-    # The largest bubble fills its cell: cells are as wide as the axes divided by clients and classes.
+    # The largest bubble fills its cell.
     wide, high = figure.get_size_inches() * 72
     cell = min(0.62 * wide / len(histograms), 0.7 * high / histograms.shape[1])
     area = (0.95 * cell) ** 2 * share / share.max(initial=1e-9)
@@ -406,11 +390,10 @@ def _draw_heat(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> No
     from matplotlib.colors import LogNorm
 
     table = np.ma.masked_equal(histograms.T, 0)
-    # Logarithmic: a client's few samples of a class stay visible beside its many of another.
+    # Logarithmic, so that a class with few samples stays visible beside a class with many.
     norm = LogNorm(vmin=1, vmax=max(2.0, float(histograms.max())))
     image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap="YlGnBu", norm=norm)
-    bar = figure.colorbar(image, ax=axes, label="samples", pad=0.02, format="{x:,.0f}")
-    bar.outline.set_visible(False)
+    _add_colour_bar(figure, axes, image, "samples", format="{x:,.0f}")
     axes.set_xlabel("client")
 
 
@@ -443,7 +426,7 @@ def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
     parts = [sizes[:num_seen], sizes[num_seen:]]
     axes.set_title("Samples per client", pad=22)
     low, high = int(sizes.min()), int(sizes.max())
-    if low == high:  # one bar says less than the number
+    if low == high:  # a number says more than one bar
         axes.axis("off")
         axes.text(0.5, 0.5, f"{low:,}", transform=axes.transAxes, ha="center", va="bottom", fontsize=26, color=SEEN)
         axes.text(0.5, 0.46, "every client", transform=axes.transAxes, ha="center", va="top")
@@ -453,12 +436,7 @@ def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_ylabel("clients")
-    # Edges between whole numbers: a bar per number where they are few.
+    # Edges lie between whole numbers, so that few different numbers get a bar each.
     bins = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
     axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
     axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,.0f},\nmost {sizes.max():,}")
-
-
-def _cycle(colours: Sequence[str]) -> Iterator[str]:
-    while True:
-        yield from colours

@@ -1,4 +1,4 @@
-"""Runs as reports need them: read once, checked, and grouped where they differ only by seed."""
+"""Reads run folders for reports, and groups runs that differ only by seed."""
 
 from __future__ import annotations
 
@@ -20,29 +20,24 @@ from pefll.runs.record import GROUPS, RunFolder
 
 Array = npt.NDArray[Any]
 
-# What two runs that differ only by seed may differ in. Who has what is drawn from the seed, so the fingerprint of the
-# data differs too; runs of different length are different experiments although a run may be extended.
-_NOT_WHAT = (MAY_CHANGE | {"seed", "data_sha256"}) - {"rounds"}
-# What decides, with the seed, who has what.
+MISSING = "—"  # stands for a value that a run does not have
+
+# Settings that may differ within a group. The seed decides the partition, so the data's fingerprint differs too. Runs
+# with different numbers of rounds are different experiments, although a run may be extended.
+_MAY_DIFFER = (MAY_CHANGE | {"seed", "data_sha256"}) - {"rounds"}
+# Settings that, with the seed, decide the partition.
 _DATA = ("data", "partition", "clients", "unseen", "label", "client_column")
-_IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
+_NAME_IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run folder's content.
-
-    Attributes:
-        folder: where it is.
-        config: what was asked for.
-        history: one row per evaluation, oldest first.
-        summary: what came out; None while the run is not finished.
-    """
+class StoredRun:
+    """The content of a run folder."""
 
     folder: RunFolder
     config: dict[str, Any]
-    history: list[dict[str, Any]]
-    summary: dict[str, Any] | None
+    history: list[dict[str, Any]]  # one row per evaluation, oldest first
+    summary: dict[str, Any] | None  # None while the run is not finished
 
     @property
     def name(self) -> str:
@@ -55,20 +50,20 @@ class Run:
         return self.summary is not None
 
     def fact(self, key: str) -> Any:
-        """Return a value from the summary, or what the config says about it, or None."""
+        """Return a value of the summary, else of the config, else None."""
         if self.summary is not None and self.summary.get(key) is not None:
             return self.summary[key]
-        value = self.config.get(_IN_CONFIG.get(key, key))
-        left_open = value == "" or (key == "num_clients" and value == 0)  # settings that the data decide
-        return None if left_open else value
+        value = self.config.get(_NAME_IN_CONFIG.get(key, key))
+        decided_by_data = value == "" or (key == "num_clients" and value == 0)
+        return None if decided_by_data else value
 
     def text(self, key: str) -> str:
         """Return a fact as text, or an em dash."""
         value = self.fact(key)
-        return "—" if value is None else str(value)
+        return MISSING if value is None else str(value)
 
     def accuracy(self, moment: str, group: str, measure: str) -> float | None:
-        """Return a test accuracy in 0..1, or None where there is none.
+        """Return a test accuracy in 0..1, or None if the summary has none.
 
         Args:
             moment: `"best"` or `"final"`.
@@ -81,7 +76,7 @@ class Run:
         return number(value)
 
     def validation(self, group: str, measure: str) -> Array:
-        """Return a validation measure at each evaluation, float64 [evaluations]; NaN where there is none."""
+        """Return a validation measure at each evaluation, float64 [evaluations]; NaN for a missing value."""
         values = [number((row.get(group) or {}).get(measure)) for row in self.history]
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
@@ -92,13 +87,13 @@ class Run:
 
     @property
     def megabytes(self) -> Array:
-        """Megabytes sent down and up from the start until each evaluation, float64 [evaluations]."""
+        """Megabytes sent in both directions up to each evaluation, float64 [evaluations]."""
         sent = [(number(row.get("bytes_down")) or 0) + (number(row.get("bytes_up")) or 0) for row in self.history]
         return np.array(sent, dtype=np.float64) / 1e6
 
     @property
     def best_round(self) -> int | None:
-        """The round with the best validation accuracy on seen clients, from the summary or else the history."""
+        """The round with the best validation accuracy on seen clients, from the summary, else from the history."""
         best = number(self.fact("best_round"))
         if best is not None:
             return int(best)
@@ -107,23 +102,23 @@ class Run:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number as float, and None for anything else."""
+    """Return a finite number as a float, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
-def read_run(folder: RunFolder) -> Run:
-    """Read one run folder, or raise PefllError with one sentence where it is none or is damaged."""
+def read_run(folder: RunFolder) -> StoredRun:
+    """Return the content of a run folder; PefllError if it is no run folder or is damaged."""
     folder.check_is_run()
     config = read_settings(folder.config_file, folder.trained_with())
-    run = Run(folder, config, _read_history(folder), folder.summary())
+    run = StoredRun(folder, config, _read_history(folder), folder.summary())
     folder.check_other_files()
     return run
 
 
-def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
-    """Read run folders; a folder given twice counts once."""
+def read_runs(folders: Sequence[RunFolder]) -> list[StoredRun]:
+    """Return the contents of run folders; a folder given twice counts once."""
     unique: dict[Path, RunFolder] = {}
     for folder in folders:
         unique.setdefault(folder.path.resolve(), folder)
@@ -135,7 +130,7 @@ def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
     for line, row in enumerate(folder.history(), start=1):
         if not all(isinstance(row.get(group) or {}, dict) for group in GROUPS):
             raise PefllError(f"{folder.history_file} is damaged: line {line} is not an evaluation", code="PEFLL-O010")
-        # A run that went back (it crashed before its first checkpoint) made these evaluations again.
+        # A run that crashed before its first checkpoint starts again and repeats its evaluations.
         while kept and kept[-1]["round"] >= row["round"]:
             kept.pop()
         kept.append(row)
@@ -143,82 +138,86 @@ def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that differ only by seed.
+class SeedGroup:
+    """Runs that differ only by seed."""
 
-    Attributes:
-        label: short and different from every other group's.
-        runs: one per seed, in the order given.
-    """
-
-    label: str
-    runs: list[Run]
+    label: str  # differs from the label of every other group
+    runs: list[StoredRun]  # one per seed
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Put runs that differ only by seed together, in the order of their first run; a repeated seed counts once."""
-    members: dict[str, list[Run]] = {}
+def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
+    """Group runs that differ only by seed, in the order of their first run; a repeated seed counts once."""
+    members: dict[str, list[StoredRun]] = {}
     for run in runs:
         same = members.setdefault(_identity(run), [])
         if run.fact("seed") is None or run.fact("seed") not in [other.fact("seed") for other in same]:
             same.append(run)
     firsts = [group[0] for group in members.values()]
-    return [Group(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
+    return [SeedGroup(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
 
 
-def different_data(runs: Sequence[Run]) -> list[str]:
-    """Return a word for each of the data that runs were trained on; empty where all were trained on the same."""
-    firsts: list[Run] = []
+def different_data(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a description of each federation that the runs used; empty if all used the same."""
+    firsts: list[StoredRun] = []
     for run in runs:
         if not any(_same_data(run, first) for first in firsts):
             firsts.append(run)
     if len(firsts) < 2:
         return []
-    words = [_data_in_words(run) for run in firsts]
-    return words if len(set(words)) == len(words) else [run.name for run in firsts]
+    descriptions = [_describe_data(run) for run in firsts]
+    distinct = len(set(descriptions)) == len(descriptions)
+    return descriptions if distinct else [run.name for run in firsts]
 
 
-def _same_data(run: Run, other: Run) -> bool:
-    """Return whether two runs have the same samples and clients, or differ in nothing but the seed that deals them."""
-    prints = [one.config.get("data_sha256") for one in (run, other)]
-    if prints[0] == prints[1] and prints[0]:
+def _same_data(run: StoredRun, other: StoredRun) -> bool:
+    """Return whether two runs have the same clients and samples, or would have with the same seed."""
+    fingerprints = [one.config.get("data_sha256") for one in (run, other)]
+    if fingerprints[0] == fingerprints[1] and fingerprints[0]:
         return True
-    if all(prints) and run.fact("seed") == other.fact("seed"):
+    if all(fingerprints) and run.fact("seed") == other.fact("seed"):
         return False
     return all(run.config.get(key) == other.config.get(key) for key in _DATA)
 
 
-def _data_in_words(run: Run) -> str:
+def _describe_data(run: StoredRun) -> str:
     clients = number(run.fact("num_clients"))
     parts = (run.fact("dataset"), run.fact("partition"), None if clients is None else counted(int(clients), "client"))
     return ", ".join(str(part) for part in parts if part is not None)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the sample standard deviation (n - 1), which one value does not have."""
+    """Return the mean and the sample standard deviation (n - 1); None as the deviation of one value."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    """Return everything that decides what a run computes, apart from its seed; hyper-parameters by their names."""
-    asked = {key: value for key, value in run.config.items() if key not in _NOT_WHAT and not isinstance(value, dict)}
+def mean_std_text(values: Sequence[float]) -> str:
+    """Return `mean ± standard deviation` with one digit; the mean alone for one value, an em dash for none."""
+    if not values:
+        return MISSING
+    mean, std = mean_and_std(values)
+    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+
+
+def _settings(run: StoredRun) -> dict[str, Any]:
+    """Return all settings and hyper-parameters that decide what a run computes, except its seed."""
+    plain = {key: value for key, value in run.config.items() if key not in _MAY_DIFFER and not isinstance(value, dict)}
     tables = [table for table in run.config.values() if isinstance(table, dict)]
-    return asked | {key: value for table in tables for key, value in table.items()}
+    return plain | {key: value for table in tables for key, value in table.items()}
 
 
-def _identity(run: Run) -> str:
+def _identity(run: StoredRun) -> str:
     facts: list[str] = []
     if run.config.get("data", "arrays") == "arrays":
-        # Data given in Python: the config does not say which, the summary does.
+        # The config does not name data that was given in Python; the summary does.
         facts = [run.text(key) for key in ("method", "dataset", "partition", "num_clients", "num_seen")]
     return json.dumps([facts, _settings(run)], sort_keys=True, default=str)
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Name each run by its method and, where that is not enough, by what else sets it apart."""
+def _labels(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a label for each run: its method, and the settings that distinguish it from runs of the same method."""
     labels = [run.text("method") for run in runs]
     if len({run.text("dataset") for run in runs}) > 1:
         labels = [f"{label} {run.text('dataset')}" for label, run in zip(labels, runs, strict=True)]
@@ -228,7 +227,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         settings = [_settings(runs[place]) for place in places]
         keys = sorted({key for one in settings for key in one if len({str(other.get(key)) for other in settings}) > 1})
         for place, one in zip(places, settings, strict=True):
-            apart = ", ".join(f"{key} {one[key]}" for key in keys[:2] if key in one)
-            labels[place] = f"{label} {apart}".strip()
+            differences = ", ".join(f"{key} {one[key]}" for key in keys[:2] if key in one)
+            labels[place] = f"{label} {differences}".strip()
     repeated = {label for label, times in Counter(labels).items() if times > 1}
     return [run.name if label in repeated else label for label, run in zip(labels, runs, strict=True)]

@@ -1,8 +1,7 @@
-"""Everything about some runs, at once: tables and curves in the terminal, pictures in a folder."""
+"""`pefll show`: tables and curves in the terminal, pictures in a folder."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -13,25 +12,22 @@ from rich.text import Text
 
 from pefll.core.progress import say
 from pefll.report.plots import curves, descriptor_map
-from pefll.report.runs import Run, different_data, read_runs
+from pefll.report.runs import StoredRun, different_data, read_runs
 from pefll.report.table import costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder
 
 
 def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
-    """Print tables and curves of runs, and draw curves.png and, where there are descriptors, descriptors.png.
+    """Print tables and curves of runs; write curves.png, and descriptors.png for runs that have descriptors.
 
     Args:
-        paths: run folders; a run that is not finished is shown as far as it is.
-        out: a folder for the pictures; the first run's by default.
+        paths: run folders; runs may be unfinished.
+        out: a folder for the pictures; the first run's folder by default.
         console: where to print.
 
     Returns:
-        The pictures that were written; none without matplotlib.
-
-    Raises:
-        PefllError: where a path is not a run folder, or something in it is damaged.
+        The paths of the pictures; none without matplotlib.
     """
     runs = read_runs([RunFolder(path) for path in paths])
     if not runs:
@@ -41,22 +37,20 @@ def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
         if age := folder.note_of_age():
             say(console, age)
     _print_tables(folders, console)
-    apart = different_data(runs)
-    if apart:
-        say(console, f"These runs are of different data ({'; '.join(apart)}): their accuracies cannot be compared.\n")
+    if data := different_data(runs):
+        say(console, f"These runs are of different data ({'; '.join(data)}): their accuracies cannot be compared.\n")
     _print_curves(runs, console)
     return _draw(runs, folders[0].path if out is None else out, console)
 
 
 def _print_tables(folders: list[RunFolder], console: Console) -> None:
-    grouped = grouped_table(folders)
-    for table in (runs_table(folders), grouped, costs_table(folders)):
+    for table in (runs_table(folders), grouped_table(folders), costs_table(folders)):
         if table is not None:
             console.print(table)
             console.print()
 
 
-def _print_curves(runs: list[Run], console: Console) -> None:
+def _print_curves(runs: list[StoredRun], console: Console) -> None:
     with_history = [run.folder for run in runs if run.history]
     if not with_history:
         return
@@ -67,7 +61,7 @@ def _print_curves(runs: list[Run], console: Console) -> None:
     console.print()
 
 
-def _draw(runs: list[Run], out: Path, console: Console) -> list[Path]:
+def _draw(runs: list[StoredRun], out: Path, console: Console) -> list[Path]:
     if find_spec("matplotlib") is None:
         console.print("No pictures: drawing needs matplotlib: pip install 'pefll\\[plot]'", highlight=False)
         return []
@@ -79,17 +73,16 @@ def _draw(runs: list[Run], out: Path, console: Console) -> list[Path]:
         drawings.append((out / name, partial(descriptor_map, folder)))
     for path, draw in drawings:
         draw(path)
-        console.print(Text(f"wrote {path}"), soft_wrap=True)  # unbroken, to be copied
+        console.print(Text(f"wrote {path}"), soft_wrap=True)  # one line, so that a user can copy it
     return [path for path, _ in drawings]
 
 
 def _names(folders: list[RunFolder], alone: bool) -> list[str]:
-    """Return a file name for each run's descriptors; runs of one name in different folders get a number."""
+    """Return a file name for the descriptors of each run; runs with the same name get a number."""
     if alone:
         return ["descriptors.png"] * len(folders)
     names = [folder.path.resolve().name for folder in folders]
-    times, met, out = Counter(names), Counter[str](), []
-    for name in names:
-        met[name] += 1
-        out.append(f"descriptors-{name}{f'-{met[name]}' if times[name] > 1 else ''}.png")
-    return out
+    return [
+        f"descriptors-{name}{f'-{names[: place + 1].count(name)}' if names.count(name) > 1 else ''}.png"
+        for place, name in enumerate(names)
+    ]

@@ -9,16 +9,17 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Group, Run, group_runs, mean_and_std, number, read_runs
+from pefll.report.runs import MISSING, SeedGroup, StoredRun, group_runs, mean_std_text, number, read_runs
 from pefll.runs.record import GROUPS, TOOK_TURNS, RunFolder, own_seconds
 
-MISSING = "—"
+# The moment and the measure of each column of accuracies.
+_COLUMNS = (("best", "per_sample"), ("final", "per_sample"), ("best", "masked"), ("best", "worst_tenth"))
 
 
 def runs_table(folders: Sequence[RunFolder]) -> Table:
-    """Return test accuracies, one row per run; a run that is not finished shows its latest validation accuracy.
+    """Return a table of test accuracies, one row per run; unfinished runs show their latest validation accuracy.
 
-    Every accuracy is per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round.
+    Accuracies are per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round.
     """
     runs = read_runs(folders)
     table = new_table("Test accuracy in %, seen / unseen clients")
@@ -29,8 +30,8 @@ def runs_table(folders: Sequence[RunFolder]) -> Table:
     for run in runs:
         _add_row(table, run.name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
     table.caption = (
-        "masked: classes that a client's training labels do not have are ruled out;\n"
-        "worst tenth: the mean of the tenth of the clients that fare worst"
+        "masked: a client never predicts a class that is not in its training labels;\n"
+        "worst tenth: the mean over the tenth of the clients with the lowest accuracy"
     )
     if not all(run.finished for run in runs):
         table.caption += "\n* not finished: validation accuracy at the latest evaluation"
@@ -39,7 +40,7 @@ def runs_table(folders: Sequence[RunFolder]) -> Table:
 
 
 def costs_table(folders: Sequence[RunFolder]) -> Table:
-    """Return what each run worked on and what it cost, one row per run."""
+    """Return a table of the data and the cost of each run."""
     table = new_table("Data and cost")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("data", overflow="fold")
@@ -47,9 +48,9 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     runs = read_runs(folders)
     notes = (
-        (_shared, "* trained at once with other runs: the time is that of a shared device"),
+        (_shared, "* trained together with other runs: the time is that of a shared device"),
         (_in_turns, "‡ took turns with other runs: the time is that of its own turns"),
-        (_untrained, "† no rounds: clients train alone in the test, whose time this is"),
+        (_untrained, "† no rounds: clients train during the test, and this is its time"),
     )
     table.caption = "\n".join(note for mark, note in notes if any(mark(run) for run in runs)) or None
     table.caption_justify = "left"
@@ -72,33 +73,33 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
     return table
 
 
-def _time(run: Run) -> str:
-    """Return the time that training took, or took so far."""
+def _time(run: StoredRun) -> str:
+    """Return the training time, or the training time so far."""
     if not run.finished:
         return duration(run.history[-1].get("seconds") if run.history else None)
     return duration(run.fact("test_seconds" if _untrained(run) else "train_seconds"))
 
 
-def _untrained(run: Run) -> str:
-    """Return the mark of a run without rounds, as all of Local's: it has no other training than that of its test."""
+def _untrained(run: StoredRun) -> str:
+    """Return the mark of a run without rounds: with Local, clients train only during the test."""
     return "†" if run.finished and number(run.fact("rounds")) == 0 else ""
 
 
-def _shared(run: Run) -> str:
-    """Return the mark of a run that others slowed down."""
+def _shared(run: StoredRun) -> str:
+    """Return the mark of a run that shared its device with other runs."""
     summary = run.summary or {}
     if "timing" in summary:
         return "" if own_seconds(summary) else "*"
     return "*" if (number(run.fact("lockstep")) or 1) > 1 else ""
 
 
-def _in_turns(run: Run) -> str:
-    """Return the mark of a run that was trained at once with others, but whose time is its own."""
+def _in_turns(run: StoredRun) -> str:
+    """Return the mark of a run that took turns with others; its time is that of its own turns."""
     return "‡" if str(run.fact("timing")).startswith(TOOK_TURNS) else ""
 
 
 def grouped_table(folders: Sequence[RunFolder]) -> Table | None:
-    """Return mean ± sample standard deviation over seeds, or None where no two finished runs differ only by seed."""
+    """Return a table of means ± standard deviations over seeds; None if no two finished runs differ only by seed."""
     groups = group_runs([run for run in read_runs(folders) if run.finished])
     if all(len(group.runs) < 2 for group in groups):
         return None
@@ -110,17 +111,14 @@ def grouped_table(folders: Sequence[RunFolder]) -> Table | None:
     for group in groups:
         unseen = any(run.accuracy("best", "unseen", "per_sample") is not None for run in group.runs)
         shown = GROUPS if unseen else GROUPS[:1]
-        cells = [[_spread(group, moment, who, measure) for who in shown] for moment, measure in _COLUMNS]
+        cells = [[_over_seeds(group, moment, who, measure) for who in shown] for moment, measure in _COLUMNS]
         lines = ["\n".join(cell) for cell in (list(shown), *cells)]
         _add_row(table, group.label, _data(group.runs[0]), str(len(group.runs)), *lines)
     return table
 
 
-_COLUMNS = (("best", "per_sample"), ("final", "per_sample"), ("best", "masked"), ("best", "worst_tenth"))
-
-
 def duration(seconds: Any) -> str:
-    """Return a time in words of at most two units, for example `"1 h 02 m"`; an em dash for None."""
+    """Return a time in at most two units, for example `"1 h 02 m"`; an em dash for None."""
     value = number(seconds)
     if value is None:
         return MISSING
@@ -134,7 +132,7 @@ def duration(seconds: Any) -> str:
 
 
 def percent(accuracy: float | None) -> str:
-    """Return an accuracy in 0..1 as per cent with one digit; an em dash for None."""
+    """Return an accuracy in 0..1 in per cent, with one digit; an em dash for None."""
     return MISSING if accuracy is None else f"{100 * accuracy:.1f}"
 
 
@@ -146,18 +144,18 @@ def new_table(title: str) -> Table:
 
 
 def _add_row(table: Table, *cells: str) -> None:
-    """Add cells as they are: a run's name may hold square brackets, which are markup in a plain string."""
+    """Add a row without markup: a run's name may contain square brackets."""
     table.add_row(*(Text(cell) for cell in cells))
 
 
 def _pair(seen: float | None, unseen: float | None) -> str:
     if seen is None and unseen is None:
         return MISSING
-    # Padded, so that the slashes of a column stand under each other.
+    # Padding aligns the slashes of a column.
     return f"{percent(seen)} / {percent(unseen):>4}"
 
 
-def _finished(run: Run) -> list[str]:
+def _finished(run: StoredRun) -> list[str]:
     pairs = [
         _pair(run.accuracy(moment, "seen", measure), run.accuracy(moment, "unseen", measure))
         for moment, measure in _COLUMNS
@@ -165,7 +163,7 @@ def _finished(run: Run) -> list[str]:
     return [_whole(run.best_round), *pairs]
 
 
-def _unfinished(run: Run) -> list[str]:
+def _unfinished(run: StoredRun) -> list[str]:
     if not run.history:
         return [MISSING] * 5
     latest = [
@@ -175,30 +173,26 @@ def _unfinished(run: Run) -> list[str]:
     return [MISSING, MISSING, *(cell if cell == MISSING else f"{cell}*" for cell in latest)]
 
 
-def _spread(group: Group, moment: str, who: str, measure: str) -> str:
+def _over_seeds(group: SeedGroup, moment: str, who: str, measure: str) -> str:
     found = [run.accuracy(moment, who, measure) for run in group.runs]
     values = [100 * value for value in found if value is not None]
-    if not values:
-        return MISSING
-    mean, std = mean_and_std(values)
-    # Fewer values than seeds would make n a lie, so say so.
-    missing = f" ({len(values)})" if len(values) < len(group.runs) else ""
-    return (f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}") + missing
+    fewer_than_n = f" ({len(values)})" if 0 < len(values) < len(group.runs) else ""
+    return mean_std_text(values) + fewer_than_n
 
 
-def _data(run: Run) -> str:
+def _data(run: StoredRun) -> str:
     partition = run.fact("partition")
     return run.text("dataset") if partition is None else f"{run.text('dataset')}\n{partition}"
 
 
-def _clients(run: Run) -> str:
+def _clients(run: StoredRun) -> str:
     seen, unseen = number(run.fact("num_seen")), number(run.fact("num_unseen"))
     if seen is None or unseen is None:
         return _whole(run.fact("num_clients"))
     return f"{seen:.0f}+{unseen:.0f}"
 
 
-def _progress(run: Run) -> str:
+def _progress(run: StoredRun) -> str:
     done = str(run.history[-1]["round"]) if run.history else "0"
     planned = number(run.fact("rounds"))
     return f"{done} of\n{planned:.0f}" if planned is not None else done

@@ -1,4 +1,4 @@
-"""Learning curves in characters, for a terminal far from any picture viewer."""
+"""Learning curves as text, for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Array, Run, read_runs
+from pefll.report.runs import Array, StoredRun, read_runs
 from pefll.report.table import percent
 from pefll.runs.record import GROUPS, RunFolder
 
@@ -23,10 +23,10 @@ def sparkline(values: Array, width: int, low: float | None = None, high: float |
     """Return a curve one character high.
 
     Args:
-        values: [n], NaN where there is none.
-        width: characters at most; more values than that are averaged in equal stretches.
-        low: the value of the lowest block; the smallest value by default.
-        high: the value of the highest block; the largest value by default.
+        values: [n], NaN for a missing value.
+        width: characters at most; a longer curve is averaged over equal intervals.
+        low: the value of the lowest block; by default the smallest value.
+        high: the value of the highest block; by default the largest value.
     """
     values = np.asarray(values, dtype=np.float64)
     known = values[~np.isnan(values)]
@@ -34,7 +34,7 @@ def sparkline(values: Array, width: int, low: float | None = None, high: float |
         return ""
     low = float(known.min()) if low is None else low
     high = float(known.max()) if high is None else high
-    means = [_mean(stretch) for stretch in np.array_split(values, min(width, len(values)))]
+    means = [_mean(part) for part in np.array_split(values, min(width, len(values)))]
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(
         " " if np.isnan(value) else _BLOCKS[int(np.clip(round((value - low) * scale), 0, 7))] for value in means
@@ -42,14 +42,14 @@ def sparkline(values: Array, width: int, low: float | None = None, high: float |
 
 
 def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int) -> Text:
-    """Return curves drawn with braille dots, 2 x 4 in each character, with axes.
+    """Return curves with axes, drawn with braille dots: 2 x 4 per character.
 
-    Where curves cross in one character it takes the colour of the later one.
+    A character in which curves cross has the colour of the later curve.
 
     Args:
-        series: for each of `"seen"` and `"unseen"` (or another name) its x and y, [n] each; y in 0..1.
-        width: characters of the plot without the labels of the y axis.
-        height: lines of the plot without the x axis.
+        series: x and y of each curve, [n] each, y in 0..1; the names `"seen"` and `"unseen"` have colours.
+        width: characters without the labels of the y axis.
+        height: lines without the x axis.
     """
     points = {name: (x[~np.isnan(y)], y[~np.isnan(y)]) for name, (x, y) in series.items()}
     points = {name: (x, y) for name, (x, y) in points.items() if len(x)}
@@ -79,10 +79,9 @@ def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int
 
 
 def run_plot(folder: RunFolder, width: int = 64, height: int = 9) -> Text:
-    """Return one run's validation accuracy on seen and unseen clients over the rounds; empty without a history."""
+    """Return a plot of a run's validation accuracy on seen and unseen clients; empty without evaluations."""
     (run,) = read_runs([folder])
-    curves = {group: run.validation(group, "per_sample") for group in GROUPS}
-    curves = {group: values for group, values in curves.items() if not np.isnan(values).all()}
+    curves = _validation_curves(run)
     if not curves:
         return Text("")
     title = Text("Validation accuracy in %: ", style="italic")
@@ -93,7 +92,7 @@ def run_plot(folder: RunFolder, width: int = 64, height: int = 9) -> Text:
 
 
 def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Lines:
-    """Return one line per run and group of clients: its validation accuracy over the rounds, on one scale for all."""
+    """Return the validation accuracy over rounds, one line per run and group of clients, all on one scale."""
     runs = read_runs(folders)
     known = np.concatenate([np.empty(0), *(run.validation(group, "per_sample") for run in runs for group in GROUPS)])
     known = known[~np.isnan(known)]
@@ -104,8 +103,7 @@ def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Lines:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     for run in runs:
-        for line, group in enumerate(_groups_of(run)):
-            values = run.validation(group, "per_sample")
+        for line, (group, values) in enumerate(_validation_curves(run).items()):
             curve = Text(sparkline(values, width, low, high), style=_COLOURS[group])
             latest = values[~np.isnan(values)][-1]
             table.add_row(Text("" if line else run.name), group, curve, percent(float(latest)))
@@ -113,17 +111,18 @@ def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Lines:
     return Lines(title, table)
 
 
-def _groups_of(run: Run) -> list[str]:
-    return [group for group in GROUPS if not np.isnan(run.validation(group, "per_sample")).all()]
+def _validation_curves(run: StoredRun) -> dict[str, Array]:
+    curves = {group: run.validation(group, "per_sample") for group in GROUPS}
+    return {group: values for group, values in curves.items() if not np.isnan(values).all()}
 
 
-def _mean(stretch: Array) -> float:
-    known = stretch[~np.isnan(stretch)]
+def _mean(values: Array) -> float:
+    known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 
 
 def _place(values: Array, low: float, high: float, steps: int) -> Array:
-    """Return the dot, 0..steps-1, of each value; the middle where all values are equal."""
+    """Return the dot of each value, 0..steps-1; the middle dot if all values are equal."""
     if high <= low:
         return np.full(len(values), steps // 2, dtype=np.int64)
     return np.clip(np.round((values - low) / (high - low) * (steps - 1)), 0, steps - 1).astype(np.int64)
