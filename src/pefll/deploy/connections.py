@@ -68,9 +68,10 @@ def bind(host: str, port: int, folder: Path) -> socket.socket:
 
 def _cannot_listen(host: str, port: int, folder: Path, error: OSError) -> PefllError:
     if error.errno == errno.EADDRINUSE:
+        other = f"`pefll flower renew {folder} --address HOST:PORT`"
         return PefllError(
             f"port {port} is in use at {host}:{port}, by another program or by a server that still runs: end that one, "
-            f"or give the federation another port: `pefll flower renew {folder} --address HOST:PORT`",
+            f"or give the federation another port: {other}",
             code="PEFLL-F101",
         )
     if error.errno == errno.EACCES:
