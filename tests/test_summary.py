@@ -13,7 +13,7 @@ import torch
 from pefll.backend.native import compiler, pooled
 from pefll.core.errors import PefllError
 from pefll.engines.workers import can_fork
-from pefll.training import loop
+from pefll.training import pipeline
 from pefll.training.fitting import fit
 from pefll.training.run import load
 from tests.federations import flat, ragged
@@ -63,12 +63,12 @@ def test_the_summary_has_what_every_tool_counts_on(tmp_path, method):
 def test_best_and_final_are_scored_apart(tmp_path, monkeypatch):
     values = iter([0.9, 0.1])
 
-    class Fake(loop.Evaluator):
+    class Fake(pipeline.Evaluator):
         def _read(self, scores):
             result = super()._read(scores)
             return result._replace(seen=result.seen._replace(per_sample=next(values)))
 
-    monkeypatch.setattr(loop, "Evaluator", Fake)
+    monkeypatch.setattr(pipeline, "Evaluator", Fake)
     settings = {"local_steps": 8, "client_lr": 0.3, "clients_per_round": 4, "processes": 1}
     run = fit(ragged(sizes=(30,)), "fedavg", rounds=4, eval_every=2, **settings)
     assert run.summary["best_round"] == 2

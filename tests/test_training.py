@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
-from pefll.core.signals import stop_signals
+from pefll.core.signals import Stopped, stop_signals
 from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
@@ -24,8 +24,8 @@ from pefll.runs import checkpoint, saver
 from pefll.runs.config import Config
 from pefll.runs.progress import Progress
 from pefll.runs.record import RunFolder
-from pefll.training import loop, pipeline
-from pefll.training.callbacks import ActiveRun, CallbackList, History
+from pefll.training import evaluation, loop, pipeline
+from pefll.training.callbacks import ActiveRun, History
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import fit
 from pefll.training.resolve import RunSpec
@@ -79,7 +79,7 @@ def scripted(monkeypatch, values: dict[int, tuple[float, float] | None]) -> list
             groups = [None, None] if pair is None else [Accuracy(v, 1 - v, 1.0, 1.0, 0.0) for v in pair]
             return ready(Evaluation(*groups))
 
-    monkeypatch.setattr(loop, "Evaluator", Fake)
+    monkeypatch.setattr(pipeline, "Evaluator", Fake)
     return looked
 
 
@@ -88,7 +88,7 @@ def run_loop(
 ) -> Progress:
     engine = engine or Counting()
     spec = RunSpec(config, engine.federation, "mlp", {}, METHOD, TO_READ, engine.clients_per_round, folder)
-    told = CallbackList([History(), *callbacks])
+    told = [History(), *callbacks]
     with stop_signals() as asked_to_stop:
         turns = loop.train(engine, ActiveRun(spec), told, lambda sentence: None, asked_to_stop)
         (outcome,) = round_robin([ScheduledRun(turns, nullcontext)])
@@ -241,7 +241,7 @@ def busy_exams(monkeypatch, engine: Busy, values: dict[int, float]) -> None:
             result = Evaluation(Accuracy(values.get(at, 0.1), 0.0, 1.0, 1.0, 0.0), None)
             return Waited(result, engine.log, f"exam {at}")
 
-    monkeypatch.setattr(loop, "Evaluator", Evaluator)
+    monkeypatch.setattr(pipeline, "Evaluator", Evaluator)
 
 
 def test_two_stretches_of_rounds_are_launched_before_an_evaluation_is_waited_for(monkeypatch, tmp_path):
@@ -369,7 +369,7 @@ def test_a_signal_in_the_middle_saves_and_puts_handlers_back(monkeypatch, tmp_pa
                 os.kill(os.getpid(), number)
             return super().advance(server, first, rounds)
 
-    with pytest.raises(loop.Stopped) as stopped:
+    with pytest.raises(Stopped) as stopped:
         run_loop(Config(rounds=100, eval_every=10), RunFolder(tmp_path), Signalled())
     assert stopped.value.signal == number
     assert 11 < stopped.value.round < 100
@@ -403,12 +403,12 @@ def test_training_works_outside_of_the_main_thread():
 def test_evaluations_use_a_quarter_of_the_samples_trained_on_between_them():
     engine = SimpleNamespace(federation=ragged(clients=40, sizes=(60,)), clients_per_round=2)  # 60 + 21 samples each
     method = SimpleNamespace(local_steps=5, local_epochs=0, batch_size=8)
-    assert loop.evaluated_share(engine, method, Config(eval_every=10)) == pytest.approx(0.25 * 800 / (40 * 81))
-    assert loop.evaluated_share(engine, method, Config(eval_every=1000)) == 1.0
-    assert loop.evaluated_share(engine, method, Config(eval_every=10, eval_clients=10)) == 0.25
+    assert evaluation.evaluated_share(engine, method, Config(eval_every=10)) == pytest.approx(0.25 * 800 / (40 * 81))
+    assert evaluation.evaluated_share(engine, method, Config(eval_every=1000)) == 1.0
+    assert evaluation.evaluated_share(engine, method, Config(eval_every=10, eval_clients=10)) == 0.25
     whole = SimpleNamespace(local_steps=5, local_epochs=0, batch_size=0)
-    assert loop.evaluated_share(engine, whole, Config(eval_every=2)) == pytest.approx(0.25 * 20 / 40)
+    assert evaluation.evaluated_share(engine, whole, Config(eval_every=2)) == pytest.approx(0.25 * 20 / 40)
     epochs = SimpleNamespace(local_steps=0, local_epochs=3, batch_size=8)
-    assert loop.evaluated_share(engine, epochs, Config(eval_every=2)) == pytest.approx(0.25 * 12 / 40)
+    assert evaluation.evaluated_share(engine, epochs, Config(eval_every=2)) == pytest.approx(0.25 * 12 / 40)
     assert loop.local_steps(epochs, engine.federation) == 3 * 8  # 60 samples are 8 batches
     assert loop.local_steps(method, engine.federation) == 5

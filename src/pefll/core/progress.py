@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Self
 
 from rich.console import Console
@@ -26,11 +26,8 @@ def say(console: Console, sentence: str) -> None:
         # Other output is news: a closed terminal must not end a run.
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """Shows how far a job is. This base class shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         return
@@ -45,11 +42,8 @@ class Monitor:
         """Print a sentence without disturbing the bar."""
 
 
-class Display:
+class Display(AbstractContextManager["Display"]):
     """Shows several monitors, one line each. This base class shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         return

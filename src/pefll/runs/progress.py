@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +13,9 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, from_named, map_tree, named_leaves
 from pefll.engines.cohort import Engine, Ledger
+from pefll.engines.device_queue import queue_of
 from pefll.runs import checkpoint, manifest
+from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 
 
@@ -61,6 +64,42 @@ class Progress:
         if before != engine:
             self.engines.append((engine, self.round))
         return "" if before == engine else before
+
+
+def start_or_resume(
+    engine: Engine, config: Config, folder: RunFolder | None, say: Callable[[str], None]
+) -> tuple[Progress, list[dict[str, Any]]]:
+    """Return how far a run is, and its evaluations until then. Its folder keeps nothing of what comes after that.
+
+    Args:
+        engine: reaches the clients.
+        config: the run's settings.
+        folder: of the run; None if it has none.
+        say: gets a sentence for what is unusual.
+    """
+    progress, copy = resume(engine, folder, say) or (_begin(engine), None)
+    if before := progress.take_over(engine.name):
+        say(f"rounds up to {progress.round} were done by the engine {before}; {engine.name} goes on with them")
+    between = progress.round < config.rounds and progress.round % config.eval_every != 0
+    if between and progress.scheduled is not None:  # the run ended here, and is being extended
+        progress.best, progress.best_round, progress.best_value = progress.scheduled
+        progress.scheduled = None
+    if folder is None:
+        return progress, []
+    # Also where a run was stopped before its first checkpoint. The evaluation where it ended before goes too, but
+    # not where that one's state is the best: checkpoints of earlier versions have no other.
+    gone = between and progress.best_round < progress.round
+    if progress.round == 0 and os.path.lexists(folder.history_file) and config.rounds:
+        say(f"{folder.path} has no checkpoint: the run starts anew")
+    history = folder.keep_history_until(progress.round - gone, copy, say)
+    # Of a run that is being extended; not before, so that one that cannot go on keeps its results.
+    folder.put_summary_away(say)
+    return progress, history
+
+
+def _begin(engine: Engine) -> Progress:
+    server = engine.start()
+    return Progress(round=0, server=server, best=queue_of(engine).snapshot(server))
 
 
 def resume(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,40 +70,6 @@ class Callback:
         """The run has ended. `run.summary` is empty where it failed, or was stopped by a signal."""
 
 
-class CallbackList(Callback):
-    """Several callbacks as one, in their order."""
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = callbacks
-
-    def on_start(self, run: ActiveRun) -> None:
-        """Tell all."""
-        for one in self._callbacks:
-            one.on_start(run)
-
-    def on_rounds(self, run: ActiveRun) -> None:
-        """Tell all."""
-        for one in self._callbacks:
-            one.on_rounds(run)
-
-    def on_evaluation(self, run: ActiveRun, row: Row) -> bool:
-        """Tell all; note the first that wants the run to stop, and return whether there is one."""
-        for one in self._callbacks:
-            if one.on_evaluation(run, row) and not run.stopped_by:
-                run.stopped_by = type(one).__name__
-        return bool(run.stopped_by)
-
-    def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
-        """Tell all."""
-        for one in self._callbacks:
-            one.on_checkpoint(run, round_)
-
-    def on_end(self, run: ActiveRun) -> None:
-        """Tell all."""
-        for one in self._callbacks:
-            one.on_end(run)
-
-
 class History(Callback):
     """Appends evaluations to history.jsonl in the run's folder."""
 
@@ -114,29 +79,26 @@ class History(Callback):
             run.spec.folder.append_history(row)
 
 
+@dataclass
 class ProgressBar(Callback):
-    """Moves one run's bar.
+    """Moves one run's bar, `monitor`, and shows accuracies that are new."""
 
-    Args:
-        monitor: the bar.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor, self._news = monitor, ""
+    monitor: Monitor
+    news: str = ""
 
     def on_start(self, run: ActiveRun) -> None:
         """Start the clock."""
-        self._monitor.begin(run.round)
+        self.monitor.begin(run.round)
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
         """Remember the accuracies."""
         groups = [f"{group} {100 * row[group]['per_sample']:.1f}%" for group in GROUPS if row[group]]
-        self._news = f"validation: {', '.join(groups)}" if groups else ""
+        self.news = f"validation: {', '.join(groups)}" if groups else ""
 
     def on_rounds(self, run: ActiveRun) -> None:
         """Move the bar; show accuracies that are new."""
-        self._monitor.at(run.round, self._news)
-        self._news = ""
+        self.monitor.at(run.round, self.news)
+        self.news = ""
 
 
 class EarlyStopping(Callback):

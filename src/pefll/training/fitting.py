@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from pefll.runs.record import seed_folder
 from pefll.training.callbacks import (
     ActiveRun,
     Callback,
-    CallbackList,
     History,
     ProgressBar,
     check_callbacks,
@@ -42,6 +41,8 @@ from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.round_robin import ScheduledRun, Turns, round_robin
 from pefll.training.run import Run, method_template
 from pefll.training.summary import summary_of, write_descriptors
+
+Ended: TypeAlias = Callable[[RunSpec, Run], None]  # told of each run as it ends
 
 
 def fit(
@@ -178,7 +179,7 @@ def fit_together(
 def train_all(
     specs: Sequence[RunSpec],
     console: Console | None = None,
-    ended: Callable[[RunSpec, Run], None] | None = None,
+    ended: Ended | None = None,
     seconds: float | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> list[Run | PefllError | Stopped]:
@@ -211,20 +212,18 @@ def train_all(
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, partial(say, console) if console else None))
         for spec, engine in zip(unfinished, engines, strict=True):
-            if console:
-                say(console, spec.headline)
-            elif note := spec.precision_note:
-                warnings.warn(f"training in float32: {note}", stacklevel=2)
-            _tell_of_ranges(spec.federation, console)
-            turns = _fitting(spec, engine, callbacks, screen, asked_to_stop, len(unfinished))
-            jobs.append(ScheduledRun(_told(turns, spec, ended), queue_of(engine).turn))
+            notes = out_of_proportion(spec.federation)  # clients and columns with values that are too large
+            if console is None and spec.precision_note:
+                notes = [f"training in float32: {spec.precision_note}", *notes]
+            for note in [spec.headline, *notes] if console else notes:
+                say(console, note) if console else warnings.warn(note, stacklevel=2)
+            turns = _fitting(spec, engine, callbacks, screen, asked_to_stop, len(unfinished), ended)
+            jobs.append(ScheduledRun(turns, queue_of(engine).turn))
         for place, spec in enumerate(specs):  # the first place first, so that each comes to its own
             if spec.finished is not None:
                 if console and spec.folder:
                     say(console, f"{spec.folder.path} was finished already, and nothing is done again")
-                jobs.insert(
-                    place, ScheduledRun(_told(_at_once(_recorded(spec, spec.finished)), spec, ended), nullcontext)
-                )
+                jobs.insert(place, ScheduledRun(_recorded(spec, spec.finished, ended), nullcontext))
         return round_robin(jobs)
 
 
@@ -253,24 +252,14 @@ def fit_on(
     return made
 
 
-def _recorded(spec: RunSpec, saved: checkpoint.Checkpoint) -> Run:
-    """Return the finished run that a spec's folder holds."""
+def _recorded(spec: RunSpec, saved: checkpoint.Checkpoint, ended: Ended | None) -> Turns[Run]:
+    """Return the finished run that a spec's folder holds, after one turn in which nothing is done."""
     assert spec.folder is not None
+    yield
     template = method_template(spec.method, spec.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     summary, history = spec.folder.summary() or {}, spec.folder.history()
-    return Run(spec.config, spec.method, best, final, spec.facts, summary, spec.federation, history)
-
-
-def _at_once(made: Run) -> Turns[Run]:
-    """Take the one turn that every run has, and do nothing with it."""
-    yield
-    return made
-
-
-def _told(turns: Turns[Run], spec: RunSpec, ended: Callable[[RunSpec, Run], None] | None) -> Turns[Run]:
-    """Do as `turns` does, and tell somebody of the run at its end."""
-    made = yield from turns
+    made = Run(spec.config, spec.method, best, final, spec.facts, summary, spec.federation, history)
     if ended is not None:
         ended(spec, made)
     return made
@@ -283,12 +272,13 @@ def _fitting(
     screen: Display,
     asked_to_stop: Signals,
     together: int,
+    ended: Ended | None = None,
 ) -> Turns[Run]:
     """Train and test one run, in turns with others."""
     run = ActiveRun(spec)
     try:
         with screen.line(spec.title, spec.config.rounds) as bar:
-            told = CallbackList([History(), *callbacks, ProgressBar(bar)])
+            told = [History(), *callbacks, ProgressBar(bar)]
             try:
                 progress = yield from train(engine, run, told, bar.say, asked_to_stop, together)
             except PefllError as problem:
@@ -303,19 +293,14 @@ def _fitting(
             spec.folder.write_summary(summary)
         run.summary = summary
     finally:
-        CallbackList(callbacks).on_end(run)
-    return Run(
+        for each in callbacks:
+            each.on_end(run)
+    made = Run(
         spec.config, spec.method, progress.best, progress.server, spec.facts, summary, spec.federation, run.history
     )
-
-
-def _tell_of_ranges(federation: Federation, console: Console | None) -> None:
-    """Say which clients and columns have values that are out of proportion."""
-    for sentence in out_of_proportion(federation):
-        if console:
-            say(console, sentence)
-        else:
-            warnings.warn(sentence, stacklevel=2)
+    if ended is not None:
+        ended(spec, made)
+    return made
 
 
 def _with_cause(error: PefllError, federation: Federation) -> PefllError:

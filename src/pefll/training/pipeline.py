@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pefll.core.tree import Tree
+from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import DeviceFuture, copy_to_host, queue_of
-from pefll.runs.config import Config
 from pefll.runs.progress import Progress
 from pefll.runs.saver import Saver
-from pefll.training.evaluation import Evaluation, Evaluator
+from pefll.training.evaluation import Evaluation, Evaluator, evaluated_share
+from pefll.training.resolve import RunSpec
 
 STRETCH_SECONDS = 0.5  # so often the loop looks up: at the clock, at signals, at the bar
 # So many stretches of rounds may be under way when the next is launched: a GPU has work while the host records. Several
@@ -54,18 +55,18 @@ class Pipeline:
 
     Args:
         engine: does the rounds.
-        config: how many, and when something is due.
+        spec: how many rounds, and when something is due.
         progress: where the run is; its server's state moves on with what is launched.
-        evaluator: scores states.
         saver: knows when a checkpoint is due.
 
     Attributes:
         works_on: whether the device goes on by itself while the host does something else.
     """
 
-    def __init__(self, engine: Engine, config: Config, progress: Progress, evaluator: Evaluator, saver: Saver) -> None:
+    def __init__(self, engine: Engine, spec: RunSpec, progress: Progress, saver: Saver) -> None:
         self._engine, self._queue = engine, queue_of(engine)
-        self._config, self._progress, self._evaluator, self._saver = config, progress, evaluator, saver
+        self._config, self._method, self._progress, self._saver = spec.config, spec.method, progress, saver
+        self._evaluator: Evaluator | None = None  # made when the first evaluation is due
         self._under_way: deque[Stretch] = deque()
         self._launched, self._size = progress.round, 1
         self.works_on = self._queue.works_on
@@ -77,15 +78,19 @@ class Pipeline:
 
     def launch(self) -> None:
         """Start the next rounds, then the evaluation and the copy of their state, where these are due."""
-        first, last = self._launched, self._until()
-        evaluates = is_scheduled(last, self._config) or last == self._config.rounds
+        config, progress, first = self._config, self._progress, self._launched
+        due = ((first // every + 1) * every for every in (config.eval_every, config.checkpoint_every))
+        last = min(first + self._size, config.rounds, *due)  # fewer rounds where something is due before
+        evaluates = last % config.eval_every == 0 or last == config.rounds
         saves = self._saver.due(last)
-        progress = self._progress
         progress.server, rounds = self._queue.launch(progress.server, first, last - first)
         # Kept, because later rounds change the server's when this one is being written, or turns out to be the best.
         state = self._queue.snapshot(progress.server) if evaluates or saves else None
+        if evaluates and self._evaluator is None:
+            share = evaluated_share(self._engine, self._method, config)
+            self._evaluator = Evaluator(self._engine, self._method, VALIDATION, share)
         with self._queue.beside():
-            evaluation = self._evaluator.begin(state) if evaluates else None
+            evaluation = self._evaluator.begin(state) if evaluates and self._evaluator else None
             copy = copy_to_host(state, self._engine.device) if saves else None
         self._under_way.append(Stretch(first, last, rounds, state, evaluation, copy, self._engine.ledger.copy()))
         self._launched = last
@@ -114,14 +119,3 @@ class Pipeline:
         self._under_way.clear()
         self._launched, self._progress.server = stretch.last, stretch.state
         vars(self._engine.ledger).update(vars(stretch.ledger))
-
-    def _until(self) -> int:
-        """Return up to which round the next stretch goes: so many rounds, or fewer, until something is due."""
-        config, round_ = self._config, self._launched
-        due = ((round_ // every + 1) * every for every in (config.eval_every, config.checkpoint_every))
-        return min(round_ + self._size, config.rounds, *due)
-
-
-def is_scheduled(round_: int, config: Config) -> bool:
-    """Return whether an evaluation is due after a round however long the run is."""
-    return round_ % config.eval_every == 0
