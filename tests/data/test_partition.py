@@ -21,7 +21,6 @@ from pefll.data import (
     summarise,
     with_channel_stats,
 )
-from pefll.data.entries import entries
 from pefll.data.federation import assemble
 from pefll.data.partition import _draw_classes
 from tests.federations import ragged
@@ -154,11 +153,11 @@ def test_fingerprint_makes_no_big_copy():
     assert peak < 1 << 20
 
 
-def test_histograms_and_entries_agree():
+def test_histograms_and_rows_of_clients_agree():
     federation = natural(_natural_samples(True), seed=0)
     for split in (TRAIN, VALIDATION, TEST):
         rows = np.concatenate([federation.indices(client, split).numpy() for client in range(300, 700)])
-        np.testing.assert_array_equal(entries(federation, split, 300, 700), rows)
+        np.testing.assert_array_equal(federation.rows_of_clients(split, 300, 700), rows)
         for client in range(0, 2000, 97):
             labels = federation.y[federation.indices(client, split)].numpy()
             np.testing.assert_array_equal(federation.histograms(split)[client], np.bincount(labels, minlength=5))

@@ -1,4 +1,4 @@
-"""Parsed data sets as plain `.npy` files, so that only the first load reads slow formats."""
+"""A cache of parsed data sets as `.npy` files: slow formats are read once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
 from pefll.data.federation import Array, Normalise, Samples
 
-# Written into every entry: raise it when a loader changes what it returns.
+# Increase it when a loader changes what it returns; older entries are then made again.
 VERSION = 3
 FOLDER = ".pefll-cache"
 _MANIFEST = "manifest.json"
 _ARRAYS = ("x", "y", "split", "client", "client_keys")
-_BLOCK = 1 << 20
+# Fields of `Samples` that the manifest holds.
+_VALUES = ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names")
+_COLUMNS = ("label_column", "client_column")  # absent from older entries
 
 Report = Callable[[str], None]
-# What tells whether an entry is still good; made of texts, whole numbers, lists and dictionaries, as JSON has them.
+# The state of the files that an entry was made from, as JSON values.
 Stamp = Mapping[str, Any]
 
 
@@ -37,21 +39,20 @@ def cached(
     report: Report | None = None,
     what: str = "",
 ) -> Samples:
-    """Return what `build` returns, from the cache where its stamp has not changed since.
+    """Return what `build` returns, or the same from the cache if `stamp` is that of the entry.
 
-    An entry whose files have the wrong size, or that cannot be read, is made again. Where the folder cannot be
-    written, everything works without a cache.
+    A damaged entry is made again. If the folder cannot be written, nothing is cached.
 
     Args:
-        name: of the entry.
-        data_dir: the cache lies in `data_dir/.pefll-cache`.
-        stamp: the state of what `build` reads, see `stamp_of`; an entry with another stamp is made again.
+        name: of the entry, a folder in `data_dir/.pefll-cache`.
+        data_dir: the data folder.
+        stamp: the state of the files that `build` reads, see `stamp_of`.
         build: makes the samples.
-        report: is told what takes time.
-        what: is read, for `report`; by default the name and the folder.
+        report: is called with a sentence before slow steps.
+        what: the data in these sentences; by default the name and the folder.
 
     Returns:
-        Samples whose arrays are mapped from disk where they are cached.
+        Samples whose arrays are mapped from disk if they are cached.
     """
     say = report or (lambda text: None)
     entry = data_dir / FOLDER / name
@@ -67,12 +68,12 @@ def cached(
     except OSError as error:
         say(f"{entry} cannot be written ({error.strerror}); the files will be read again the next time")
         return built
-    # The mapped copy, so that the built arrays are freed.
+    # The mapped copy: the built arrays are freed.
     return _read(entry, stamp) or built
 
 
 def intact(name: str, data_dir: Path) -> bool | None:
-    """Return whether every file of a cache entry has the SHA-256 it was written with; None where there is no entry."""
+    """Return whether the files of a cache entry still have their SHA-256; None if there is no entry."""
     entry = data_dir / FOLDER / name
     if not entry.is_dir():
         return None
@@ -91,7 +92,7 @@ def discard(name: str, data_dir: Path) -> None:
 
 
 def discard_orphans(data_dir: Path) -> None:
-    """Remove the entries whose stamp names a `path` that is gone: nothing else would ever remove a user's own data."""
+    """Remove entries of a user's files that no longer exist: their stamp has a `path`."""
     for entry in (data_dir / FOLDER).glob("*"):
         sources = (_manifest(entry) or {}).get("sources")
         path = sources.get("path") if isinstance(sources, dict) else None
@@ -104,8 +105,7 @@ def stamp_of(sources: Sequence[Path], data_dir: Path) -> dict[str, list[int]]:
     stamp = {}
     for path in sources:
         status = path.stat()
-        # Relative, so that the data folder may be moved.
-        stamp[str(path.relative_to(data_dir))] = [status.st_size, status.st_mtime_ns]
+        stamp[str(path.relative_to(data_dir))] = [status.st_size, status.st_mtime_ns]  # the folder may be moved
     return stamp
 
 
@@ -118,7 +118,7 @@ def _manifest(entry: Path) -> dict[str, Any] | None:
 
 
 def _read(entry: Path, stamp: Stamp) -> Samples | None:
-    """Return an entry's samples, or None where there is none, it is out of date, or it is damaged."""
+    """Return an entry's samples; None if it is absent, out of date or damaged."""
     manifest = _manifest(entry)
     if manifest is None or manifest.get("sources") != stamp:
         return None
@@ -128,32 +128,21 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
             path = entry / f"{name}.npy"
             if name not in _ARRAYS or path.stat().st_size != note["bytes"]:
                 return None
-            # Copy-on-write: torch wants arrays that could be written to, and the file never is.
+            # Copy-on-write: torch wants writable arrays, and the file must not change.
             arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
-        about = manifest["about"]
-        normalise = about["normalise"]
-        return Samples(
-            x=arrays["x"],
-            y=arrays["y"],
-            classes=about["classes"],
-            split=arrays.get("split"),
-            client=arrays.get("client"),
-            normalise=None if normalise is None else Normalise(*(tuple(values) for values in normalise)),
-            name=about["name"],
-            class_names=tuple(about["class_names"]),
-            client_names=tuple(about["client_names"]),
-            tokens=about["tokens"],
-            feature_names=tuple(about["feature_names"]),
-            client_keys=arrays.get("client_keys"),
-            label_column=about.get("label_column", ""),
-            client_column=about.get("client_column", ""),
-        )
+        about = dict.fromkeys(_COLUMNS, "") | manifest["about"]
+        values = {name: about[name] for name in (*_VALUES, *_COLUMNS)}
+        if values["normalise"] is not None:
+            values["normalise"] = Normalise(*map(tuple, values["normalise"]))
+        for name in ("class_names", "client_names", "feature_names"):
+            values[name] = tuple(values[name])
+        return Samples(**arrays, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, PefllError):
         return None
 
 
 def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
-    """Write an entry beside its place and move it there whole."""
+    """Write an entry into a temporary folder and rename that."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{entry.name}.new-", dir=entry.parent))
     try:
@@ -165,20 +154,10 @@ def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
             path = fresh / f"{name}.npy"
             np.save(path, array, allow_pickle=False)
             notes[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        about = {
-            "classes": samples.classes,
-            "normalise": samples.normalise,
-            "name": samples.name,
-            "class_names": samples.class_names,
-            "client_names": samples.client_names,
-            "tokens": samples.tokens,
-            "feature_names": samples.feature_names,
-            "label_column": samples.label_column,
-            "client_column": samples.client_column,
-        }
+        about = {name: getattr(samples, name) for name in (*_VALUES, *_COLUMNS)}
         manifest = {"version": VERSION, "sources": stamp, "arrays": notes, "about": about}
         (fresh / _MANIFEST).write_text(json.dumps(manifest))
-        # A folder cannot be moved onto one that has files. Programs that have the old one mapped keep its pages.
+        # A folder with files cannot be replaced. Programs that have the old files mapped keep their pages.
         shutil.rmtree(entry, ignore_errors=True)
         os.replace(fresh, entry)
     finally:
@@ -186,8 +165,5 @@ def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

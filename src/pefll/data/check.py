@@ -1,4 +1,4 @@
-"""Looking over a data folder: what is there, what is missing, what is damaged."""
+"""A check of a data folder: which data sets are there, missing or damaged."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from pefll.data.summary import classes_without_samples
 
 
 class Finding(NamedTuple):
-    """What is known of one data set in a folder.
-
-    Attributes:
-        name: of the data set.
-        state: whether it can be used.
-        sentence: says so to a person.
-    """
+    """The state of one data set in a folder, and a sentence about it."""
 
     name: str
     state: Literal["ok", "missing", "damaged"]
@@ -28,17 +22,13 @@ class Finding(NamedTuple):
 
 
 def check(data_dir: Path | str, report: cache.Report | None = None) -> list[Finding]:
-    """Read every data set in a folder to its last byte, and return one finding for each that is known.
+    """Return one finding for each known data set, after reading all its files in a folder.
 
-    A cache entry whose SHA-256 is wrong is removed; the next load makes it again.
-
-    Args:
-        data_dir: the folder.
-        report: is told which data set is being read.
+    It removes cache entries with a wrong SHA-256. It calls `report` before each data set.
     """
     data_dir = Path(data_dir).expanduser()
     if not data_dir.is_dir():
-        raise PefllError(f"there is no folder {data_dir}", code="PEFLL-D117")
+        raise PefllError(f"there is no folder {data_dir}; name the one with your data", code="PEFLL-D117")
     findings = []
     for source in DATASETS.values():
         if report is not None:
@@ -48,13 +38,13 @@ def check(data_dir: Path | str, report: cache.Report | None = None) -> list[Find
 
 
 def holds_any(data_dir: Path | str) -> bool:
-    """Return whether a folder has anything of a known data set, be it half a download."""
+    """Return whether a folder has a file of a known data set, even an unfinished download."""
     data_dir = Path(data_dir).expanduser()
     return any(source.found(data_dir) or _unfinished(source, data_dir) for source in DATASETS.values())
 
 
 def _unfinished(source: Source, data_dir: Path) -> Path | None:
-    """Return the file of a download that was not completed, if there is one."""
+    """Return the file of an unfinished download, or None."""
     part = part_of(ARCHIVES[source.name], data_dir) if source.name in ARCHIVES else None
     return part if part is not None and part.is_file() else None
 

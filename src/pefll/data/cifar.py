@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their official files, unpacked or still in the archive."""
+"""CIFAR-10 and CIFAR-100 from their official files, unpacked or in the archive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN, Array, Normalise, Samples
 from pefll.data.unpickle import read_pickle
 
-# md5 of the official files, as their makers publish them.
+# Published md5 of the official files.
 CHECKSUMS_10: Mapping[str, str] = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -33,35 +33,22 @@ CHECKSUMS_100: Mapping[str, str] = {
 
 
 class Layout(NamedTuple):
-    """How one of the two data sets lies on disk.
-
-    Attributes:
-        name: of the data set.
-        folder: what the archive unpacks to.
-        archive: the official archive's name.
-        train: files with training samples, in order.
-        test: the file with test samples.
-        meta: the file with class names.
-        label: the key of the labels.
-        label_names: the key of the class names.
-        classes: the number of classes.
-        normalise: the channel statistics of the training images.
-    """
+    """The files of one of the two data sets, the keys in them, and channel statistics of the training images."""
 
     name: str
     folder: str
     archive: str
     train: tuple[str, ...]
     test: str
-    meta: str
-    label: bytes
-    label_names: bytes
+    meta: str  # has the class names
+    label: bytes  # a key
+    label_names: bytes  # a key
     classes: int
     normalise: Normalise
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files of the folder that are read."""
+        """All files that are read."""
         return (*self.train, self.test, self.meta)
 
 
@@ -92,36 +79,23 @@ CIFAR100 = Layout(
 
 
 def load_cifar10(data_dir: Path, checksums: Mapping[str, str] | None = CHECKSUMS_10) -> Samples:
-    """Return CIFAR-10.
+    """Return CIFAR-10: uint8 [60000, 3, 32, 32], 50,000 train and 10,000 test.
 
-    Args:
-        data_dir: has `cifar-10-batches-py/` or `cifar-10-python.tar.gz`.
-        checksums: the md5 of each file; None to read files that are not the official ones.
-
-    Returns:
-        x uint8 [60000, 3, 32, 32], 10 classes, split into 50,000 train and 10,000 test.
+    `checksums` has the md5 of each file; None accepts files that are not official.
     """
     return _load(CIFAR10, data_dir, checksums)
 
 
 def load_cifar100(data_dir: Path, checksums: Mapping[str, str] | None = CHECKSUMS_100) -> Samples:
-    """Return CIFAR-100 with its fine labels.
+    """Return CIFAR-100 with its fine labels: uint8 [60000, 3, 32, 32], 50,000 train and 10,000 test.
 
-    Args:
-        data_dir: has `cifar-100-python/` or `cifar-100-python.tar.gz`.
-        checksums: the md5 of each file; None to read files that are not the official ones.
-
-    Returns:
-        x uint8 [60000, 3, 32, 32], 100 classes, split into 50,000 train and 10,000 test.
+    `checksums` has the md5 of each file; None accepts files that are not official.
     """
     return _load(CIFAR100, data_dir, checksums)
 
 
 def found(layout: Layout, data_dir: Path) -> list[Path]:
-    """Return the files of a data set that `load_...` would read.
-
-    They are those of the folder where it has all of them, else the archive, else what there is of the folder.
-    """
+    """Return the files to load: those of the folder, or the archive if some are missing and it exists."""
     there = [path for name in layout.files if (path := data_dir / layout.folder / name).is_file()]
     archive = data_dir / layout.archive
     return [archive] if len(there) < len(layout.files) and archive.is_file() else there
@@ -131,7 +105,7 @@ def _load(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -
     raw, source = _read_files(layout, data_dir, checksums)
     images, labels, split = [], [], []
     for name in (*layout.train, layout.test):
-        # Taken out of the dictionary, so that a file's bytes are freed as soon as its pixels are.
+        # Removed from the dictionary: the memory of each file is freed.
         x, y = _parse(layout, raw.pop(name), f"{source}/{name}")
         images.append(x)
         labels.append(y)
@@ -148,9 +122,9 @@ def _load(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -
 
 
 def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -> tuple[dict[str, bytes], Path]:
-    """Return the bytes of every file of the folder, or of the same files inside the archive, and which of the two.
+    """Return the bytes of every file, and whether the folder or the archive has them.
 
-    The archive stands in for a folder that was not unpacked whole: files may be absent, or cut short.
+    The archive replaces a folder with missing or damaged files.
     """
     folder, archive = data_dir / layout.folder, data_dir / layout.archive
     get = f"run `pefll data get {layout.name}`"
@@ -181,20 +155,17 @@ def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | N
 
 
 def _wrong(raw: Mapping[str, bytes], checksums: Mapping[str, str] | None) -> list[str]:
-    """Return the names of the files that do not have their md5."""
-    if checksums is None:
-        return []
-    return [
-        name for name, data in raw.items() if hashlib.md5(data, usedforsecurity=False).hexdigest() != checksums[name]
-    ]
+    """Return the names of the files with a wrong md5."""
+    sums = {name: hashlib.md5(data, usedforsecurity=False).hexdigest() for name, data in raw.items()}
+    return [name for name, md5 in sums.items() if checksums is not None and md5 != checksums[name]]
 
 
 def _unpack(layout: Layout, archive: Path) -> dict[str, bytes]:
-    """Return the bytes of every file in the archive that is read."""
+    """Return the bytes of the files in the archive."""
     wanted = {f"{layout.folder}/{name}": name for name in layout.files}
     raw: dict[str, bytes] = {}
     try:
-        # One pass, and nothing is written to disk: a compressed archive cannot be read out of order cheaply.
+        # In one pass: random access to a compressed archive is slow. Nothing is written to disk.
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
                 stream = tar.extractfile(member) if member.name in wanted and member.isfile() else None

@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 handwritten digits of 8x8 pixels: they come with the package, so no file is needed."""
+"""scikit-learn's 1,797 handwritten digits of 8x8 pixels, which need no file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from pefll.data.federation import Samples
 
 
 def load(data_dir: Path) -> Samples:
-    """Return the digits.
+    """Return the digits, uint8 [1797, 1, 8, 8], 10 classes, without clients, split or channel statistics.
 
-    Args:
-        data_dir: not read; every data set is loaded by the same call.
-
-    Returns:
-        x uint8 [1797, 1, 8, 8], 10 classes; nobody's, and not split. They come without channel statistics: these are
-        measured on seen clients' training samples once there are clients.
+    `data_dir` is not read; all data sets have this signature.
     """
-    from sklearn.datasets import load_digits  # here, because importing it takes longer than most commands do
+    from sklearn.datasets import load_digits  # slow to import
 
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Getting the official archives: resumed where they broke off, checked by md5, never half there."""
+"""Downloads of official archives, with resumption and a check of their md5."""
 
 from __future__ import annotations
 
@@ -15,23 +15,16 @@ from typing import NamedTuple
 from pefll.core import locking
 from pefll.core.errors import PefllError, unknown
 
-# Is told the bytes that are there and the bytes there will be (None where the server does not say).
+# Is called with the bytes so far and the bytes in total (None if the server does not say).
 Progress = Callable[[int, int | None], None]
 _BLOCK = 1 << 18
 _TIMEOUT = 30.0
-# A transfer that broke off is continued this often before the user is asked.
 _ATTEMPTS = 5
 _RANGE_NOT_SATISFIABLE = 416
 
 
 class Archive(NamedTuple):
-    """A file to get from its makers.
-
-    Attributes:
-        url: where it is.
-        file: what it is called in the data folder.
-        md5: what its makers say.
-    """
+    """An official file: its address, its name in the data folder, and its published md5."""
 
     url: str
     file: str
@@ -50,7 +43,7 @@ ARCHIVES = {
         "eb9058c3a382ffc7106e4002c42a8d85",
     ),
 }
-# Data sets that are made and not downloaded, and how.
+# How to make the data sets that cannot be downloaded.
 RECIPES = {
     "femnist": (
         "clone https://github.com/TalwalkarLab/leaf, run in leaf/data/femnist "
@@ -70,21 +63,15 @@ RECIPES = {
 
 
 def get(name: str, data_dir: Path | str, report: Progress | None = None) -> Path | None:
-    """Download a data set's official archive into the data folder.
+    """Return a data set's official archive, downloaded into the data folder; None if it needs no file.
 
-    Args:
-        name: of the data set.
-        data_dir: made if it is not there.
-        report: is called with (bytes done, bytes in all) while bytes come in.
-
-    Returns:
-        The archive, which is read as it is; None for a data set that needs no file.
+    `report` is called with (bytes so far, bytes in total).
     """
     data_dir = Path(data_dir).expanduser()
     if name == "digits":
         return None
     if name in RECIPES:
-        raise PefllError(f"{name} has no file to download: {RECIPES[name].format(folder=data_dir)}", code="PEFLL-D128")
+        raise PefllError(f"{name} cannot be downloaded: {RECIPES[name].format(folder=data_dir)}", code="PEFLL-D128")
     if name not in ARCHIVES:
         raise unknown("data set", name, ["digits", *ARCHIVES, *RECIPES])
     archive = ARCHIVES[name]
@@ -96,12 +83,12 @@ def get(name: str, data_dir: Path | str, report: Progress | None = None) -> Path
 
 
 def part_of(archive: Archive, data_dir: Path) -> Path:
-    """Return where an archive's bytes are kept until all are there."""
+    """Return the file of an unfinished download."""
     return data_dir / f"{archive.file}.part"
 
 
 def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> Path:
-    """Download one file, continuing `FILE.part` if it is there; see `get`."""
+    """Return the downloaded archive; continues `FILE.part` if it exists. See `get`."""
     target, part = data_dir / archive.file, part_of(archive, data_dir)
     if target.is_file() and _md5(target) == archive.md5:
         return target
@@ -112,8 +99,7 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
             complete = _transfer(archive.url, part, report)
         except urllib.error.HTTPError as error:
             if error.code == _RANGE_NOT_SATISFIABLE and before:
-                # All bytes are there already, or more than the server has: the md5 knows.
-                complete = True
+                complete = True  # or too long; the md5 tells
             else:
                 raise PefllError(
                     f"{archive.url} answered {error.code} {error.reason}; {by_hand}", code="PEFLL-D130"
@@ -135,7 +121,7 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
 
 
 def _transfer(url: str, part: Path, report: Progress | None) -> bool:
-    """Append to `part` what the server sends; return whether it is all there."""
+    """Append what the server sends to `part`; return whether it is complete."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "pefll"})
     if done:
@@ -144,12 +130,11 @@ def _transfer(url: str, part: Path, report: Progress | None) -> bool:
         continues = reply.status == 206 and reply.headers.get("Content-Range", "").startswith(f"bytes {done}-")
         if done and not continues:
             if reply.status == 206:
-                raise http.client.HTTPException("the server sent another part of the file than asked for")
-            # The server does not know ranges and sends the whole file.
-            done = 0
+                raise http.client.HTTPException("the server sent another part of the file")
+            done = 0  # the server ignores ranges and sends the whole file
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length and length.isdecimal() else None
-        # Under a name that everybody knows, so that the next attempt finds it: a link there is not followed.
+        # The name is predictable, so a link in its place is not followed.
         how = os.O_WRONLY | os.O_CREAT | locking.PRIVATE | (os.O_APPEND if done else os.O_TRUNC)
         with os.fdopen(os.open(part, how, 0o666), "ab" if done else "wb") as file:
             while block := reply.read(_BLOCK):
@@ -161,6 +146,7 @@ def _transfer(url: str, part: Path, report: Progress | None) -> bool:
 
 
 def _finish(archive: Archive, part: Path, target: Path, by_hand: str) -> Path:
+    """Rename a complete download, or remove it if its md5 is wrong."""
     if _md5(part) != archive.md5:
         part.unlink()
         raise PefllError(
@@ -172,8 +158,5 @@ def _finish(archive: Archive, part: Path, target: Path, by_hand: str) -> Path:
 
 
 def _md5(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

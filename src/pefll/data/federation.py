@@ -1,4 +1,4 @@
-"""Who has what: flat arrays once, one (offset, count) per client and split, no Python object per client."""
+"""Samples, and federations of clients, as flat arrays without a Python object per client."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from pefll.core.wording import counted
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")
-# Arrays are hashed in pieces of about this many bytes.
+# Bytes that are hashed at a time.
 _HASHED = 1 << 24
-# A network squares and sums what it is given; in float32 that ends at 3e38, and some layers are enough for it.
+# Networks square and sum their inputs. Larger inputs soon exceed float32, which ends at 3e38.
 LARGEST = 1e15
+
+# What a federation takes over from its samples.
+_MEANING = ("classes", "normalise", "tokens", "name", "class_names", "feature_names", "label_column", "client_column")
 
 Array = npt.NDArray[Any]
 
 
 class Normalise(NamedTuple):
-    """How stored pixels become a network's input: (x / 255 - mean) / std for each channel."""
+    """Channel statistics of pixels; a network's input is (x / 255 - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -35,24 +38,24 @@ class Normalise(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What a data source reads: samples in the order of its files, before anybody owns them.
+    """Samples in the order of their files, before a partition gives them to clients.
 
     Attributes:
         x: [N, ...] uint8 pixels (channels first), float32 features, or uint8/int64 tokens of text.
         y: [N] int64 labels in [0, classes).
         classes: the number of classes.
-        split: [N] int8 with 0 train, 1 validation, 2 test as the makers split it; None where they did not.
-        client: [N] int64 natural owner of each sample, 0..n-1; None where there is none.
-        normalise: per-channel statistics for uint8 pixels; None for features and tokens, and for images whose
-            statistics are to be measured once it is known which samples are for training.
-        name: the name of the data set.
+        split: [N] int8 with 0 train, 1 validation, 2 test; None if the data is not split.
+        client: [N] int64 natural owner of each sample, 0..n-1; None if the data names none.
+        normalise: channel statistics of uint8 pixels. None for features and tokens. Also None for images whose
+            statistics are computed later, from training samples only.
+        name: of the data set.
         class_names: one per class, or empty.
-        client_names: one per natural client; empty where numbers are their names.
-        client_keys: int64, these numbers; None where they are 0..n-1.
-        tokens: True where x holds tokens (integers that a model embeds), so that they are never scaled.
-        feature_names: one per column of x where it is a table's, or empty.
-        label_column: the name of a table's column of labels, or empty.
-        client_column: the name of a table's column of clients, or empty.
+        client_names: one per natural client; empty if clients have numbers.
+        tokens: whether x holds integers that a model embeds; they are never scaled.
+        feature_names: one per column of a table, or empty.
+        client_keys: int64, the clients' numbers in the data; None if they are 0..n-1.
+        label_column: the table's column of labels, or empty.
+        client_column: the table's column of clients, or empty.
     """
 
     x: Array
@@ -74,7 +77,7 @@ class Samples:
         check_samples(self)
 
     def name_of(self, client: int) -> str:
-        """Return what the data calls a natural client, 0..n-1."""
+        """Return the data's name of natural client 0..n-1."""
         return _name_of(client, self.client_names, self.client_keys)
 
     def __repr__(self) -> str:
@@ -83,15 +86,14 @@ class Samples:
 
 
 def _name_of(client: int, names: tuple[str, ...], keys: Array | None) -> str:
-    """Return a client's name, or the number that stands for one: its key, or its own."""
     if names:
         return names[client]
     return str(client if keys is None else int(keys[client]))
 
 
 def check_samples(samples: Samples) -> None:
-    """Raise PefllError with one sentence where the arrays of `samples` do not make sense."""
-    x, y, name = samples.x, samples.y, samples.name
+    """Raise PefllError for arrays that do not fit together, and for labels or values out of range."""
+    x, y, name, classes = samples.x, samples.y, samples.name, samples.classes
     total = len(x)
     if total == 0:
         raise PefllError(f"{name}: there are no samples", code="PEFLL-D134")
@@ -103,8 +105,7 @@ def check_samples(samples: Samples) -> None:
             )
     if not np.issubdtype(y.dtype, np.integer):
         raise PefllError(
-            f"{name}: labels are {y.dtype}; they must be whole numbers 0..{samples.classes - 1}: convert them with "
-            "y.astype(int)",
+            f"{name}: labels are {y.dtype}; convert them to whole numbers 0..{classes - 1} with y.astype(int)",
             code="PEFLL-D136",
         )
     if y.ndim != 1:
@@ -114,63 +115,63 @@ def check_samples(samples: Samples) -> None:
     low, high = int(y.min()), int(y.max())
     if low < 0:
         raise PefllError(f"{name}: there is a label {low}; labels count from 0", code="PEFLL-D138")
-    if high >= samples.classes:
+    if high >= classes:
         raise PefllError(
-            f"{name}: there is a label {high}, but with {counted(samples.classes, 'class')} labels must be "
-            f"0..{samples.classes - 1}",
+            f"{name}: there is a label {high}, but with {counted(classes, 'class')} labels must be 0..{classes - 1}",
             code="PEFLL-D139",
         )
-    if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):
+    if x.dtype.kind not in "uif":
         raise PefllError(
             f"{name}: x is {x.dtype}; it must hold numbers (uint8 pixels, float features or tokens)", code="PEFLL-D140"
         )
     if samples.feature_names and x.shape[1:] != (len(samples.feature_names),):
         raise PefllError(
-            f"{name}: there are {len(samples.feature_names)} feature names for samples of shape {list(x.shape[1:])}",
+            f"{name}: there are {len(samples.feature_names)} feature names for samples of shape {list(x.shape[1:])}; "
+            "give one name per column",
             code="PEFLL-D141",
         )
-    if np.issubdtype(x.dtype, np.floating):
+    if x.dtype.kind == "f":
         _check_range(samples)
 
 
 def _check_range(samples: Samples) -> None:
-    """Raise PefllError for the first value that no training survives; it names the client, the column and the range."""
+    """Raise PefllError for the first value that is not finite or beyond `LARGEST`; it names client and column."""
     x = samples.x
-    block = max(1, (1 << 24) // max(1, x[0].size))  # so that big arrays need no big mask
+    block = max(1, (1 << 24) // max(1, x[0].size))  # limits the memory of the mask
     for start in range(0, len(x), block):
         flat = x[start : start + block].reshape(-1, x[0].size)
-        if flat.min() >= -LARGEST and flat.max() <= LARGEST:  # no NaN passes this
+        if flat.min() >= -LARGEST and flat.max() <= LARGEST:  # False for NaN
             continue
         fine = np.abs(flat) <= LARGEST
         row = int(np.argmin(fine.all(axis=1)))
         column = int(np.argmin(fine[row]))
         value, sample = float(flat[row, column]), start + row
         where = feature_called(column, x.shape[1:], samples.feature_names)
-        whose, mine = "", x.reshape(len(x), -1)[:, column]
+        owner, same_column = "", x.reshape(len(x), -1)[:, column]
         if samples.client is not None:
             client = int(samples.client[sample])
-            whose, mine = f", of client {samples.name_of(client)},", mine[samples.client == client]
+            owner, same_column = f", of client {samples.name_of(client)},", same_column[samples.client == client]
         if not np.isfinite(value):
             raise PefllError(
-                f"{samples.name}: sample {sample} of x{whose} has a NaN or infinite value in {where}; remove or "
+                f"{samples.name}: sample {sample} of x{owner} has a NaN or infinite value in {where}; remove or "
                 "fill it",
                 code="PEFLL-D010",
             )
-        sound = mine[np.abs(mine) <= LARGEST]
-        others = f" (its others are {sound.min():.3g} to {sound.max():.3g})" if len(sound) else ""
+        usual = same_column[np.abs(same_column) <= LARGEST]
+        others = f" (its others are {usual.min():.3g} to {usual.max():.3g})" if len(usual) else ""
         raise PefllError(
-            f"{samples.name}: sample {sample} of x{whose} has {value:.3g} in {where}{others}; no network can be "
+            f"{samples.name}: sample {sample} of x{owner} has {value:.3g} in {where}{others}; no network can be "
             f"trained on values beyond {LARGEST:g}: mend or scale it",
             code="PEFLL-D011",
         )
 
 
 def feature_called(column: int, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """Return what one of a sample's values is called: a table's column, or where it lies in an array of some shape."""
+    """Return the name of one value of a sample: its table column, or its place in an array of `shape`."""
     if names:
         return f"column {names[column]!r}"
-    place = np.unravel_index(column, shape)
-    return f"feature {column}" if len(shape) == 1 else f"the value at [{', '.join(str(int(each)) for each in place)}]"
+    place = [int(each) for each in np.unravel_index(column, shape)]
+    return f"feature {column}" if len(shape) == 1 else f"the value at {place}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,26 +179,18 @@ class Federation:
     """Clients and their samples.
 
     Client i's samples of split s are the rows `rows[offset[s, i] : offset[s, i] + count[s, i]]` of `x` and `y`. Clients
-    0..num_seen-1 take part in training, the others never do.
+    0..num_seen-1 take part in training, the others never do. Attributes that `Samples` has too mean the same.
 
     Attributes:
-        x: [N, ...] in the type it is stored in (uint8 pixels stay uint8).
+        x: [N, ...] in the stored type (uint8 pixels stay uint8).
         y: int64 [N].
         rows: int64 [R], indices into x and y, grouped by client and split.
         offset: int64 [3, n].
         count: int64 [3, n].
         num_seen: clients 0..num_seen-1 are seen.
-        classes: the number of classes.
-        normalise: see `Normalise`; None where x is used as it is.
-        tokens: True where x holds tokens.
-        name: of the data set.
         partition: in words, for example `"by-class 2"`.
-        class_names: one per class, or empty.
-        feature_names: one per column of x where it is a table's, or empty.
-        keys: int64 [n], what natural clients are called in the data; None where clients were made, or have names.
+        keys: int64 [n], numbers of natural clients in the data; None if they have names or the partition made them.
         names: of natural clients, or empty.
-        label_column: the name of a table's column of labels, or empty.
-        client_column: the name of a table's column of clients, or empty.
     """
 
     x: Tensor
@@ -226,16 +219,17 @@ class Federation:
         if int(train.min()) < 1:
             raise PefllError(
                 f"{self.name}: client {int(train.argmin())} has no training samples; "
-                "drop such clients or make fewer of them",
+                "leave such clients out, or make fewer",
                 code="PEFLL-D143",
             )
         if not 0 <= self.num_seen <= self.num_clients:
             raise PefllError(
-                f"{self.name}: num_seen is {self.num_seen} of {self.num_clients} clients", code="PEFLL-D144"
+                f"{self.name}: num_seen is {self.num_seen}; it must be 0..{self.num_clients}, the number of clients",
+                code="PEFLL-D144",
             )
 
     def name_of(self, client: int) -> str:
-        """Return what the data calls a client; its number in the federation where clients were made."""
+        """Return the data's name of a client, or its number in the federation."""
         return _name_of(client, self.names, self.keys)
 
     def __repr__(self) -> str:
@@ -258,7 +252,7 @@ class Federation:
 
     @property
     def num_untested(self) -> int:
-        """Clients without a test sample, of which no accuracy knows; 0 where only they know what they have."""
+        """Clients without a test sample; 0 if their data is on other machines."""
         return int((self.count[TEST] == 0).sum()) if len(self.rows) else 0
 
     @property
@@ -268,7 +262,7 @@ class Federation:
 
     @property
     def holds_images(self) -> bool:
-        """Whether x holds uint8 images, which are never used without `normalise`."""
+        """Whether x holds uint8 images; networks need `normalise` for them."""
         return self.x.dtype == torch.uint8 and self.x.ndim == 4 and not self.tokens
 
     @property
@@ -279,32 +273,27 @@ class Federation:
     def to(self, device: torch.device | str, copies: dict[object, Tensor] | None = None) -> Federation:
         """Return the same federation with its arrays on `device`.
 
-        Args:
-            device: where to.
-            copies: what other federations have moved there; an array that they share with this one is moved once.
-                The federations must be kept until all are moved, since arrays are known by their addresses.
+        Calls with the same `copies` move an array that their federations share only once. Keep these federations until
+        the last call: arrays are identified by their addresses.
         """
-        there = {} if copies is None else copies
+        moved = {} if copies is None else copies
 
         def move(array: Tensor) -> Tensor:
             key = (str(device), array.device, array.data_ptr(), array.shape, array.stride(), array.dtype)
-            if key not in there:
-                there[key] = array.to(device)
-            return there[key]
+            if key not in moved:
+                moved[key] = array.to(device)
+            return moved[key]
 
-        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in ("x", "y", "rows", "offset", "count")}
-        return replace(self, **moved)
+        arrays: dict[str, Any] = {name: move(getattr(self, name)) for name in ("x", "y", "rows", "offset", "count")}
+        return replace(self, **arrays)
 
     def holding_out(self, share: float) -> Federation:
-        """Return the seen clients alone, of which the last are as if unseen: to choose something by who does not train.
-
-        Args:
-            share: of the seen clients that are held out; at least one is, and at least one is not.
-        """
+        """Return the federation without its unseen clients, where a share of the seen ones, the last, are unseen."""
         held = max(1, round(share * self.num_seen))
         if not 0 < share < 1 or held >= self.num_seen:
             raise PefllError(
-                f"{self.name}: {share} of {counted(self.num_seen, 'seen client')} cannot be held out: some must stay",
+                f"{self.name}: {share} of {counted(self.num_seen, 'seen client')} cannot be held out; give a share "
+                "that leaves at least one client on each side",
                 code="PEFLL-D145",
             )
         seen = slice(0, self.num_seen)
@@ -322,16 +311,23 @@ class Federation:
         start = int(self.offset[split, client])
         return self.rows[start : start + int(self.count[split, client])]
 
+    def rows_of_clients(self, split: int, first: int = 0, last: int | None = None) -> Array:
+        """Return the indices into x and y of clients first..last-1 in a split, client after client, int64 [R]."""
+        offset = self.offset[split, first:last].cpu().numpy()
+        count = self.count[split, first:last].cpu().numpy()
+        start = np.cumsum(count) - count
+        rows: Array = self.rows.cpu().numpy()[np.arange(int(count.sum())) + np.repeat(offset - start, count)]
+        return rows
+
     def histograms(self, split: int = TRAIN) -> Array:
         """Return how many samples of each class every client has, int64 [n, classes]."""
-        offset, count = self.offset[split].cpu().numpy(), self.count[split].cpu().numpy()
-        labels = self.y.cpu().numpy()[self.rows.cpu().numpy()[places(offset, count)]]
-        owner = np.repeat(np.arange(self.num_clients), count)
+        labels = self.y.cpu().numpy()[self.rows_of_clients(split)]
+        owner = np.repeat(np.arange(self.num_clients), self.count[split].cpu().numpy())
         table = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return table.reshape(self.num_clients, self.classes)
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over everything training depends on: every sample, who has it, and what it means."""
+        """Return a SHA-256 of everything that training depends on: samples, their owners and splits, their meaning."""
         if "sha256" not in self._cache:
             digest = hashlib.sha256()
             digest.update(repr((self.num_seen, self.classes, self.normalise, self.tokens)).encode())
@@ -339,22 +335,20 @@ class Federation:
                 digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
                 step = max(1, _HASHED // max(1, tensor[:1].nbytes))
                 for start in range(0, len(tensor), step):
-                    # On the CPU this is the tensor's own memory, not a copy.
+                    # On the CPU this does not copy.
                     block = tensor[start : start + step].cpu().contiguous().numpy()
                     digest.update(block.reshape(-1).view(np.uint8).data)
             self._cache["sha256"] = digest.hexdigest()
         return str(self._cache["sha256"])
 
     def take(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return samples `rows` [b] as networks take them, [b, ...]."""
+        """Return samples `rows` [b] as the input of networks, [b, ...]."""
         return gather(self, rows, dtype)
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return stored samples as networks take them: normalised pixels, plain features, or long tokens.
+        """Return stored samples x [b, ...] as the input of networks.
 
-        Args:
-            x: [b, ...] of the stored type, on the federation's device.
-            dtype: floating type of the result; tokens become int64.
+        Pixels are normalised and features are unchanged, both as `dtype`. Tokens become int64.
         """
         if self.tokens:
             return x.long()
@@ -370,8 +364,8 @@ class Federation:
         return x.to(dtype, copy=True).mul_(scale).add_(shift)
 
     def affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return what pixels are multiplied by and what is added then, each [channels, 1, 1]."""
-        # Kept on the device: a copy from the host inside a CUDA graph is not allowed.
+        """Return the scale and the shift of pixels, each [channels, 1, 1]."""
+        # Cached on the device: a CUDA graph must not copy from the host.
         if dtype not in self._cache:
             assert self.normalise is not None
             shape = (-1,) + (1,) * (len(self.input_shape) - 1)
@@ -383,28 +377,20 @@ class Federation:
 
 @reference
 def gather(federation: Federation, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return samples `rows` [b] of a federation as networks take them, [b, ...]."""
-    # `index_select` copies whole samples where indexing would copy number by number.
+    """Return samples `rows` [b] of a federation as the input of networks, [b, ...]."""
+    # `index_select` copies whole samples, indexing copies number by number.
     return federation.prepare(federation.x.index_select(0, rows), dtype)
 
 
-def places(offset: Array, count: Array) -> Array:
-    """Return offset[0], offset[0] + 1, ... (count[0] of them), then those from offset[1] on, and so on, int64 [R]."""
-    start = np.cumsum(count) - count
-    steps: Array = np.arange(int(count.sum())) + np.repeat(offset - start, count)
-    return steps
-
-
 def _tensor(array: Array) -> Tensor:
-    """Return an array as a tensor, without a copy where it can be; nobody writes to it."""
+    """Return an array as a tensor, if possible without a copy; nobody writes to it."""
     contiguous = np.ascontiguousarray(array)
-    # A user's read-only or mapped array is as good as any other here. torch would warn of it, and to filter warnings is
-    # a setting of the whole process.
+    # torch warns of read-only and mapped arrays, and a warning filter would apply to the whole process.
     return torch.from_numpy(contiguous if contiguous.flags.writeable else np.asarray(_CalledWritable(contiguous)))
 
 
 class _CalledWritable:
-    """The same memory as an array's, which is kept as long as this is."""
+    """Memory of an array, declared as writable. It keeps the array alive."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -412,7 +398,7 @@ class _CalledWritable:
 
 
 def check_is_federation(value: Any) -> None:
-    """Raise PefllError for what is no federation."""
+    """Raise PefllError for a value that is not a federation."""
     if not isinstance(value, Federation):
         given = f"a {type(value).__name__}" if isinstance(value, tuple | list | dict) else shown(value)
         raise PefllError(
@@ -425,22 +411,19 @@ def check_is_federation(value: Any) -> None:
 def assemble(
     samples: Samples, owner: Array, split: Array, num_seen: int, partition: str, rows: Array | None = None
 ) -> Federation:
-    """Group samples by client and split.
+    """Return the federation that gives samples to clients; within a client and split, entries keep their order.
 
     Args:
-        samples: where x, y and their meaning come from.
-        owner: int64 [R], the client of each entry, 0..n-1; negative where nobody gets it.
+        samples: of which x, y and their meaning are taken.
+        owner: int64 [R], the client of each entry, 0..n-1; negative for an entry that nobody gets.
         split: int8 [R], the split of each entry.
-        num_seen: how many clients are seen; they are the first.
+        num_seen: clients 0..num_seen-1 are seen.
         partition: in words.
         rows: int64 [R], the sample of each entry; by default entry r is sample r.
-
-    Returns:
-        The federation. Within a client and split the entries keep their order.
     """
     taken = np.flatnonzero(owner >= 0)
     if len(taken) == 0:
-        raise PefllError(f"{samples.name}: the partition gives no samples to anybody", code="PEFLL-D147")
+        raise PefllError(f"{samples.name}: the partition gives no sample to any client", code="PEFLL-D147")
     slot = owner[taken] * 3 + split[taken]
     order = taken[np.argsort(slot, kind="stable")]
     clients = int(owner.max()) + 1
@@ -454,13 +437,6 @@ def assemble(
         offset=torch.from_numpy(np.ascontiguousarray(offset.T)),
         count=torch.from_numpy(np.ascontiguousarray(count.T).astype(np.int64)),
         num_seen=num_seen,
-        classes=samples.classes,
-        normalise=samples.normalise,
-        tokens=samples.tokens,
-        name=samples.name,
         partition=partition,
-        class_names=samples.class_names,
-        feature_names=samples.feature_names,
-        label_column=samples.label_column,
-        client_column=samples.client_column,
+        **{name: getattr(samples, name) for name in _MEANING},
     )

@@ -1,4 +1,4 @@
-"""LEAF's JSON: {users, num_samples, user_data: {user: {x: [...], y: [...]}}}, in any number of shards."""
+"""Users from LEAF's JSON files: {users, num_samples, user_data: {user: {x: [...], y: [...]}}}."""
 
 from __future__ import annotations
 
@@ -11,37 +11,28 @@ from pefll.core.files import parse_json
 from pefll.data.federation import TEST, TRAIN
 from pefll.data.limits import check_growth
 
-# LEAF keeps the two splits in two folders.
 FOLDERS = {"train": TRAIN, "test": TEST}
-# Bytes of memory for each of a file: "1.0, " becomes a place in a list, 8, and a number, 24; and the text itself.
+# Memory per byte of a file: "1.0, " takes 8 bytes in a list, 24 as a number, and the text itself.
 EXPANSION = 8
 
 
 class User(NamedTuple):
-    """One user's samples in one shard, as the JSON has them.
-
-    Attributes:
-        name: LEAF's name of the user.
-        split: TRAIN or TEST, from the folder.
-        x: one entry per sample.
-        y: one entry per sample.
-        where: the shard, for errors.
-    """
+    """One user's samples in one file; x and y have one entry per sample."""
 
     name: str
     split: int
     x: list[Any]
     y: list[Any]
-    where: str
+    where: str  # the file, for errors
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the JSON files below `folder`'s train and test folders, in a fixed order; no pipes and no devices."""
+    """Return the JSON files in `folder`'s train and test folders, sorted, without pipes and devices."""
     return [path for name in FOLDERS for path in sorted((folder / name).glob("*.json")) if path.is_file()]
 
 
 def users(folder: Path) -> Iterator[User]:
-    """Yield every user of every shard; one shard is in memory at a time."""
+    """Yield the users of all files; one file is in memory at a time."""
     for path in shards(folder):
         try:
             stored = path.stat().st_size
@@ -69,7 +60,7 @@ def _users_of_shard(content: Any, path: Path) -> Iterator[User]:
             code="PEFLL-D166",
         )
     for name, size in zip(names, sizes, strict=True):
-        # Taken out, so that a user's many small Python numbers are freed once they are packed into an array.
+        # Removed: the memory of a user's numbers is freed once they are an array.
         own = data.pop(name, None) if isinstance(name, str) else None
         if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):
             raise PefllError(f"{path} is damaged: user {name!r} has no lists x and y in user_data", code="PEFLL-D167")

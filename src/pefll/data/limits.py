@@ -1,4 +1,4 @@
-"""How large the data in a file may become when it is read: a small file must not fill a machine's memory."""
+"""Limits for the memory that a file's data takes: a small file must not fill the memory."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from pefll.core.errors import PefllError
 from pefll.core.machine import available_memory
 
 VARIABLE = "PEFLL_DATA_LIMIT_GB"
-# Pictures and tables of measurements compress by 2 to 30. What becomes a hundred times as large is made for it, or so
-# regular that there is little to learn from it; a file of a few kilobytes is let be.
+# Images and tables compress by 2 to 30. Data that grows a hundredfold is hostile, or has little to learn from. Up to
+# `ALWAYS` bytes are allowed for any file.
 EXPANSION, ALWAYS = 100, 1 << 28
-PICTURE = 100_000_000  # bytes of one picture
+PICTURE = 100_000_000  # bytes of one image
 
 
 def check_growth(what: str, stored: int, needed: int) -> None:
-    """Raise PefllError where data would take more memory than its file lets one expect, or than there is.
-
-    Args:
-        what: is read, for the sentence.
-        stored: bytes of the file.
-        needed: bytes in memory.
-    """
+    """Raise PefllError for a file of `stored` bytes that would take too many bytes of memory (`needed`)."""
     limit = _chosen() or max(ALWAYS, EXPANSION * stored)
     if needed > limit:
         raise PefllError(
@@ -30,17 +24,17 @@ def check_growth(what: str, stored: int, needed: int) -> None:
             f"if that is right, set the environment variable {VARIABLE}={_gigabytes(needed)}",
             code="PEFLL-L002",
         )
-    there = available_memory()
-    if there is not None and needed > there:
+    available = available_memory()
+    if available is not None and needed > available:
         raise PefllError(
-            f"{what} would take {_size(needed)} of memory, but only {_size(there)} are left; take fewer samples, or a "
-            "machine with more memory",
+            f"{what} would take {_size(needed)} of memory, but only {_size(available)} are left; take fewer samples, "
+            "or a machine with more memory",
             code="PEFLL-L003",
         )
 
 
 def check_picture(what: str, width: int, height: int, channels: int) -> None:
-    """Raise PefllError for one picture that is too large to be a sample, before it is decoded."""
+    """Raise PefllError for an image that is too large, before it is decoded."""
     needed, limit = width * height * channels, _chosen() or PICTURE
     if needed > limit:
         raise PefllError(
@@ -51,7 +45,7 @@ def check_picture(what: str, width: int, height: int, channels: int) -> None:
 
 
 def _chosen() -> int | None:
-    """Return the limit that the user has set, in bytes; None where there is none."""
+    """Return the user's limit in bytes; None if there is none."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return None
@@ -65,7 +59,7 @@ def _chosen() -> int | None:
 
 
 def _size(amount: int) -> str:
-    """Return bytes as in a sentence, such as 1.5 MB."""
+    """Return bytes for a sentence, such as 1.5 MB."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if amount >= unit:
             return f"{amount / unit:.3g} {name}" if amount < 1000 * unit else f"{amount // unit:,} {name}"

@@ -1,4 +1,4 @@
-"""Channel statistics of images that come without them, from what training may look at and nothing else."""
+"""Channel statistics of images, computed from training samples of seen clients."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pefll.data.entries import entries
 from pefll.data.federation import TRAIN, Federation, Normalise
 
 _BLOCK = 4096
 
 
 def with_channel_stats(federation: Federation) -> Federation:
-    """Return the federation with `normalise` filled in where it holds uint8 images without it.
+    """Return the federation with channel statistics; the same one if it has them or needs none.
 
-    Only training samples of seen clients are counted: what unseen clients, validation and test hold must not change
-    a byte of what is trained.
+    Unseen clients, validation and test samples do not count: they must not influence training.
     """
     if not federation.holds_images or federation.normalise is not None or federation.num_seen == 0:
         return federation
-    rows = entries(federation, TRAIN, 0, federation.num_seen)
+    rows = federation.rows_of_clients(TRAIN, 0, federation.num_seen)
     channels = federation.x.shape[1]
-    # Counts of the 256 values are exact in any order; floating sums would depend on the order of samples.
+    # Counts of the 256 values are exact; floating sums would depend on the order of samples.
     table = np.zeros((channels, 256), dtype=np.int64)
     for start in range(0, len(rows), _BLOCK):
         block = federation.x[torch.from_numpy(rows[start : start + _BLOCK])].numpy()
@@ -33,6 +31,5 @@ def with_channel_stats(federation: Federation) -> Federation:
     total = table.sum(axis=1)
     mean = table @ values / total
     variance = (table * (values - mean[:, None]) ** 2).sum(axis=1) / total
-    # A channel with one value everywhere is only shifted.
-    std = np.where(variance > 0, np.sqrt(variance), 1.0)
+    std = np.where(variance > 0, np.sqrt(variance), 1.0)  # a constant channel is only shifted
     return replace(federation, normalise=Normalise(tuple(mean.tolist()), tuple(std.tolist())))

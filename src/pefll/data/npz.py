@@ -1,4 +1,4 @@
-"""Reading `.npz` files of plain arrays, with one sentence for everything that can be wrong with them."""
+"""Arrays from `.npz` files that may be damaged or hostile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import Array
 from pefll.data.limits import check_growth
 
-# What NumPy writes; others need much memory to read, or modules that may be missing.
+# Those that NumPy writes. Others may need much memory, or modules that are missing.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1  # a bit of a member's flags
 _BROKEN = (
@@ -25,14 +25,9 @@ _BROKEN = (
 
 
 def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Array]:
-    """Return the named arrays of an `.npz` file; pickled objects in it are refused.
+    """Return the named arrays of an `.npz` file; refuses pickled objects, and `optional` names may be absent.
 
-    Every array's size is known from its header, and bounded, before any of its numbers is read.
-
-    Args:
-        path: the file.
-        needed: names that must be there.
-        optional: names that are read if they are there.
+    The sizes in the headers are checked before any array is read.
     """
     needed = tuple(needed)
     try:
@@ -40,7 +35,6 @@ def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) ->
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             missing = [name for name in needed if name not in members]
             if missing:
-                # Other names were asked for by whoever called, and are not how the file should have been saved.
                 advice = "; save it again with np.savez(path, x=..., y=...)" if {"x", "y"} & set(missing) else ""
                 have = ", ".join(sorted(members)) or "none at all"
                 raise PefllError(f"{path} has no array {', '.join(missing)}; it has {have}{advice}", code="PEFLL-D173")
@@ -58,7 +52,7 @@ def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) ->
 
 
 def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfile.ZipInfo]) -> None:
-    """Raise PefllError where arrays are encrypted, oddly compressed, too large, or not as long as they say."""
+    """Raise PefllError for arrays that are encrypted, compressed unusually, too large, or of a wrong length."""
     total = 0
     for name, info in wanted.items():
         if info.flag_bits & _ENCRYPTED:
@@ -73,7 +67,7 @@ def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfi
             header, needed = _bytes_of(file)
         if header + needed != info.file_size:
             raise PefllError(
-                f"{path}: the array {name} says that it has {needed:,} bytes, but there are "
+                f"{path}: the header of the array {name} says {needed:,} bytes, but there are "
                 f"{info.file_size - header:,}; save it again",
                 code="PEFLL-D003",
             )
@@ -82,12 +76,12 @@ def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfi
 
 
 def _bytes_of(file: IO[bytes]) -> tuple[int, int]:
-    """Return how long a member's header is, and how many bytes of numbers it promises."""
+    """Return the bytes of a member's header, and the bytes of the array that it describes."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("allow_pickle")  # as NumPy says it
+        raise ValueError("allow_pickle")  # like NumPy's own error
     if any(length < 0 for length in shape):
         raise ValueError("negative length")
     return file.tell(), math.prod(shape) * dtype.itemsize
@@ -96,5 +90,5 @@ def _bytes_of(file: IO[bytes]) -> tuple[int, int]:
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as file:
         array: Array = npy.read_array(file, allow_pickle=False)
-        file.read(1)  # at its end the checksum is compared
+        file.read(1)  # reaching the end checks the checksum
         return array

@@ -1,4 +1,4 @@
-"""What samples and a federation look like, in numbers."""
+"""Numbers that describe a federation: samples, classes and clients."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from pefll.core.wording import first_few
-from pefll.data.entries import entries
 from pefll.data.federation import SPLITS, TRAIN, Array, Federation, Samples, check_is_federation
 
-# Clients are looked at in blocks whose table of clients and classes has about this many cells.
+# Clients are counted in blocks. A block's table of clients and classes has about this many cells.
 _CELLS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The least, the middle and the most of something that every client has."""
+    """Minimum, median and maximum over clients."""
 
     least: int
     median: float
@@ -25,21 +24,21 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """A federation in numbers.
+    """Numbers of a federation; triples are those of train, validation and test.
 
     Attributes:
         name: of the data set.
         partition: in words.
         num_clients: all clients.
-        num_seen: those that take part in training.
-        num_unseen: those that never do.
-        num_untested: those without a test sample.
+        num_seen: clients that take part in training.
+        num_unseen: clients that never do.
+        num_untested: clients without a test sample.
         classes: the number of classes.
         class_names: one per class, or empty.
-        samples: in train, validation and test, over all clients.
-        samples_per_client: the same three, for one client.
-        class_table: how many samples of each class there are in train, validation and test: classes x 3.
-        classes_per_client: how many different classes a client has among its training samples.
+        samples: totals over all clients.
+        samples_per_client: their spread.
+        class_table: samples of each class, classes x 3.
+        classes_per_client: different classes among a client's training samples.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Summary:
 
 
 def summarise(federation: Federation) -> Summary:
-    """Return the numbers of a federation; cheap in time and memory for a million clients."""
+    """Return the numbers of a federation; fast for a million clients."""
     check_is_federation(federation)
     n, classes = federation.num_clients, federation.classes
     labels = federation.y.cpu().numpy()
@@ -68,7 +67,7 @@ def summarise(federation: Federation) -> Summary:
     for first in range(0, n, block):
         last = min(first + block, n)
         for split in range(len(SPLITS)):
-            mine = labels[entries(federation, split, first, last)]
+            mine = labels[federation.rows_of_clients(split, first, last)]
             table[:, split] += np.bincount(mine, minlength=classes)
             if split == TRAIN:
                 owner = np.repeat(np.arange(last - first), count[TRAIN, first:last])
@@ -84,15 +83,15 @@ def summarise(federation: Federation) -> Summary:
         num_untested=federation.num_untested,
         classes=classes,
         class_names=federation.class_names,
-        samples=tuple(int(total) for total in count.sum(axis=1)),
-        samples_per_client=tuple(_spread(count[split]) for split in range(len(SPLITS))),
-        class_table=tuple(tuple(row) for row in table.tolist()),
+        samples=tuple(count.sum(axis=1).tolist()),
+        samples_per_client=tuple(_spread(each) for each in count),
+        class_table=tuple(map(tuple, table.tolist())),
         classes_per_client=_spread(different),
     )
 
 
 def classes_without_samples(samples: Samples) -> str:
-    """Return which classes are empty, for example `"1, 2 and 4 have no sample"`; "" where none is."""
+    """Return which classes are empty, for example `"1, 2 and 4 have no sample"`, or ""."""
     absent = np.flatnonzero(np.bincount(samples.y, minlength=samples.classes) == 0).tolist()
     return f"{first_few(absent)} {'has' if len(absent) == 1 else 'have'} no sample" if absent else ""
 
