@@ -1,4 +1,4 @@
-"""The checked way from a user's arrays to samples: everything of a user's own goes through here."""
+"""Samples from a user's arrays; all data of users is checked here."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import counted
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
 
-# What people call the three splits in their files.
+# Names of the three splits in users' files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
 _SPLIT_WORDS |= {"test": TEST, "testing": TEST}
-# Without `classes`, a label beyond this and beyond the number of samples is a mistake and not a class.
+# Without `classes`, a label above this and above the number of samples is a mistake.
 _MANY_CLASSES = 1000
-# A model has scores for each class, and so has every sample of a batch.
 _MOST_CLASSES = 1_000_000
-# No class and no client has a longer name.
-_LONG_NAME = 1000
+_LONG_NAME = 1000  # characters of a class or client
 
 
 def samples_from_arrays(
@@ -35,17 +33,17 @@ def samples_from_arrays(
     tokens: bool = False,
     feature_names: Sequence[str] = (),
 ) -> Samples:
-    """Return checked samples from a user's arrays (or lists, or tensors).
+    """Return checked samples from a user's arrays, lists or tensors.
 
     Args:
         x: [N, ...] numbers, see `inputs`.
         y: [N] labels: whole numbers from 0 (not floats), or texts, which are sorted and numbered.
-        client: [N] who owns each sample: any whole numbers or texts; they are keys, gaps between them mean nothing.
-        split: [N] 0, 1, 2 or train, validation, test; None to let the partition cut.
-        classes: how many classes there are; by default the largest label + 1.
+        client: [N] the owner of each sample: any whole numbers or texts.
+        split: [N] 0, 1, 2 or train, validation, test; None to let the partition split.
+        classes: the number of classes; by default the largest label + 1.
         name: of the data, for errors and records.
         tokens: x holds tokens (integers that a model embeds).
-        feature_names: what the columns of x [N, features] are called.
+        feature_names: of the columns of x [N, features].
     """
     name, tokens = text(name, "name"), truth(tokens, "tokens")
     if classes is not None:
@@ -62,7 +60,8 @@ def samples_from_arrays(
             )
     elif classes < len(class_names):
         raise PefllError(
-            f"{name}: classes is {classes!r}, but there are {len(class_names) or 'some'} classes", code="PEFLL-D102"
+            f"{name}: classes is {classes!r}, but there are {len(class_names)} classes; give at least that",
+            code="PEFLL-D102",
         )
     owner, client_names, client_keys = (None, (), None) if client is None else _clients(client, name)
     return Samples(
@@ -81,22 +80,17 @@ def samples_from_arrays(
 
 
 def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
-    """Return a user's inputs in the form they are stored in.
+    """Return a user's inputs x [N, ...] as they are stored.
 
     Images may be channels-first [N, C, H, W], channels-last [N, H, W, 3] or [N, H, W, 1], or grey [N, H, W]; the
-    result is channels-first. An array whose second axis is 1 or 3 is taken to be channels-first already. uint8
-    images stay uint8; everything else becomes float32, or int64 where it is tokens.
-
-    Args:
-        x: [N, ...] numbers.
-        name: of the data, for errors.
-        tokens: x holds whole numbers that are not scaled and not reshaped.
+    result is channels-first. An array whose second axis is 1 or 3 counts as channels-first. uint8 images stay uint8.
+    Tokens keep their shape and become int64 unless they are uint8. All else becomes float32.
     """
     array = as_array(x, "x", name)
     if array.dtype.kind not in "uif":
+        kind = "made of texts or other objects" if array.dtype.kind in "OUS" else array.dtype
         raise PefllError(
-            f"{name}: x is {_kind(array)}; it must hold numbers (uint8 pixels, float features or tokens)",
-            code="PEFLL-D103",
+            f"{name}: x is {kind}; it must hold numbers (uint8 pixels, float features or tokens)", code="PEFLL-D103"
         )
     if array.ndim < 2:
         raise PefllError(
@@ -118,18 +112,15 @@ def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
         array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
     if array.dtype == np.uint8:
         return array
-    # A value beyond float32 becomes infinite here and is reported as such by the samples' own check.
+    # A value beyond float32 becomes infinite; `check_samples` reports it.
     with np.errstate(over="ignore"):
         return array.astype(np.float32, copy=False)
 
 
 def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array:
-    """Return a new client's labels as the classes of a federation that exists already, int64 [N].
+    """Return labels y [N] of a new client as classes of an existing federation, int64 [N].
 
-    Args:
-        y: [N] whole numbers, or texts among `class_names`.
-        class_names: of the federation; may be empty where y holds numbers.
-        name: of the data, for errors.
+    Texts must be among `class_names`, the federation's, which may be empty for labels that are numbers.
     """
     labels, own = _labels(y, name)
     if not own:
@@ -147,30 +138,15 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array
 
 
 def owners_of(client: Any, name: str = "arrays") -> tuple[Array, tuple[int | str, ...]]:
-    """Return whose each sample is, int64 [N] places among the clients, and what the data calls these, in order.
-
-    Args:
-        client: [N] any whole numbers or texts.
-        name: of the data, for errors.
-    """
+    """Return each sample's place among the clients, int64 [N], and the clients' sorted names or numbers."""
     owner, names, keys = _clients(client, name)
     if names:
         return owner, names
     return owner, tuple(range(int(owner.max(initial=-1)) + 1) if keys is None else keys.tolist())
 
 
-def _kind(array: Array) -> str:
-    return "made of texts or other objects" if array.dtype.kind in "OUS" else str(array.dtype)
-
-
 def as_array(values: Any, what: str, name: str) -> Array:
-    """Return a user's array, list or tensor as an array; PefllError where it cannot be one.
-
-    Args:
-        values: to convert; a tensor may be on any device, and may be part of a computation.
-        what: of the data they are, for errors.
-        name: of the data, for errors.
-    """
+    """Return a user's array, list or tensor as a NumPy array; `what` and `name` are for errors."""
     if isinstance(values, torch.utils.data.Dataset | torch.utils.data.DataLoader):
         raise PefllError(
             f"{name}: {what} is {shown(values)} of torch; give arrays or tensors, for example dataset.data and "
@@ -189,14 +165,14 @@ def as_array(values: Any, what: str, name: str) -> Array:
             values = values.detach().cpu()
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError, OverflowError, NotImplementedError, MemoryError) as error:
-        reason = first_line(error)
         raise PefllError(
-            f"{name}: {what} cannot be made into one array; are its parts equal in size? {reason}", code="PEFLL-D109"
+            f"{name}: {what} cannot be made into one array; are its parts equal in size? {first_line(error)}",
+            code="PEFLL-D109",
         ) from None
 
 
 def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
-    """Return a one-dimensional array of int64 or of texts (dtype object); `floats` lets whole numbers be floats."""
+    """Return values as int64 [N] or as texts [N] of dtype object; `floats` allows whole numbers as floats."""
     array = as_array(values, what, name)
     if array.ndim != 1:
         raise PefllError(
@@ -204,13 +180,9 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         )
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8", "replace")
-    if array.dtype.kind == "U" and isinstance(values, list | tuple):
-        # NumPy turns the numbers of a mixed list into texts without a word.
-        array = np.asarray(values, dtype=object)
-    elif array.dtype.kind == "U":
-        array = array.astype(object)
-        _check_names(array, what, name)
-        return array
+    if array.dtype.kind == "U":
+        # Lists are converted again: NumPy silently turns the numbers of a mixed list into texts.
+        array = np.asarray(values if isinstance(values, list | tuple) else array, dtype=object)
     if array.dtype.kind == "O":
         if all(isinstance(value, str) for value in array):
             _check_names(array, what, name)
@@ -223,8 +195,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             code="PEFLL-D111",
         )
     if array.dtype.kind == "f":
-        bad = ~(np.floor(array) == array)
-        bad |= ~np.isfinite(array)
+        bad = (np.floor(array) != array) | ~np.isfinite(array)
         if bad.any():
             place = int(bad.argmax())
             raise PefllError(
@@ -244,7 +215,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
 
 
 def _check_int64(array: Array, what: str, name: str) -> None:
-    """Raise PefllError where a whole number is too large to be stored: it would become another one."""
+    """Raise PefllError for a whole number that int64 cannot hold."""
     if array.dtype.kind == "i" or not len(array):
         return
     low, high = int(array.min()), int(array.max())
@@ -256,7 +227,7 @@ def _check_int64(array: Array, what: str, name: str) -> None:
 
 
 def _check_names(texts: Array, what: str, name: str) -> None:
-    """Raise PefllError where a text is too long for a name."""
+    """Raise PefllError for a text that is too long for a name."""
     longest = max((len(each) for each in texts), default=0)
     if longest > _LONG_NAME:
         raise PefllError(
@@ -267,9 +238,9 @@ def _check_names(texts: Array, what: str, name: str) -> None:
 
 
 def _number(texts: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return the place of each text among the sorted different texts, and these."""
+    """Return the place of each text among the sorted unique texts, int64 [N], and these."""
     different = set(texts.tolist())
-    # "10" comes after "9" where all are numbers.
+    # If all texts are numbers, "10" comes after "9".
     by_value = all(word.isdecimal() for word in different)
     names = tuple(sorted(different, key=lambda word: (int(word), word) if by_value else (0, word)))
     place = {word: number for number, word in enumerate(names)}
@@ -282,7 +253,7 @@ def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
 
 
 def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...], Array | None]:
-    """Return clients numbered 0..n-1 in the order of their keys; and the keys, as texts or as other whole numbers."""
+    """Return clients numbered 0..n-1, int64 [N], and their names, or their numbers if these are not 0..n-1."""
     keys = _column(client, "client", name)
     if keys.dtype == object:
         return (*_number(keys), None)
@@ -292,7 +263,7 @@ def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...], Array | No
     if high - low > 4 * len(keys) + 1024:
         different, place = np.unique(keys, return_inverse=True)
         return place.reshape(-1), (), different
-    # Numbers without wide gaps need no sorting: a million clients are renumbered through a table.
+    # Without wide gaps a table is faster than sorting.
     present = np.bincount(keys - low) > 0
     if low == 0 and present.all():
         return keys, (), None

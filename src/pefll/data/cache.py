@@ -15,7 +15,7 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
-from pefll.data.federation import Array, Normalise, Samples
+from pefll.data.federation import Normalise, Samples
 
 # Increase it when a loader changes what it returns; older entries are then made again.
 VERSION = 3
@@ -123,7 +123,7 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
     if manifest is None or manifest.get("sources") != stamp:
         return None
     try:
-        arrays: dict[str, Array] = {}
+        arrays: dict[str, Any] = {}
         for name, note in manifest["arrays"].items():
             path = entry / f"{name}.npy"
             if name not in _ARRAYS or path.stat().st_size != note["bytes"]:

@@ -37,10 +37,10 @@ def from_frame(
     Args:
         frame: a pandas or polars data frame, a pyarrow table, or a dictionary of columns.
         label: the column of labels.
-        client: the column that says whose each row is; None where there is none.
-        split: the column with train, validation, test; None to let the partition cut.
+        client: the column of clients, or None.
+        split: the column with train, validation, test; None to let the partition split.
         features: the columns of numbers that make up x, in order; by default all others.
-        classes: how many classes there are; by default the largest label + 1.
+        classes: the number of classes; by default the largest label + 1.
         name: of the data, for errors and records.
     """
     label = text(label, "label", "y")
@@ -51,7 +51,7 @@ def from_frame(
         features = (features,)
     elif features is not None:
         features = [text(each, "a feature") for each in listed(features, "features", "['age', 'height']")]
-    # First, because a label that goes by another name would be taken for a feature.
+    # First: a missing label column is an error before features are chosen.
     labels = column(frame, label, name)
     chosen = feature_names(frame, (label, client, split), name) if features is None else tuple(features)
     samples = samples_from_arrays(
@@ -72,7 +72,7 @@ def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame"
     chosen = tuple(each for each in columns(frame) if each not in left_out)
     if not chosen:
         raise PefllError(
-            f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}",
+            f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}; add some",
             code="PEFLL-D157",
         )
     return chosen
@@ -81,12 +81,12 @@ def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame"
 def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
     """Return the named columns in this order, float32 [N, features], or int64 where they hold tokens."""
     if not features:
-        raise PefllError(f"{name}: there are no feature columns", code="PEFLL-D158")
-    keys = _by_name(frame)  # once: asking the table for all its names for each of them would take the square of time
+        raise PefllError(f"{name}: there are no feature columns; name some", code="PEFLL-D158")
+    keys = _by_name(frame)  # once: per column it would take quadratic time
     first = _column(frame, keys, features[0], name)
     if not len(first):
         raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
-    # Column by column into the result, so that a wide table is never there twice in float64.
+    # Column by column: a float64 copy of a wide table would need much memory.
     x = np.empty((len(first), len(features)), dtype=np.int64 if tokens else np.float32)
     for place, each in enumerate(features):
         values = _column(frame, keys, each, name)
@@ -109,21 +109,14 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
 
 
 def is_frame(values: Any) -> bool:
-    """Return whether something is a table with named columns, and not an array, a list or a tensor."""
+    """Return whether something is a table with named columns."""
     return isinstance(values, dict) or hasattr(values, "columns") or hasattr(values, "column_names")
 
 
 def matrix_by_name(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
-    """Return the columns that a model was trained on, by their names and in its order; others are passed over.
+    """Return the columns that a model was trained on as a `feature_matrix`, in the model's order.
 
-    Args:
-        frame: see `from_frame`.
-        features: the names of the columns, in the model's order.
-        name: of the table, for errors.
-        tokens: see `feature_matrix`.
-
-    Raises:
-        PefllError: that names the columns that are missing, or are there twice.
+    Other columns are ignored. PefllError names columns that are missing or duplicated.
     """
     there = Counter(columns(frame))
     missing = [each for each in features if not there[each]]
@@ -143,18 +136,14 @@ def matrix_by_name(frame: Any, features: Sequence[str], name: str = "frame", *, 
 
 
 def columns(frame: Any) -> list[str]:
-    """Return the names of a table's columns, as texts."""
+    """Return the names of a table's columns."""
     return [str(each) for each in _keys(frame)]
 
 
 def _keys(frame: Any) -> list[Any]:
-    """Return what a table's columns are found by: pandas has numbers where nobody named them."""
-    # A pyarrow table has both attributes, and its `columns` are the values.
-    names = getattr(frame, "column_names", None)
-    if names is None:
-        names = getattr(frame, "columns", None)
-    if names is None and isinstance(frame, dict):
-        names = list(frame)
+    """Return the keys of a table's columns, which in pandas may be numbers."""
+    # pyarrow tables have both attributes; their `columns` are values.
+    names = getattr(frame, "column_names", getattr(frame, "columns", frame if isinstance(frame, dict) else None))
     if names is None:
         raise PefllError(
             f"{shown(frame)} is not a table with named columns; give a data frame or a dictionary of columns",
@@ -169,7 +158,7 @@ def column(frame: Any, name: str, where: str) -> Array:
 
 
 def find_column(frame: Any, name: str, where: str) -> Array | None:
-    """Return the column of that name, [N], or else the level of a pandas index; None where there is neither."""
+    """Return a column, [N], or a level of a pandas index with that name; None if there is neither."""
     if name in columns(frame):
         return column(frame, name, where)
     index = getattr(frame, "index", None)
@@ -181,7 +170,7 @@ def find_column(frame: Any, name: str, where: str) -> Array | None:
 
 
 def _by_name(frame: Any) -> dict[str, Any]:
-    """Return what a table's columns are found by, by their names as texts."""
+    """Return the keys of a table's columns by name."""
     return {str(key): key for key in _keys(frame)}
 
 
@@ -196,7 +185,7 @@ def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
 
 
 def _listing(names: Iterable[str], most: int = 50) -> str:
-    """Return the names of columns for a sentence; of very many, the first."""
+    """Return the first names of columns, for a sentence."""
     known = list(names)
     return ", ".join(known[:most]) + (f" and {len(known) - most:,} more" if len(known) > most else "")
 
@@ -209,17 +198,18 @@ def read_frame(path: Path) -> Any:
         import pandas
 
         if parquet:
-            import pyarrow.parquet  # pandas would name several engines to choose from; one is enough
+            import pyarrow.parquet  # else the error of pandas lists several engines
     except ImportError:
         needs = "pandas and pyarrow" if parquet else "pandas"
         raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'", code="PEFLL-D162") from None
     try:
         if parquet:
             about = pyarrow.parquet.read_metadata(path)
-            # A column of one value has a few bytes in the file, however many rows it has.
+            # A constant column takes few bytes in the file.
             check_growth(str(path), path.stat().st_size, 8 * about.num_rows * about.num_columns)
             return pandas.read_parquet(path, engine="pyarrow")
         return pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", low_memory=False)
     except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError) as error:
-        reason = first_line(error).strip()
-        raise PefllError(f"{path} cannot be read as {what}: {reason}", code="PEFLL-D163") from None
+        raise PefllError(
+            f"{path} cannot be read as {what}: {first_line(error).strip()}; save it again", code="PEFLL-D163"
+        ) from None

@@ -1,4 +1,4 @@
-"""A user's own data: files and arrays in, samples or a federation out."""
+"""Samples and federations from a user's own files and arrays."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from pefll.data.owners import CLIENT as CLIENT
 from pefll.data.owners import Columns, Owned, by_client, names_of_owners, no_clients, number_of_clients
 from pefll.data.partition import natural
 
-# Where labels and clients are looked for when nobody says where; another name was asked for, and must be there.
+# Default names of columns. These may be absent; a name that a user gives must exist.
 LABEL, SPLIT = "label", "split"
-# What an .npz calls its labels when nobody says so.
-_NPZ_LABEL = "y"
+_NPZ_LABEL = "y"  # the default for .npz files, before LABEL
 
 
 def read_samples(
-    path: Path | str, *, label: str = LABEL, client: str = CLIENT, split: str = "split", classes: int | None = None
+    path: Path | str, *, label: str = LABEL, client: str = CLIENT, split: str = SPLIT, classes: int | None = None
 ) -> Samples:
     """Return the samples in a user's file or folder.
 
     Args:
         path: an `.npz` with x, y and maybe client and split; a CSV or Parquet table; a folder `client/class/*.png`.
-        label: a table's column, or an npz's array, of labels; `LABEL` stands for an npz's y.
-        client: a table's column, or an npz's array, that says whose each sample is; only `CLIENT` may be absent.
-        split: a table's column, or an npz's array, with train, validation, test; may be absent.
-        classes: how many classes there are; by default the largest label + 1.
+        label: column or array of labels; the default also finds an npz's y.
+        client: column or array of clients; the default may be absent.
+        split: column or array with train, validation, test; may be absent.
+        classes: the number of classes; by default the largest label + 1.
     """
     path = arguments.path(path).expanduser()
     label, client, split = (
-        arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, "split"))
+        arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, SPLIT))
     )
     kind = _kind(path)
     if kind == "folder":
@@ -51,7 +50,7 @@ def read_samples(
         return folders.from_folder(path, classes)
     if kind == "npz":
         named = () if client == CLIENT else (client,)
-        y = npz_label(path, label)
+        y = _npz_label(path, label)
         arrays = read_npz(path, needed=("x", y, *named), optional=(client, split))
         return samples_from_arrays(
             arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem
@@ -84,19 +83,12 @@ def load(
     label: str = LABEL,
     client: str = CLIENT,
 ) -> Samples:
-    """Return what `read_samples` does, from the cache in the data folder where nothing has changed since.
+    """Return what `read_samples` does, from the cache in the data folder if the file has not changed.
 
-    Args:
-        path: see `read_samples`.
-        data_dir: has the cache.
-        report: is told what takes time.
-        label: see `read_samples`.
-        client: see `read_samples`.
+    It calls `report` with a sentence before slow steps.
     """
     path = Path(path).expanduser()
-    kind = _kind(path)
-    if kind == "npz":
-        # It is plain arrays already: a copy of them would be read no faster.
+    if _kind(path) == "npz":  # a cached copy would be no faster
         return read_samples(path, label=label, client=client)
     place = str(path.resolve())
     state = state_of(path)
@@ -116,7 +108,7 @@ def load(
 
 
 def state_of(path: Path) -> str | list[int]:
-    """Return something that changes when a user's file or folder does, by size and time."""
+    """Return a value that changes with the size or time of a file, or of any file in a folder."""
     path = path.expanduser()
     try:
         status = path.stat()
@@ -140,28 +132,25 @@ def read_client(
     instead: str = "",
     client_named: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Return one client's own samples, to personalise a model for it or to classify them.
+    """Return one client's samples: x [N, ...] as `inputs` stores it, and y int64 [N], or None without labels.
 
     Args:
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
-        label: a table's column of labels, which may be absent, or an npz's array; `LABEL` stands for an npz's y, which
-            may be absent too.
-        client: a table's column that is no feature, or an npz's array; may be absent unless `client_named`.
-        split: another one.
-        features: a table's columns that make up x, in order: those the model was trained on. By default all others.
-        class_names: the classes of the model; needed where the labels are texts.
+        label: column or array of labels; the default, and any table's column, may be absent.
+        client: column or array of clients, which is no feature; may be absent unless `client_named`.
+        split: a table's column that is no feature.
+        features: a table's columns that make up x, in the order of the model; by default all others.
+        class_names: the classes of the model, for labels that are texts.
         tokens: x holds tokens, which stay whole numbers.
-        alone: refuse a file that says that its samples are several clients'.
-        instead: what else can be done with such a file, for that error.
-        client_named: the user named `client` for this file, so that it must be there.
-
-    Returns:
-        x [N, ...] as `inputs` stores it, and y int64 [N], or None where the file has no labels.
+        alone: refuse a file with samples of several clients.
+        instead: what else a user can do with such a file, for that error.
+        client_named: the user gave the name `client`, so it must exist.
     """
     path = Path(path).expanduser()
     kind = _kind(path, "class")
+    x: Any
     y: Any
-    owned: dict[str, Any] = {}  # what the file says about whose its samples are
+    owned: dict[str, Any] = {}  # the file's columns of clients, by name
     candidates = names_of_owners(client, features, named=client_named)
     if kind == "folder":
         refuse_columns(path.name, label, client if client_named else CLIENT)
@@ -170,34 +159,35 @@ def read_client(
         x, y = folders.one_client(path)
     elif kind == "npz":
         named = (*(() if label == LABEL else (label,)), *((client,) if client_named else ()))
-        of_labels = npz_label(path, label)
+        of_labels = _npz_label(path, label)
         arrays = read_npz(path, needed=("x", *named), optional=(of_labels, *candidates))
         x, y = arrays["x"], arrays.get(of_labels)
         owned = {each: arrays[each] for each in candidates if each in arrays}
     else:
         frame = frames.read_frame(path)
-        # Without the names of features a table's other columns are features, also one with the usual name.
+        names = frames.columns(frame)
+        # Without names of features, all other columns are features, also one that is called `CLIENT`.
         found = {each: frames.find_column(frame, each, path.name) for each in (candidates if features else (client,))}
         owned = {each: values for each, values in found.items() if values is not None}
         if client_named and client not in owned:
-            raise _no_client_column(path, client, frames.columns(frame))
-        y = frames.column(frame, label, path.name) if label in frames.columns(frame) else None
+            raise _no_client_column(path, client, names)
+        y = frames.column(frame, label, path.name) if label in names else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
         x = frames.matrix_by_name(frame, chosen, path.name, tokens=tokens)
-    if alone:
-        _refuse_several(owned, path, instead)
+    if alone and owned:
+        column, values = next(iter(owned.items()))
+        count = number_of_clients(values, column, path.name)
+        if count > 1:
+            raise _several(path, count, instead, f", by {column!r}")
     labels = None if y is None else labels_of(y, class_names, path.name)
-    return _checked(inputs(x, path.name, tokens=tokens), labels, path, tokens), labels
+    x = inputs(x, path.name, tokens=tokens)
+    some = np.zeros(len(x), dtype=np.int64) if labels is None else labels
+    classes = max(1, int(some.max(initial=0)) + 1)
+    return samples_from_arrays(x, some, classes=classes, name=path.name, tokens=tokens).x, labels
 
 
 def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:
-    """Return the samples of each client in a file or folder of several, to make a model for each of them.
-
-    Args:
-        path: an `.npz` with x, a client array and maybe labels; a CSV or Parquet table; a folder `client/class/*.png`.
-        columns: where a table, or an .npz, has what.
-        tokens: samples are tokens.
-    """
+    """Return the samples of each client in an `.npz`, a table or a folder `client/class/*.png`; y may be None."""
     path = Path(path).expanduser()
     kind = _kind(path)
     if kind == "folder":
@@ -208,7 +198,7 @@ def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> li
         return by_client(samples.x, classes[samples.y], names[samples.client], path.name)
     if kind == "npz":
         named = () if columns.label == LABEL else (columns.label,)
-        label = npz_label(path, columns.label)
+        label = _npz_label(path, columns.label)
         arrays = read_npz(path, needed=("x", *named), optional=(label, columns.client))
         if columns.client not in arrays:
             raise no_clients(str(path), f"array {columns.client!r}")
@@ -228,27 +218,26 @@ def read_member(
     tokens: bool = False,
     seed: int = 0,
 ) -> Federation:
-    """Return one client's own samples as a federation of this client alone, to take part in training.
+    """Return a federation of one client, to take part in training.
 
     Args:
-        path: see `read_client`; its samples need labels.
-        classes: how many classes all clients together have.
-        label: see `read_client`.
-        split: a table's column, or an npz's array, with train, validation and test. Where there is none, a tenth is
-            cut for validation and a fifth for test.
-        features: see `read_client`.
-        class_names: see `read_client`.
+        path: as for `read_client`; samples need labels.
+        classes: the number of classes of all clients together.
+        label: as for `read_client`.
+        split: column or array with train, validation and test. Without it, a tenth becomes validation and a fifth test.
+        features: as for `read_client`.
+        class_names: as for `read_client`.
         normalise: channel statistics that all clients use for uint8 pixels.
-        tokens: see `read_client`.
-        seed: of the cuts.
+        tokens: x holds tokens.
+        seed: of the splits.
     """
     path = Path(path).expanduser()
     x, y = read_client(
         path, label=label, split=split, features=features, class_names=class_names, tokens=tokens, alone=True
     )
     if y is None:
-        raise PefllError(f"{path} has no labels, and training needs them", code="PEFLL-D180")
-    parts = _split_of(path, split)
+        raise PefllError(f"{path} has no labels; add them, since training needs them", code="PEFLL-D180")
+    parts = _read_split(path, split)
     plain = samples_from_arrays(x, y, np.zeros(len(x), dtype=np.int64), parts, classes, path.name, tokens=tokens)
     samples = replace(plain, normalise=normalise if plain.x.dtype == np.uint8 else None)
     if samples.split is None:
@@ -258,13 +247,7 @@ def read_member(
 
 
 def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
-    """Raise PefllError where a label or client was named for data that has no columns.
-
-    Args:
-        name: of the data.
-        label: as it was asked for; `LABEL` where it was not.
-        client: as it was asked for; `CLIENT` where it was not.
-    """
+    """Raise PefllError if a user named a column of labels or clients for data without columns."""
     for given, asked, usual in (
         (argument("label", label), label, LABEL),
         (argument("client", client, option="--client-column"), client, CLIENT),
@@ -275,8 +258,8 @@ def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
             )
 
 
-def npz_label(path: Path, label: str) -> str:
-    """Return what an .npz's array of labels is called: as asked for, or else y, or else as a table's column is."""
+def _npz_label(path: Path, label: str) -> str:
+    """Return the name of an .npz's array of labels: as the user gave it, or else y, or else `LABEL`."""
     if label != LABEL:
         return label
     return LABEL if set(read_npz(path, needed=(), optional=(_NPZ_LABEL, LABEL))) == {LABEL} else _NPZ_LABEL
@@ -290,29 +273,13 @@ def _no_client_column(path: Path, client: str, names: Sequence[str]) -> PefllErr
     )
 
 
-def _split_of(path: Path, split: str) -> Any:
-    """Return a file's split of each sample; None where it does not say."""
+def _read_split(path: Path, split: str) -> Any:
+    """Return the split of each sample in a file; None if it has none."""
     kind = _kind(path)
     if kind == "npz":
         return read_npz(path, needed=(), optional=(split,)).get(split)
-    if kind == "table":
-        frame = frames.read_frame(path)
-        return frames.column(frame, split, path.name) if split in frames.columns(frame) else None
-    return None
-
-
-def _refuse_several(owned: dict[str, Any], path: Path, instead: str) -> None:
-    """Raise PefllError where a file that should be one client's does not say so in its column of clients.
-
-    Args:
-        owned: that column by its name; of several, the first counts. Empty where there is none.
-        path: of the file.
-        instead: see `read_client`.
-    """
-    for column, values in list(owned.items())[:1]:
-        count = number_of_clients(values, column, path.name)
-        if count > 1:
-            raise _several(path, count, instead, f", by {column!r}")
+    frame = frames.read_frame(path) if kind == "table" else {}
+    return frames.column(frame, split, path.name) if split in frames.columns(frame) else None
 
 
 def _several(path: Path, count: int, instead: str, by: str = "") -> PefllError:
@@ -342,15 +309,15 @@ def federation_from_arrays(
     Args:
         x: [N, ...] numbers: features, tokens, or images channels-first or channels-last, see `arrays.inputs`.
         y: [N] labels: whole numbers from 0, or texts.
-        client: [N] who owns each sample: any whole numbers or texts.
-        split: [N] train, validation, test (or 0, 1, 2); None to cut each client's samples at random.
-        unseen: the fraction of clients that never take part in training.
-        validation: the fraction of each client's training samples that is held out.
-        test: the fraction of each client's samples that is held out, where `split` is None.
-        seed: of the cuts and of the order of clients.
-        classes: how many classes there are; by default the largest label + 1.
+        client: [N] the owner of each sample: any whole numbers or texts.
+        split: [N] train, validation, test (or 0, 1, 2); None to split each client's samples at random.
+        unseen: fraction of clients that never take part in training.
+        validation: fraction of each client's training samples.
+        test: fraction of each client's samples, if `split` is None.
+        seed: of the random splits and of the order of clients.
+        classes: the number of classes; by default the largest label + 1.
         name: of the data.
-        tokens: x holds whole numbers that a model embeds, a text as [N, length], say.
+        tokens: x holds whole numbers that a model embeds, for example a text as [N, length].
     """
     if client is None:
         name = arguments.text(name, "name")
@@ -375,13 +342,13 @@ def federation_from_frame(
     classes: int | None = None,
     name: str = "frame",
 ) -> Federation:
-    """Return a federation of the clients that a table names; see `from_frame` and `federation_from_arrays`."""
+    """Return a federation of the clients in a table; see `from_frame` and `federation_from_arrays`."""
     samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name)
     return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
 def _kind(path: Path, layout: str = "client/class") -> str:
-    """Return whether a path is a folder, an npz or a table; `layout` is what a folder would have, for errors."""
+    """Return "folder", "npz" or "table"; `layout` of a folder is for errors."""
     if path.is_dir():
         return "folder"
     if not path.is_file():
@@ -392,12 +359,5 @@ def _kind(path: Path, layout: str = "client/class") -> str:
     if suffix in frames.TABLES:
         return "table"
     raise PefllError(
-        f"{path} is of no known kind: use .npz, .csv, .parquet, or a folder {layout}/*.png", code="PEFLL-D184"
+        f"{path} is of an unknown kind; use .npz, .csv, .parquet, or a folder {layout}/*.png", code="PEFLL-D184"
     )
-
-
-def _checked(x: Array, y: Array | None, path: Path, tokens: bool) -> Array:
-    """Pass x through the checks that all samples get: finite, as many as labels, labels not negative."""
-    labels = np.zeros(len(x), dtype=np.int64) if y is None else y
-    classes = max(1, int(labels.max(initial=0)) + 1)
-    return samples_from_arrays(x, labels, classes=classes, name=path.name, tokens=tokens).x
