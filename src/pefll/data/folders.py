@@ -18,60 +18,43 @@ from pefll.data.federation import SPLITS, Array, Samples
 from pefll.data.limits import check_growth, check_picture
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
-# The most folders above an image: split/client/class.
-_DEPTH = 3
-# So many of the files that lie elsewhere are named.
-_MENTIONED = 2
+_DEPTH = 3  # folders above an image, at most: split/client/class
+_MENTIONED = 2  # files that an error names
 
 
 def from_folder(folder: Path, classes: int | None = None) -> Samples:
     """Return samples from `client/class/*.png`, or from `train/client/class/*.png` with `test/` and `validation/`.
 
-    Args:
-        folder: the top folder.
-        classes: how many classes there are; by default as many as there are class folders.
-
-    Returns:
-        x uint8 [N, 1 or 3, H, W]; clients and classes carry the folders' names, sorted.
+    x is uint8 [N, 1 or 3, H, W]. Clients and classes have the folders' names, sorted.
     """
     tops = _folders(folder)
     by_split = bool(tops) and all(top.name in SPLITS for top in tops)
-    files, labels, clients, splits = [], [], [], []
-    for top in tops if by_split else [folder]:
-        for client in _folders(top):
-            for kind in _folders(client):
-                images = _images(kind)
-                files += images
-                labels += [kind.name] * len(images)
-                clients += [client.name] * len(images)
-                splits += [top.name] * len(images)
+    clients = [client for top in (tops if by_split else [folder]) for client in _folders(top)]
+    files = [image for client in clients for kind in _folders(client) for image in _images(kind)]
     if not files:
         raise _other_layout(folder, "client/class/", "ann/cat/1.png")
+    labels, owners, splits = ([image.parents[up].name for image in files] for up in range(3))
     return samples_from_arrays(
-        read_images(files), labels, clients, splits if by_split else None, classes, name=folder.resolve().name
+        read_images(files), labels, owners, splits if by_split else None, classes, name=folder.resolve().name
     )
 
 
 def one_client(folder: Path) -> tuple[Array, list[str]]:
     """Return the images uint8 [N, C, H, W] and the class names [N] of `class/*.png`."""
-    files, labels = [], []
-    for kind in _folders(folder):
-        images = _images(kind)
-        files += images
-        labels += [kind.name] * len(images)
+    files = [image for kind in _folders(folder) for image in _images(kind)]
     if not files:
         raise _other_layout(folder, "class/", "cat/1.png")
-    return read_images(files), labels
+    return read_images(files), [image.parent.name for image in files]
 
 
 def is_of_clients(folder: Path) -> bool:
-    """Return whether images lie in folders client/class/ and none in class/."""
+    """Return whether a folder has images in client/class/ and none in class/."""
     kinds = _folders(folder)
     return not any(_images(kind) for kind in kinds) and any(_images(one) for kind in kinds for one in _folders(kind))
 
 
 def _other_layout(folder: Path, layout: str, example: str) -> PefllError:
-    """Return the error for a folder without images where they are looked for: what is expected, and what is there."""
+    """Return the error for a folder without images in `layout`: it names expected and existing files."""
     kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
     there = first_few((path.relative_to(folder) for path in islice(_files(folder, _DEPTH), _MENTIONED)), _MENTIONED)
     return PefllError(
@@ -82,20 +65,20 @@ def _other_layout(folder: Path, layout: str, example: str) -> PefllError:
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the files in a folder and then those below it, in order, down to `depth` folders."""
+    """Yield the files of a folder, then those of its folders, sorted, at most `depth` folders deep."""
     yield from sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     for below in _folders(folder) if depth else []:
         yield from _files(below, depth - 1)
 
 
 def read_images(files: Sequence[Path]) -> Array:
-    """Return images of one size, uint8 [N, 1, H, W] where all are grey and [N, 3, H, W] where any has colour."""
+    """Return images of one size, uint8 [N, 1, H, W] if all are grey, else [N, 3, H, W]."""
     try:
         from PIL import Image
     except ImportError:
         raise PefllError("reading images needs Pillow: pip install 'pefll[files]'", code="PEFLL-D153") from None
     first = _pixels(Image, files[0])
-    # Known from one of them, since all must be alike; with a picture beside the array that it is copied to.
+    # The first image tells the total, since all have one size. Twice: the images, and the array they are copied to.
     stored = sum(path.stat().st_size for path in files if path.is_file())
     check_growth(f"{files[0].parent}, with {len(files):,} pictures,", stored, 2 * len(files) * first.size)
     pixels = [first, *(_pixels(Image, path) for path in files[1:])]
@@ -110,8 +93,7 @@ def read_images(files: Sequence[Path]) -> Array:
     channels = max(each.shape[2] for each in pixels)
     x = np.empty((len(pixels), channels, *size), dtype=np.uint8)
     for place, each in enumerate(pixels):
-        # A grey image among coloured ones is spread over the three channels.
-        x[place] = each.transpose(2, 0, 1)
+        x[place] = each.transpose(2, 0, 1)  # grey images among coloured ones are broadcast
     return x
 
 
@@ -137,10 +119,7 @@ def _pixels(image_module: Any, path: Path) -> Array:
 
 
 def state(folder: Path) -> str:
-    """Return a SHA-256 that changes when any folder or image that `from_folder` looks at does, by size and time.
-
-    One walk over the directories: no file is opened, so that this is quick for hundreds of thousands of images.
-    """
+    """Return a SHA-256 of the names, sizes and times of everything that `from_folder` reads. It opens no file."""
     digest = hashlib.sha256()
     for line in sorted(_listing(str(folder), "", _DEPTH)):
         digest.update(line.encode("utf-8", "surrogateescape"))
@@ -148,7 +127,7 @@ def state(folder: Path) -> str:
 
 
 def _listing(folder: str, below: str, depth: int) -> Iterator[str]:
-    """Yield a line for every folder and image, down to `depth` folders (which also ends loops of links)."""
+    """Yield a line for every folder and image, at most `depth` folders deep, which ends loops of links."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -160,7 +139,7 @@ def _listing(folder: str, below: str, depth: int) -> Iterator[str]:
                 try:
                     status = entry.stat()
                     yield f"{below}{entry.name}\0{status.st_size} {status.st_mtime_ns}\0"
-                except FileNotFoundError:  # a link to nowhere; reading the images will say so
+                except FileNotFoundError:  # a broken link; reading the images reports it
                     yield f"{below}{entry.name}\0"
 
 

@@ -1,4 +1,4 @@
-"""Who gets which samples: by class, by Dirichlet proportions, or as the data names its owners."""
+"""Partitions of samples into clients: by class, by Dirichlet proportions, or natural."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pefll.core.randomness import generator
 from pefll.core.wording import counted, first_few
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
 
-# A table of so many clients costs nothing; what is wrong with fewer is said in more detail later.
-_FEW = 10_000
+_FEW = 10_000  # clients that are never too many for a table; later errors say more
 
 
 def by_class(
@@ -27,19 +26,19 @@ def by_class(
     validation: float = 0.2,
     test: float = 0.2,
 ) -> Federation:
-    """Give every client samples of a few classes only, as in the paper.
+    """Return a federation whose clients have a few classes each, as in the paper; each sample has one owner.
 
-    Clients in turn draw their classes, each uniformly among the classes with most slots left. A class's samples of a
-    split are dealt in equal shares to the clients that have the class; where they do not divide, shares differ by one.
+    Clients in turn draw their classes, uniformly among the classes with most slots left. The clients of a class get
+    equal shares of its samples, up to one, in each split.
 
     Args:
-        samples: to deal; each goes to exactly one client.
-        clients: how many.
-        classes_per_client: how many classes each has.
-        seed: of everything drawn.
-        unseen: the fraction of clients that never take part in training; they are the last.
-        validation: the fraction of each class's training samples that is held out.
-        test: the fraction of each class's samples that is held out, where the makers did not split.
+        samples: to give to clients.
+        clients: their number.
+        classes_per_client: classes of each.
+        seed: of all random draws.
+        unseen: fraction of clients that never take part in training; they are the last.
+        validation: fraction of each class's training samples.
+        test: fraction of each class's samples, if the data is not split.
     """
     check_is_samples(samples)
     clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
@@ -59,7 +58,7 @@ def by_class(
         decks = _decks(samples, split, which, random)
         for label, deck in enumerate(decks):
             holders = random.permutation(np.flatnonzero(has_class[:, label]))
-            # Validation only chooses the round to report, so that a client can do without a class there.
+            # A client can do without validation samples of a class: they only choose the round to report.
             if len(deck) < len(holders) and which != VALIDATION:
                 raise PefllError(
                     f"{samples.name}: class {label} has {counted(len(deck), f'{SPLITS[which]} sample')} for "
@@ -81,21 +80,21 @@ def dirichlet(
     validation: float = 0.2,
     test: float = 0.2,
 ) -> Federation:
-    """Give every client the same number of samples, with class proportions drawn from a Dirichlet distribution.
+    """Return a federation of clients with equally many samples and Dirichlet-distributed class proportions.
 
-    A client's counts of classes are multinomial in its proportions, the same proportions in all three splits.
-    Samples are dealt from a shuffled deck per class and split, and a deck that runs out is shuffled anew: so the
-    counts are exactly Dirichlet-multinomial, a sample may be dealt more than once, and never into two splits.
+    A client's counts of classes are multinomial, with the same proportions in all splits. Samples are drawn without
+    replacement until a class and split is used up, then again. So a sample may be drawn several times, but never in two
+    splits.
 
     Args:
-        samples: to deal.
-        clients: how many.
-        alpha: the concentration, equal for all classes; small is uneven.
-        seed: of everything drawn.
+        samples: to give to clients.
+        clients: their number.
+        alpha: the concentration, equal for all classes; small values give uneven proportions.
+        seed: of all random draws.
         alpha_unseen: the concentration for unseen clients; by default `alpha`.
-        unseen: the fraction of clients that never take part in training; they are the last.
-        validation: the fraction of each class's training samples that is held out.
-        test: the fraction of each class's samples that is held out, where the makers did not split.
+        unseen: fraction of clients that never take part in training; they are the last.
+        validation: fraction of each class's training samples.
+        test: fraction of each class's samples, if the data is not split.
     """
     check_is_samples(samples)
     clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
@@ -108,13 +107,8 @@ def dirichlet(
     _check_enough(samples, clients)
     split = _cut_by_class(samples, seed, validation, test)
     random = generator(seed, "partition/dirichlet")
-    concentration = np.ones(samples.classes)
-    proportions = np.concatenate(
-        [
-            random.dirichlet(alpha * concentration, size=num_seen),
-            random.dirichlet(other * concentration, size=clients - num_seen),
-        ]
-    )
+    sizes = ((alpha, num_seen), (other, clients - num_seen))
+    proportions = np.concatenate([random.dirichlet(value * np.ones(samples.classes), size=n) for value, n in sizes])
     owners, rows, splits = [], [], []
     for which in (TRAIN, VALIDATION, TEST):
         decks = _decks(samples, split, which, random)
@@ -150,19 +144,18 @@ def natural(
     test: float = 0.2,
     clients: int | None = None,
 ) -> Federation:
-    """Leave every sample with the client that the data names.
+    """Return a federation of the clients that the data names.
 
-    Clients are put in random order, so that the unseen ones, which are the last, are a random choice. A client's
-    splits are those of the makers; where they held out no validation (or did not split at all) it is cut from the
-    client's own samples at random. Every client keeps at least one training sample.
+    Clients are in random order, so the unseen ones, the last, are a random choice. Splits of the data are kept; missing
+    ones are cut at random from each client's training samples, of which at least one remains.
 
     Args:
         samples: with `client`.
-        seed: of everything drawn.
-        unseen: the fraction of clients that never take part in training.
-        validation: the fraction of each client's training samples that is held out.
-        test: the fraction of each client's samples that is held out, where the makers did not split.
-        clients: take only so many, chosen at random; by default all.
+        seed: of all random draws.
+        unseen: fraction of clients that never take part in training.
+        validation: fraction of each client's training samples.
+        test: fraction of each client's samples, if the data is not split.
+        clients: take only this many, chosen at random; by default all.
     """
     check_is_samples(samples)
     seed = whole_number(seed, "seed", 0)
@@ -180,8 +173,7 @@ def natural(
     rows = np.flatnonzero(number[samples.client] >= 0) if int(number.min()) < 0 else None
     owner = number[samples.client if rows is None else samples.client[rows]]
     kind = None if samples.split is None else (samples.split if rows is None else samples.split[rows])
-    # One sort puts samples in order of client, then of split, then at random. Ties of the 32 random bits are broken
-    # by the samples' order, so that the result does not depend on how NumPy sorts.
+    # One sort by client, split and 32 random bits. It is stable: ties must not depend on NumPy's version.
     key = owner.astype(np.uint64)
     del owner
     key *= np.uint64(3)
@@ -194,30 +186,24 @@ def natural(
     del key
     _check_training(count, samples, number)
     _cut_counts(count, samples, validation, test)
-    # Within a client the samples lie in random order: the first are training, then validation, then test.
+    # A client's samples are in random order: the first become train, the next validation, the last test.
     owner = np.repeat(np.arange(total, dtype=np.int32), count.sum(axis=1))
     split = np.repeat(np.tile(np.arange(3, dtype=np.int8), total), count.reshape(-1))
     made = assemble(samples, owner, split, num_seen, "natural", rows=order if rows is None else rows[order])
-    who = _inverse(number, total)
+    who = np.empty(total, dtype=np.int64)  # the natural client behind each new number
+    chosen = np.flatnonzero(number >= 0)
+    who[number[chosen]] = chosen
     if samples.client_names:
         return replace(made, names=tuple(samples.client_names[client] for client in who.tolist()))
     return replace(made, keys=who if samples.client_keys is None else samples.client_keys[who])
 
 
-def _inverse(number: Array, total: int) -> Array:
-    """Return who got each of the numbers 0..total-1, int64 [total]; negative numbers are nobody's."""
-    chosen = np.flatnonzero(number >= 0)
-    who = np.empty(total, dtype=np.int64)
-    who[number[chosen]] = chosen
-    return who
-
-
 def _number_clients(samples: Samples, client: Array, wanted: int | None, random: np.random.Generator) -> Array:
-    """Return the new number of each client in random order, -1 for one that is left out, int32 [n]."""
+    """Return a random new number for each client, int32 [n]; -1 for those that are left out."""
     low = int(client.min())
     if low < 0:
         raise PefllError(f"{samples.name}: there is a client {low}; clients must be numbered from 0", code="PEFLL-D191")
-    # Numbers nobody has are gaps between a user's keys, not clients without samples.
+    # Numbers without samples are gaps, not clients.
     there = np.flatnonzero(np.bincount(client))
     if wanted is not None and wanted > len(there):
         raise PefllError(
@@ -230,13 +216,7 @@ def _number_clients(samples: Samples, client: Array, wanted: int | None, random:
 
 
 def _check_training(count: Array, samples: Samples, number: Array) -> None:
-    """Raise PefllError where a client has no training samples.
-
-    Args:
-        count: int64 [n, 3], by the clients' new numbers.
-        samples: with the clients' names.
-        number: the new number of each client of `samples`, -1 for one that is left out.
-    """
+    """Raise PefllError for clients without training samples; rows of `count` [n, 3] are the clients' new numbers."""
     if int(count[:, TRAIN].min()) >= 1:
         return
     bad = np.flatnonzero((number >= 0) & (count[number, TRAIN] < 1)).tolist()
@@ -254,19 +234,15 @@ def _check_training(count: Array, samples: Samples, number: Array) -> None:
 
 
 def _cut_counts(count: Array, samples: Samples, validation: float, test: float) -> None:
-    """Move part of each client's training count to the splits that the makers did not make; count is int64 [n, 3]."""
+    """Move part of each client's training count, in int64 [n, 3], to the splits that the data does not have."""
     moves = [(TEST, test)] if samples.split is None else []
     if not count[:, VALIDATION].any():
         moves.append((VALIDATION, validation))
     for which, fraction in moves:
-        moved = np.minimum(_round(fraction * count[:, TRAIN]), count[:, TRAIN] - 1)
+        rounded = np.floor(fraction * count[:, TRAIN] + 0.5).astype(np.int64)  # halves up
+        moved = np.minimum(rounded, count[:, TRAIN] - 1)
         count[:, which] += moved
         count[:, TRAIN] -= moved
-
-
-def _round(values: Array) -> Array:
-    """Round halves up: NumPy's rounding to even would favour even sizes."""
-    return np.floor(values + 0.5).astype(np.int64)
 
 
 def _num_seen(clients: int, unseen: float) -> int:
@@ -274,13 +250,14 @@ def _num_seen(clients: int, unseen: float) -> int:
     seen = clients - math.floor(unseen * clients + 0.5)
     if seen < 1:
         raise PefllError(
-            f"unseen is {unseen}, which leaves none of {counted(clients, 'client')} for training", code="PEFLL-D197"
+            f"unseen is {unseen}, which leaves none of {counted(clients, 'client')} for training; lower it",
+            code="PEFLL-D197",
         )
     return seen
 
 
 def _check_enough(samples: Samples, clients: int) -> None:
-    """Raise PefllError where not everybody can have a sample, before a table of that many clients is made."""
+    """Raise PefllError for more clients than samples, before large tables are made."""
     total = len(samples.y)
     if clients > max(total, _FEW):
         raise PefllError(
@@ -291,7 +268,7 @@ def _check_enough(samples: Samples, clients: int) -> None:
 
 
 def check_is_samples(samples: object) -> None:
-    """Raise PefllError for what is easily given in place of samples."""
+    """Raise PefllError for a value that is not `Samples`."""
     if not isinstance(samples, Samples):
         raise PefllError(
             f"samples are needed, not {shown(samples)}: make them with pefll.samples_from_arrays(x, y) or "
@@ -301,7 +278,7 @@ def check_is_samples(samples: object) -> None:
 
 
 def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -> Array:
-    """Return the split of each sample, int8 [N]: the makers' own, and what they left out cut from every class alike."""
+    """Return the split of each sample, int8 [N]: that of the data; missing splits are cut from every class."""
     validation, test = share(validation, "validation"), share(test, "test")
     random = generator(seed, "partition/cut")
     split = np.zeros(len(samples.y), dtype=np.int8) if samples.split is None else samples.split.astype(np.int8)
@@ -323,13 +300,12 @@ def _decks(samples: Samples, split: Array, which: int, random: np.random.Generat
 
 
 def _draw_classes(clients: int, each: int, classes: int, random: np.random.Generator) -> Array:
-    """Return which classes every client has, bool [clients, classes]; a class's number of clients differs by one."""
+    """Return which classes every client has, bool [clients, classes]; classes have equally many clients up to one."""
     left = np.full(classes, clients * each // classes)
     left[random.permutation(classes)[: clients * each % classes]] += 1
     has_class = np.zeros((clients, classes), dtype=bool)
     for client in range(clients):
-        # Drawing one class after the other among those with most slots left is to take the first of this order, in
-        # which equals are shuffled. Slots never differ by more than one, so no class is left for one client twice.
+        # The first of this order are those with most slots left, shuffled. Slots never differ by more than one.
         drawn = np.lexsort((random.random(classes), -left))[:each]
         has_class[client, drawn] = True
         left[drawn] -= 1
