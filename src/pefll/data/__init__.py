@@ -1,4 +1,4 @@
-"""Data: from files and a user's own arrays to a federation of clients."""
+"""Samples and federations of clients, from files and arrays."""
 
 from pefll.data.arrays import samples_from_arrays as samples_from_arrays
 from pefll.data.check import Finding as Finding

@@ -1,4 +1,4 @@
-"""FEMNIST in LEAF's JSON: handwritten characters, every writer a client."""
+"""FEMNIST from LEAF's JSON: handwritten characters; clients are writers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from pefll.data import leaf
 from pefll.data.federation import Array, Normalise, Samples
 
 _SIDE, _PADDED = 28, 32
-# LEAF's images are black ink on white paper: 1.0 is the background, and the outermost pixels of all images have it.
-# So the border is padded with paper. Zeros would draw a black frame around every character.
-_PAPER = 255
+_PAPER = 255  # LEAF's images are black on white, so they are padded with white
 CLASS_NAMES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
 
 def load(data_dir: Path) -> Samples:
-    """Return FEMNIST, padded to 32x32.
+    """Return FEMNIST from `femnist/{train,test}/*.json`, padded to 32x32.
 
-    Args:
-        data_dir: has `femnist/train/*.json` and `femnist/test/*.json` of LEAF, any number of shards and writers.
-
-    Returns:
-        x uint8 [N, 1, 32, 32] which networks see as values in [0, 1], 62 classes, split by LEAF, client = writer.
+    x is uint8 [N, 1, 32, 32], which networks get as values in [0, 1]. It has 62 classes and LEAF's split.
     """
     folder = data_dir / "femnist"
     clients: dict[str, int] = {}
@@ -48,7 +42,7 @@ def load(data_dir: Path) -> Samples:
         classes=len(CLASS_NAMES),
         split=np.repeat(np.asarray(splits, dtype=np.int8), sizes),
         client=np.repeat(np.asarray(owners, dtype=np.int64), sizes),
-        # LEAF's values are bytes divided by 255; this gives just these back to the networks.
+        # LEAF's values are bytes divided by 255; networks get these values.
         normalise=Normalise((0.0,), (1.0,)),
         name="femnist",
         class_names=CLASS_NAMES,
@@ -66,8 +60,7 @@ def _pixels(user: leaf.User) -> Array:
         raise PefllError(
             f"{user.where} is damaged: images of user {user.name!r} do not have 784 numbers each", code="PEFLL-D149"
         )
-    # Written so that a NaN fails too.
-    if not ((x >= 0) & (x <= 1)).all():
+    if not ((x >= 0) & (x <= 1)).all():  # also for NaN
         raise PefllError(
             f"{user.where} is damaged: pixels of user {user.name!r} are not within 0..1", code="PEFLL-D150"
         )
@@ -84,7 +77,7 @@ def _labels(user: leaf.User) -> Array:
 
 
 def _pad(images: list[Array], total: int) -> Array:
-    """Empty a list of [n, 28, 28] into one [total, 1, 32, 32]; the list shrinks as the array's pages come to life."""
+    """Return images [n, 28, 28] as one array [total, 1, 32, 32]; empties the list to save memory."""
     padded = np.empty((total, 1, _PADDED, _PADDED), dtype=np.uint8)
     border = (_PADDED - _SIDE) // 2
     inside = slice(border, border + _SIDE)

@@ -1,4 +1,4 @@
-"""MNIST's 70,000 digits with the people who wrote them: every writer a client."""
+"""MNIST's 70,000 digits with their writers, who are the clients."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from pefll.data.federation import Normalise, Samples
 from pefll.data.npz import read_npz
 
 FILE = Path("mnist_writers") / "mnist_by_writer.npz"
-# MNIST's usual constants: the pixels of its 60,000 training images.
+# The usual constants, from the 60,000 training images.
 NORMALISE = Normalise((0.1307,), (0.3081,))
 
 
 def load(data_dir: Path) -> Samples:
-    """Return the digits of all writers.
+    """Return the digits of all writers, uint8 [N, 1, 28, 28], 10 classes, without a split.
 
-    MNIST's own training and test images come from different writers, so that its split tells writers apart and not
-    samples; it is left to the partition to cut each writer's samples.
-
-    Args:
-        data_dir: has `mnist_writers/mnist_by_writer.npz` with images, labels and writer_id.
-
-    Returns:
-        x uint8 [N, 1, 28, 28], 10 classes, client = writer, no split.
+    MNIST's own split is between writers, so the partition splits each writer's samples.
     """
     path = data_dir / FILE
     if not path.is_file():

@@ -1,9 +1,10 @@
-"""Shakespeare: which character comes next in the lines of a role; every speaking role a client."""
+"""Shakespeare: the next character in the lines of a role; clients are roles."""
 
 from __future__ import annotations
 
 import functools
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,29 +15,24 @@ from pefll.core.files import parse_json
 from pefll.data import leaf
 from pefll.data.federation import TEST, TRAIN, VALIDATION, Array, Samples
 
-# LEAF's 80 characters. A token is a character's place in this text.
+# LEAF's 80 characters; a token is a place in this text.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
 _ROLES = Path("shakespeare") / "roles.jsonl"
-# Typographic characters that have a plain sibling but no Unicode decomposition to it.
+# Replacements that Unicode decomposition does not give.
 _PLAIN = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u2010": "-", "\r": "\n"}
 
 
 def load(data_dir: Path, stride: int = 1) -> Samples:
-    """Return windows of 80 characters and the character that follows each.
+    """Return windows of 80 characters, uint8 tokens [N, 80], and the token that follows each.
 
-    LEAF's own JSON in `shakespeare/{train,test}` is read if it is there, else `shakespeare/roles.jsonl`. From the
-    latter, the first 90% of a role's text are for training and the last 10% for test, as LEAF cuts in the order of
-    time; the last tenth of the former is validation where it is long enough for a window. No window reaches over a
-    cut: windows of one text share nearly all their characters, so a random cut would put training text into the
-    other splits. Roles too short for one training and one test window are left out.
+    It reads LEAF's JSON in `shakespeare/{train,test}`, or else `shakespeare/roles.jsonl`. Of a role in the latter, the
+    last tenth of the text is test, and the last tenth before it validation if it is long enough. No window crosses a
+    cut: neighbouring windows share most characters. Roles without a training and a test window are left out.
 
     Args:
         data_dir: the folder with `shakespeare/`.
         stride: characters between the starts of two windows (for roles.jsonl).
-
-    Returns:
-        x uint8 tokens [N, 80], y the next token, 80 classes, split, client = role.
     """
     if stride < 1:
         raise PefllError(f"shakespeare: stride is {stride}; it must be at least 1", code="PEFLL-D198")
@@ -57,11 +53,8 @@ def found(data_dir: Path) -> list[Path]:
 
 
 def encode(text: str) -> Array:
-    """Return the tokens of a text, uint8 [len(text)].
-
-    A character outside the vocabulary becomes its nearest plain one (é is e, ’ is '), or else a space.
-    """
-    # Four bytes per character, so that a character is an index; lone surrogates are let through and become spaces.
+    """Return the tokens of a text, uint8 [len(text)]; é becomes e, ’ becomes ', other unknown characters a space."""
+    # Four bytes per character make it an index. Lone surrogates become spaces.
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     tokens: Array = _table()[points]
     return tokens
@@ -80,7 +73,7 @@ def _table() -> Array:
 
 
 def _cuts(length: int) -> tuple[tuple[int, int, int], ...]:
-    """Return (split, start, stop) of a role's stretches of text; empty where the role is too short."""
+    """Return (split, start, stop) for each part of a role's text; nothing for a short role."""
     test = length * 9 // 10
     if length - test <= LENGTH or test <= LENGTH:
         return ()
@@ -92,33 +85,36 @@ def _cuts(length: int) -> tuple[tuple[int, int, int], ...]:
 
 def _from_roles(path: Path, stride: int) -> Samples:
     names: list[str] = []
-    stretches: list[tuple[int, int, Array]] = []
+    parts: list[tuple[int, int, Array]] = []
     for name, text in _roles(path):
         cuts = _cuts(len(text))
         if cuts:
             tokens = encode(text)
-            stretches += [(len(names), split, tokens[start:stop]) for split, start, stop in cuts]
+            parts += [(len(names), split, tokens[start:stop]) for split, start, stop in cuts]
             names.append(name)
     if not names:
         raise PefllError(
-            f"{path} has no role with enough text: {LENGTH + 1} characters are needed in its last tenth",
+            f"{path} has no role with enough text; one needs {LENGTH + 1} characters in its last tenth",
             code="PEFLL-D200",
         )
-    sizes = [(len(tokens) - LENGTH - 1) // stride + 1 for _, _, tokens in stretches]
-    x = np.empty((sum(sizes), LENGTH), dtype=np.uint8)
-    y = np.empty(sum(sizes), dtype=np.int64)
-    start = 0
-    for (_, _, tokens), size in zip(stretches, sizes, strict=True):
-        windows = sliding_window_view(tokens, LENGTH + 1)[::stride]
-        x[start : start + size] = windows[:, :LENGTH]
-        y[start : start + size] = windows[:, LENGTH]
-        start += size
+    windows = [sliding_window_view(tokens, LENGTH + 1)[::stride] for _, _, tokens in parts]
+    sizes = [len(each) for each in windows]
+    return _samples(
+        x=np.concatenate([each[:, :LENGTH] for each in windows]),
+        y=np.concatenate([each[:, LENGTH] for each in windows]).astype(np.int64),
+        split=np.repeat(np.asarray([split for _, split, _ in parts], dtype=np.int8), sizes),
+        client=np.repeat(np.asarray([role for role, _, _ in parts], dtype=np.int64), sizes),
+        names=names,
+    )
+
+
+def _samples(x: Array, y: Array, split: Array, client: Array, names: Iterable[str]) -> Samples:
     return Samples(
         x=x,
         y=y,
         classes=len(VOCABULARY),
-        split=np.repeat(np.asarray([split for _, split, _ in stretches], dtype=np.int8), sizes),
-        client=np.repeat(np.asarray([role for role, _, _ in stretches], dtype=np.int64), sizes),
+        split=split,
+        client=client,
         name="shakespeare",
         class_names=tuple(VOCABULARY),
         client_names=tuple(names),
@@ -127,7 +123,7 @@ def _from_roles(path: Path, stride: int) -> Samples:
 
 
 def _roles(path: Path) -> list[tuple[str, str]]:
-    """Return (user, text) of each line; lines of one user are joined."""
+    """Return (user, text) of each role; lines of one user are joined."""
     texts: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -147,7 +143,7 @@ def _roles(path: Path) -> list[tuple[str, str]]:
 
 
 def _from_leaf(folder: Path) -> Samples:
-    """Read LEAF's own windows; the last tenth of a user's training windows, in the order of time, is validation."""
+    """Return LEAF's windows; the last tenth of a user's training windows is validation."""
     clients: dict[str, int] = {}
     x, y, split, owner = [], [], [], []
     for user in leaf.users(folder):
@@ -169,15 +165,5 @@ def _from_leaf(folder: Path) -> Samples:
         split.append(kind)
         owner.append(np.full(count, clients.setdefault(user.name, len(clients)), dtype=np.int64))
     if not x:
-        raise PefllError(f"{folder} has LEAF files without any user", code="PEFLL-D205")
-    return Samples(
-        x=np.concatenate(x),
-        y=np.concatenate(y),
-        classes=len(VOCABULARY),
-        split=np.concatenate(split),
-        client=np.concatenate(owner),
-        name="shakespeare",
-        class_names=tuple(VOCABULARY),
-        client_names=tuple(clients),
-        tokens=True,
-    )
+        raise PefllError(f"{folder} has LEAF files without users; make them again", code="PEFLL-D205")
+    return _samples(np.concatenate(x), np.concatenate(y), np.concatenate(split), np.concatenate(owner), clients)

@@ -1,4 +1,4 @@
-"""The data sets by name, and the one call from a name or path to a federation."""
+"""Data sets by name, and federations by the name of a partition."""
 
 from __future__ import annotations
 
@@ -21,27 +21,16 @@ PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) o
 
 @dataclass(frozen=True)
 class Source:
-    """A data set known by name.
-
-    Attributes:
-        name: what users call it.
-        about: one line.
-        origin: where it is from, and under which terms.
-        files: what is expected in the data folder, in words.
-        partition: the usual one.
-        clients: the usual number; None for all natural clients.
-        load: reads it from a data folder.
-        found: the files in a data folder that `load` would read; empty where it is absent or needs none.
-    """
+    """A data set with a name; `load` and `found` take the data folder."""
 
     name: str
     about: str
-    origin: str
-    files: str
-    partition: str
-    clients: int | None
+    origin: str  # and licence
+    files: str  # in the data folder, in words
+    partition: str  # default
+    clients: int | None  # default; None for all natural clients
     load: Callable[[Path], Samples]
-    found: Callable[[Path], list[Path]]
+    found: Callable[[Path], list[Path]]  # the files to load; empty if they are absent or not needed
 
     @property
     def embedded(self) -> bool:
@@ -128,19 +117,17 @@ def load_samples(
 
     Args:
         name_or_path: a key of `DATASETS`, or a path to an `.npz`, CSV or Parquet file or a folder of images.
-        data_dir: where the named data sets lie, and the cache: what is slow to read is read once.
-        report: is told what takes time.
-        label: a table's column, or an npz's array, of labels; another name than "label" must be there, and "label"
-            stands for an npz's y.
-        client: a table's column, or an npz's array, that says whose each sample is; another name than "client" must
-            be there.
+        data_dir: the folder of the named data sets and of the cache.
+        report: is called with a sentence before slow steps.
+        label: column or array of labels in a user's file; another name than the default must exist.
+        client: column or array of clients; another name than the default must exist.
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
     label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
         path = as_path(name_or_path, "the data set's name or path").expanduser()
-        # What looks like a path gets the error of a path; a bare word is a misspelt name.
+        # A bare word is a misspelt name, all else a path.
         if path.exists() or path.suffix or len(path.parts) > 1:
             return user_files.load(path, data_dir, report, label=label, client=client)
         raise unknown("data set", str(name_or_path), DATASETS)
@@ -154,14 +141,14 @@ def load_samples(
 def make_federation(
     samples: Samples, *, partition: str, clients: int | None, seed: int, unseen: float = 0.1
 ) -> Federation:
-    """Return the federation that a partition in words makes of samples.
+    """Return the federation that a partition makes of samples.
 
     Args:
-        samples: to deal.
+        samples: to give to clients.
         partition: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'.
-        clients: how many; with 'natural' a random choice of so many, or None for all.
-        seed: of everything drawn.
-        unseen: the fraction of clients that never take part in training.
+        clients: their number; with 'natural' a random choice, or None for all.
+        seed: of all random draws.
+        unseen: fraction of clients that never take part in training.
     """
     check_is_samples(samples)
     kind, numbers = _parse(partition)
