@@ -17,7 +17,7 @@ PICTURE = 100_000_000  # bytes of one image
 
 def check_growth(what: str, stored: int, needed: int) -> None:
     """Raise PefllError for a file of `stored` bytes that would take too many bytes of memory (`needed`)."""
-    limit = _chosen() or max(ALWAYS, EXPANSION * stored)
+    limit = _user_limit() or max(ALWAYS, EXPANSION * stored)
     if needed > limit:
         raise PefllError(
             f"{what} has {_size(stored)} but would take {_size(needed)} of memory, where {_size(limit)} are the most; "
@@ -35,7 +35,7 @@ def check_growth(what: str, stored: int, needed: int) -> None:
 
 def check_picture(what: str, width: int, height: int, channels: int) -> None:
     """Raise PefllError for an image that is too large, before it is decoded."""
-    needed, limit = width * height * channels, _chosen() or PICTURE
+    needed, limit = width * height * channels, _user_limit() or PICTURE
     if needed > limit:
         raise PefllError(
             f"{what} has {width:,}x{height:,} pixels, {_size(needed)} of memory, where {_size(limit)} are the most for "
@@ -44,7 +44,7 @@ def check_picture(what: str, width: int, height: int, channels: int) -> None:
         )
 
 
-def _chosen() -> int | None:
+def _user_limit() -> int | None:
     """Return the user's limit in bytes; None if there is none."""
     text = os.environ.get(VARIABLE, "")
     if not text:

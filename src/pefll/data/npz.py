@@ -64,7 +64,7 @@ def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfi
                 code="PEFLL-D002",
             )
         with archive.open(info) as file:
-            header, needed = _bytes_of(file)
+            header, needed = _sizes(file)
         if header + needed != info.file_size:
             raise PefllError(
                 f"{path}: the header of the array {name} says {needed:,} bytes, but there are "
@@ -75,7 +75,7 @@ def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfi
     check_growth(str(path), path.stat().st_size, total)
 
 
-def _bytes_of(file: IO[bytes]) -> tuple[int, int]:
+def _sizes(file: IO[bytes]) -> tuple[int, int]:
     """Return the bytes of a member's header, and the bytes of the array that it describes."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0

@@ -49,7 +49,7 @@ def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
                 "many",
                 code="PEFLL-M032",
             )
-    return [Owned(names[number], x[rows], _whole(y, rows)) for number, rows in _rows(owner, len(names))]
+    return [Owned(names[number], x[rows], _labels_at(y, rows)) for number, rows in _rows(owner, len(names))]
 
 
 def from_frame(
@@ -106,7 +106,7 @@ def _rows(owner: Array, clients: int) -> Iterator[tuple[int, Array]]:
     yield from enumerate(np.split(order, ends[:-1]))
 
 
-def _whole(y: Array | None, rows: Array) -> Array | None:
+def _labels_at(y: Array | None, rows: Array) -> Array | None:
     """Return labels at `rows`, as whole numbers if possible: one client's missing labels turn a column into floats."""
     if y is None:
         return None

@@ -35,12 +35,12 @@ def out_of_proportion(federation: Federation) -> list[str]:
     It reads training samples only, and neither pixels nor tokens. Without a value above 1,000 it takes one pass.
     """
     if "proportion" not in federation._cache:
-        federation._cache["proportion"] = _found(federation)
+        federation._cache["proportion"] = _warnings(federation)
     warnings: list[str] = federation._cache["proportion"]
     return warnings
 
 
-def _found(federation: Federation) -> list[str]:
+def _warnings(federation: Federation) -> list[str]:
     if federation.tokens or not federation.x.dtype.is_floating_point or not len(federation.rows):
         return []
     x = federation.x.cpu().numpy().reshape(len(federation.x), -1)

@@ -155,7 +155,7 @@ def read_client(
     if kind == "folder":
         refuse_columns(path.name, label, client if client_named else CLIENT)
         if alone and instead and folders.is_of_clients(path):
-            raise _several(path, len(folders.from_folder(path).client_names), instead)
+            raise _several_clients(path, len(folders.from_folder(path).client_names), instead)
         x, y = folders.one_client(path)
     elif kind == "npz":
         named = (*(() if label == LABEL else (label,)), *((client,) if client_named else ()))
@@ -178,7 +178,7 @@ def read_client(
         column, values = next(iter(owned.items()))
         count = number_of_clients(values, column, path.name)
         if count > 1:
-            raise _several(path, count, instead, f", by {column!r}")
+            raise _several_clients(path, count, instead, f", by {column!r}")
     labels = None if y is None else labels_of(y, class_names, path.name)
     x = inputs(x, path.name, tokens=tokens)
     some = np.zeros(len(x), dtype=np.int64) if labels is None else labels
@@ -282,7 +282,7 @@ def _read_split(path: Path, split: str) -> Any:
     return frames.column(frame, split, path.name) if split in frames.columns(frame) else None
 
 
-def _several(path: Path, count: int, instead: str, by: str = "") -> PefllError:
+def _several_clients(path: Path, count: int, instead: str, by: str = "") -> PefllError:
     return PefllError(
         f"{path} holds the samples of {count} clients{by}; give a file with those of one"
         f"{instead and f', or {instead}'}",
