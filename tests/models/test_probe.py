@@ -11,7 +11,7 @@ from torch import nn
 import pefll
 from pefll.core.errors import PefllError
 from pefll.models import Network, build_model
-from pefll.models.probe import check_same_model, probe
+from pefll.models.check import check_same_model, probe
 from tests.federations import ragged
 
 QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2, "processes": 1, "engine": "serial"}

@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError, first_line
 from pefll.core.plugins import fault
 from pefll.core.wording import argument
 from pefll.methods.contract import Problem
-from pefll.models.probe import alike, some_sample, some_weights
+from pefll.models.check import alike, some_sample, some_weights
 
 
 @contextmanager

@@ -1,8 +1,15 @@
-"""Checks of a user's network: first by its layers and parameters, then by running it on an example."""
+"""Checks of a user's network: its layers, its output for an example, and its fingerprint.
+
+A run stores weights but not code. A module given in Python may have another nonlinearity, other buffers or other frozen
+weights than the trained one, and the stored weights would still fit. The fingerprint, `probe`, tells them apart: scores
+for made-up weights and a made-up sample.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,26 +24,19 @@ if TYPE_CHECKING:
     from pefll.models.network import Network
 
 
+TOLERANCE = 1e-3  # relative to the largest score: processors and versions of torch round differently
+# Scale of the weights and precision. Large weights tell ReLU from ReLU6, for example. They amplify rounding, so the
+# scores need double precision to be equal on every processor.
+SCALES = {0.2: torch.float32, 20.0: torch.float64}
+
+
 def check_layers(module: nn.Module) -> None:
     """Raise PefllError for layers and parameters that a flat vector of weights cannot describe."""
-    for name, layer in module.named_modules():
-        _check_layer(_where(name, layer), layer)
-    known = set(module.modules())
-    for name, layer in module.named_modules():
-        _check_parameters(_where(name, layer), layer, known)
-    for name, layer in module.named_modules():
-        for key, value in vars(layer).items():
-            if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
-                raise PefllError(
-                    f"{_where(name, layer)} holds the computed tensor {key!r}, so it cannot be copied: give a model "
-                    "that was not used yet; replace torch.nn.utils.weight_norm by the one in "
-                    "torch.nn.utils.parametrizations",
-                    code="PEFLL-N034",
-                )
-
-
-def _where(name: str, layer: nn.Module) -> str:
-    return f"layer {name!r} ({type(layer).__name__})" if name else f"the model {type(layer).__name__}"
+    check_parameters = functools.partial(_check_parameters, registered=set(module.modules()))
+    for check in (_check_layer, check_parameters, _check_computed):
+        for name, layer in module.named_modules():
+            kind = type(layer).__name__
+            check(f"layer {name!r} ({kind})" if name else f"the model {kind}", layer)
 
 
 def _check_layer(where: str, layer: nn.Module) -> None:
@@ -58,14 +58,8 @@ def _check_layer(where: str, layer: nn.Module) -> None:
             )
 
 
-def _check_parameters(where: str, layer: nn.Module, known: set[nn.Module]) -> None:
-    """Raise PefllError for lazy or complex parameters, and for layers that torch does not register.
-
-    Args:
-        where: the layer, for errors.
-        layer: to check.
-        known: all registered layers of the model.
-    """
+def _check_parameters(where: str, layer: nn.Module, registered: set[nn.Module]) -> None:
+    """Raise PefllError for lazy or complex parameters, and for layers that are not `registered` in the model."""
     for key, value in layer.named_parameters(recurse=False):
         if is_lazy(value):
             raise PefllError(
@@ -81,11 +75,22 @@ def _check_parameters(where: str, layer: nn.Module, known: set[nn.Module]) -> No
             )
     for key, value in vars(layer).items():
         held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
-        if not key.startswith("_") and any(isinstance(one, nn.Module) and one not in known for one in held):
+        if not key.startswith("_") and any(isinstance(one, nn.Module) and one not in registered for one in held):
             raise PefllError(
                 f"{where} has layers in a plain {type(value).__name__}, {key!r}, and torch does not train them; "
                 "use nn.ModuleList or nn.ModuleDict",
                 code="PEFLL-N033",
+            )
+
+
+def _check_computed(where: str, layer: nn.Module) -> None:
+    """Raise PefllError for a layer that holds a computed tensor."""
+    for key, value in vars(layer).items():
+        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+            raise PefllError(
+                f"{where} holds the computed tensor {key!r}, so it cannot be copied: give a model that was not used "
+                "yet; replace torch.nn.utils.weight_norm by the one in torch.nn.utils.parametrizations",
+                code="PEFLL-N034",
             )
 
 
@@ -157,7 +162,7 @@ def check_model(network: Network, input_shape: tuple[int, ...], classes: int, to
 
 
 def _example(module: nn.Module, shape: tuple[int, ...], tokens: bool) -> Tensor:
-    """Return samples that a module may accept, of the given shape."""
+    """Return random samples of some shape that a module probably accepts."""
     if tokens:
         return torch.zeros(shape, dtype=torch.int64)
     example = torch.randn(shape)
@@ -199,3 +204,68 @@ def _check_trains(network: Network, name: str, example: Tensor) -> None:
 
 def _alike(a: Tensor, b: Any) -> bool:
     return isinstance(b, Tensor) and a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[list[float | None]]:
+    """Return the scores of one sample with small and with large weights; None for scores that are not finite."""
+    sample, rows = some_sample(input_shape, tokens), []
+    for scale, dtype in SCALES.items():
+        weights = (scale * some_weights(network)).to(dtype)
+        rows.append(_scores(network, weights, sample if tokens else sample.to(dtype)))
+    return rows
+
+
+def _scores(network: Network, weights: Tensor, sample: Tensor) -> list[float | None]:
+    try:
+        with torch.no_grad():
+            scores = network(weights, sample)[0].tolist()
+    except Exception:  # noqa: BLE001 - a user's code may reject such inputs
+        return []
+    return [float(f"{score:.6g}") if math.isfinite(score) else None for score in scores]
+
+
+def some_weights(network: Network, which: int = 0) -> Tensor:
+    """Return made-up weights [D] between -1 and 1; different ones for each `which`."""
+    return torch.arange(1.0, network.size + 1).double().add(which).sin().float()
+
+
+def some_sample(input_shape: tuple[int, ...], tokens: bool, which: int = 0) -> Tensor:
+    """Return one made-up sample [1, ...]; a different one for each `which`."""
+    numbers = torch.arange(torch.Size(input_shape).numel()).view(1, *input_shape)
+    if tokens:
+        return (numbers + which) % 2  # every vocabulary has the tokens 0 and 1
+    # Between 0 and 1: valid as pixels, as features and, rounded down, as indices of words.
+    return 0.99 * numbers.double().mul(0.7).add(which).sin().abs().float()
+
+
+def alike(found: Tensor, wanted: Tensor) -> bool:
+    """Return whether scores of any shape are equal up to rounding."""
+    finite = wanted[wanted.isfinite()]
+    near = max(1e-6, TOLERANCE * float(finite.abs().max())) if len(finite) else 0.0
+    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=near, equal_nan=True)
+
+
+def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str) -> None:
+    """Raise PefllError for a model that is not the one a run, `where`, was trained with.
+
+    `trained` are facts of the run, `found` those of this model: its number of weights and its probe. Runs of earlier
+    versions have neither.
+    """
+    if not trained.get("probe") or "weights" not in trained:
+        return
+    if trained["weights"] != found["weights"]:
+        raise PefllError(
+            f"{where} was trained with another model: it has {trained['weights']:,} weights, and this one "
+            f"{found['weights']:,}",
+            code="PEFLL-N026",
+        )
+    if not all(alike(_read(row), _read(wanted)) for row, wanted in zip(found["probe"], trained["probe"], strict=True)):
+        raise PefllError(
+            f"{where} was trained with another model: with the same weights this one gives other scores; give the "
+            "same layers, buffers and frozen parameters, and fix the seed if they are random",
+            code="PEFLL-N027",
+        )
+
+
+def _read(row: list[float | None]) -> Tensor:
+    return torch.tensor([math.nan if score is None else score for score in row])

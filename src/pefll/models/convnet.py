@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pefll.core.errors import PefllError
+from pefll.models.mlp import fully_connected, linear_layers
 
 
 class LabelConv2d(nn.Conv2d):
@@ -30,34 +29,31 @@ class LabelConv2d(nn.Conv2d):
         return self.weight[:, self.image_channels :].sum(dim=(2, 3)).T[y][:, :, None, None]
 
 
+def check_images(input_shape: tuple[int, ...]) -> None:
+    """Raise PefllError for a shape that is not that of an image."""
+    if len(input_shape) != 3:
+        raise PefllError(
+            f"a convolutional model needs images (channels, height, width), not shape {input_shape}", code="PEFLL-N018"
+        )
+
+
 class ConvNet(nn.Module):
     """Two convolutions without padding, each with ReLU and 2x2 max-pooling, then fully connected layers.
 
-    Args:
-        input_shape: (channels, height, width).
-        outputs: width of the last layer, which has no nonlinearity.
-        kernel: side of the convolution kernels.
-        hidden: widths of the fully connected layers before the last.
-        label_classes: with C > 0 the network takes labels too, as C constant one-hot planes.
+    `kernel` is the side of the convolution kernels, `hidden` the widths of the fully connected layers before the last.
+    With `label_classes` C > 0 the network takes labels too, as C constant one-hot planes.
     """
 
     def __init__(
         self, input_shape: tuple[int, ...], outputs: int, kernel: int, hidden: tuple[int, ...], label_classes: int = 0
     ) -> None:
         super().__init__()
-        if len(input_shape) != 3:
-            raise PefllError(
-                f"a convolutional model needs images (channels, height, width), not shape {input_shape}",
-                code="PEFLL-N018",
-            )
+        check_images(input_shape)
         channels, height, width = input_shape
-        sides = [((side - kernel + 1) // 2 - kernel + 1) // 2 for side in (height, width)]
-        if min(sides) < 1:
-            # Images too small for a second pooling do without it.
-            sides = [(side - kernel + 1) // 2 - kernel + 1 for side in (height, width)]
-            self.pool_twice = False
-        else:
-            self.pool_twice = True
+        sides = [(side - kernel + 1) // 2 - kernel + 1 for side in (height, width)]
+        self.pool_twice = min(sides) >= 2  # not for small images
+        if self.pool_twice:
+            sides = [side // 2 for side in sides]
         if min(sides) < 1:
             raise PefllError(
                 f"images of {height}x{width} are too small for {kernel}x{kernel} convolutions; use the model 'mlp'",
@@ -67,8 +63,7 @@ class ConvNet(nn.Module):
             LabelConv2d(channels, label_classes, 16, kernel) if label_classes else nn.Conv2d(channels, 16, kernel)
         )
         self.conv2 = nn.Conv2d(16, 32, kernel)
-        widths = (32 * sides[0] * sides[1], *hidden, outputs)
-        self.full = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.full = linear_layers(32 * sides[0] * sides[1], *hidden, outputs)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Map images [b, channels, h, w], and labels [b] if `label_classes` is set, to [b, outputs]."""
@@ -80,10 +75,7 @@ class ConvNet(nn.Module):
         x = F.relu(x)
         x = self.conv2(x)
         x = F.relu(F.max_pool2d(x, 2) if self.pool_twice else x).flatten(1)
-        for layer in self.full[:-1]:
-            x = F.relu(layer(x))
-        output: Tensor = self.full[-1](x)
-        return output
+        return fully_connected(self.full, x)
 
 
 def lenet(input_shape: tuple[int, ...], outputs: int, label_classes: int = 0) -> ConvNet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -72,23 +73,19 @@ class LinearEmbedding(nn.Module):
 
 
 EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
-    "convnet": lambda shape, classes, size: ConvEmbedding(shape, classes, size, labels=True),
-    "convnet-unlabeled": lambda shape, classes, size: ConvEmbedding(shape, classes, size, labels=False),
-    "mlp": lambda shape, classes, size: MLPEmbedding(shape, classes, size, labels=True),
-    "mlp-unlabeled": lambda shape, classes, size: MLPEmbedding(shape, classes, size, labels=False),
+    "convnet": partial(ConvEmbedding, labels=True),
+    "convnet-unlabeled": partial(ConvEmbedding, labels=False),
+    "mlp": partial(MLPEmbedding, labels=True),
+    "mlp-unlabeled": partial(MLPEmbedding, labels=False),
     "linear": LinearEmbedding,
 }
 
 
 def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
-    """Return the embedding network called `name`.
+    """Return an embedding network: a key of EMBEDDINGS, or `"auto"` for the usual one.
 
-    Args:
-        name: a key of EMBEDDINGS, or `"auto"`: convnet for images, mlp for features, linear for tokens.
-        input_shape: of one sample.
-        classes: the number of classes.
-        size: of the descriptor.
-        tokens: whether samples are tokens; then only the linear embedding works, which ignores samples.
+    The usual one is convnet for images, mlp for features and linear for tokens. Only linear, which ignores samples,
+    works for tokens. `size` is that of the descriptor.
     """
     if name == "auto":
         name = "linear" if tokens else "convnet" if len(input_shape) == 3 and min(input_shape[1:]) >= 8 else "mlp"

@@ -15,12 +15,8 @@ class Hypernetwork(nn.Module):
     """Linear(l, 100), then [ReLU, Linear(100, 100)] for each hidden layer, then Linear(100, outputs).
 
     There is no ReLU before the last layer. One last layer generates all parameters. One head per parameter would be the
-    same: all heads share one input, so weights and their initial distribution are equal.
-
-    Args:
-        descriptor: l.
-        outputs: the number of parameters of the target.
-        size: `"S"`, `"M"` or `"L"`: 1, 3 or 5 hidden layers.
+    same: all heads share one input, so weights and their initial distribution are equal. The sizes S, M and L have 1, 3
+    and 5 hidden layers.
     """
 
     def __init__(self, descriptor: int, outputs: int, size: str = "M") -> None:

@@ -10,21 +10,14 @@ class CharLSTM(nn.Module):
     """An embedding of characters, LSTM layers, and a linear layer on the last state.
 
     `torch.func.vmap` does not support torch's LSTM operation. Here its parameters are used with the same names, shapes
-    and meaning.
-
-    Args:
-        input_shape: (length,) of a text.
-        outputs: the number of characters.
-        embedding: width of a character's vector.
-        hidden: width of the state.
-        layers: how many LSTM layers.
+    and meaning. Texts may have any length.
     """
 
     def __init__(
         self, input_shape: tuple[int, ...], outputs: int, embedding: int = 8, hidden: int = 256, layers: int = 2
     ) -> None:
         super().__init__()
-        del input_shape  # texts of any length
+        del input_shape
         self.embedding = nn.Embedding(outputs, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.last = nn.Linear(hidden, outputs)

@@ -9,27 +9,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class MLP(nn.Module):
-    """Fully connected layers with ReLU between them; images are flattened.
+def linear_layers(*widths: int) -> nn.ModuleList:
+    """Return linear layers between consecutive widths."""
+    return nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
-    Args:
-        input_shape: of one sample.
-        outputs: width of the last layer.
-        hidden: widths of the layers before it.
-    """
+
+def fully_connected(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    """Return the output of layers with ReLU between them."""
+    for layer in layers[:-1]:
+        x = F.relu(layer(x))
+    output: Tensor = layers[-1](x)
+    return output
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them; images are flattened."""
 
     def __init__(self, input_shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...] = (64,)) -> None:
         super().__init__()
-        widths = (math.prod(input_shape), *hidden, outputs)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.layers = linear_layers(math.prod(input_shape), *hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map samples [b, ...] to [b, outputs]."""
-        x = x.flatten(1)
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        output: Tensor = self.layers[-1](x)
-        return output
+        return fully_connected(self.layers, x.flatten(1))
 
 
 def tiny_mlp(input_shape: tuple[int, ...], outputs: int) -> MLP:

@@ -5,20 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pefll.core.errors import PefllError
+from pefll.models.convnet import check_images
 
 WIDTHS = (16, 32, 64)
 BLOCKS = 3
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut: the identity, or a 1x1 projection if the shape changes.
-
-    Args:
-        channels: of the input.
-        width: channels of the output.
-        stride: of the first convolution and of the projection.
-    """
+    """Two 3x3 convolutions and a shortcut: the identity, or a 1x1 projection if the shape changes."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -39,19 +33,11 @@ class ResNet20(nn.Module):
     There is no batch normalisation: no hypernetwork can generate its statistics. Convolutions have no biases, as in the
     original network. With 1x1 projections at the start of a stage, ten classes and colour images, only this choice
     gives the paper's D = 270,906.
-
-    Args:
-        input_shape: (channels, height, width).
-        outputs: width of the last layer.
     """
 
     def __init__(self, input_shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()
-        if len(input_shape) != 3:
-            raise PefllError(
-                f"a convolutional model needs images (channels, height, width), not shape {input_shape}",
-                code="PEFLL-N018",
-            )
+        check_images(input_shape)
         self.first = nn.Conv2d(input_shape[0], WIDTHS[0], 3, padding=1, bias=False)
         blocks, channels = [], WIDTHS[0]
         for width in WIDTHS:

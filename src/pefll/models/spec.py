@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pefll.core.errors import PefllError
@@ -17,31 +18,18 @@ AXES = 8  # of a sample, at most
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model takes and returns, checked. Files hold it as a JSON object with further keys, the "facts".
+    """What a model takes and returns, checked. Files hold it as a JSON object with further keys, the "facts"."""
 
-    Attributes:
-        model: a key of `MODELS`, `"package.module:function"`, or "" for a module given in Python.
-        input_shape: of one sample.
-        classes: the number of classes.
-        normalise: mean and standard deviation per channel for uint8 pixels, or None.
-        tokens: whether samples are tokens.
-        class_names: one per class, or empty.
-        feature_names: one per column of a table, or empty.
-        label_column: the table's column of labels, or empty.
-        client_column: the table's column of clients, or empty.
-        neighbours: settings of a `NeighbourModel`, or None.
-    """
-
-    model: str
-    input_shape: tuple[int, ...]
+    model: str  # a key of `MODELS`, "package.module:function", or "" for a module given in Python
+    input_shape: tuple[int, ...]  # of one sample
     classes: int
-    normalise: tuple[tuple[float, ...], ...] | None
+    normalise: tuple[tuple[float, ...], ...] | None  # mean and standard deviation per channel of uint8 pixels
     tokens: bool
-    class_names: tuple[str, ...]
-    feature_names: tuple[str, ...]
-    label_column: str
-    client_column: str
-    neighbours: dict[str, Any] | None
+    class_names: tuple[str, ...]  # one per class, or empty
+    feature_names: tuple[str, ...]  # one per column of a table, or empty
+    label_column: str  # of a table, or empty
+    client_column: str  # of a table, or empty
+    neighbours: dict[str, Any] | None  # settings of a `NeighbourModel`
 
     @classmethod
     def from_facts(cls, facts: Any) -> ModelSpec:
@@ -51,36 +39,37 @@ class ModelSpec:
         for name in ("model", "input_shape", "classes", "normalise", "tokens", "class_names"):
             if name not in facts:
                 raise ValueError(f"its facts have no {name}")
-        shape, classes, names = facts["input_shape"], facts["classes"], facts["class_names"]
-        # Files of earlier versions do not have the names below.
-        features = facts.get("feature_names", [])
-        columns = [facts.get(name, "") for name in ("label_column", "client_column")]
-        if not isinstance(facts["model"], str) or not isinstance(facts["tokens"], bool):
+        # Files of earlier versions do not have these names.
+        facts = {"feature_names": [], "label_column": "", "client_column": "", "neighbours": None} | facts
+        model, shape, classes, tokens = (facts[name] for name in ("model", "input_shape", "classes", "tokens"))
+        features, normalise, neighbours = (facts[name] for name in ("feature_names", "normalise", "neighbours"))
+        if not isinstance(model, str) or not isinstance(tokens, bool):
             raise ValueError("its model is not a text, or its tokens is not true or false")
-        if not isinstance(shape, list) or not 1 <= len(shape) <= AXES or not all(map(_is_size, shape)):
+        if not _is_list_of(shape, _is_size) or not 1 <= len(shape) <= AXES:
             raise ValueError("its input_shape is not a list of sizes")
         if math.prod(shape) > MOST or not _is_size(classes):
             raise ValueError(f"its input_shape {shape} or its number of classes {classes!r} is out of range")
-        if not _is_texts(names) or len(names) not in (0, classes):
+        if not _is_list_of(facts["class_names"], _is_text) or len(facts["class_names"]) not in (0, classes):
             raise ValueError("its class_names are not one for each class")
-        if not _is_texts(features) or len(set(features)) < len(features) or (features and shape != [len(features)]):
+        distinct = _is_list_of(features, _is_text) and len(set(features)) == len(features)
+        if not distinct or (features and shape != [len(features)]):
             raise ValueError("its feature_names are not one for each column")
-        if not _is_texts(columns):
+        if not _is_text(facts["label_column"]) or not _is_text(facts["client_column"]):
             raise ValueError("its label_column or its client_column is not a text")
-        _check_use(facts)
-        normalise = None if facts["normalise"] is None else tuple(tuple(part) for part in facts["normalise"])
-        return cls(
-            model=facts["model"],
-            input_shape=tuple(shape),
-            classes=classes,
-            normalise=normalise,
-            tokens=facts["tokens"],
-            class_names=tuple(names),
-            feature_names=tuple(features),
-            label_column=columns[0],
-            client_column=columns[1],
-            neighbours=facts.get("neighbours"),
-        )
+        if normalise is not None and (tokens or not _is_normalise(normalise, shape[0])):
+            raise ValueError("its normalise is not one mean and one deviation above 0 for each channel")
+        if model in MODELS and (model == "lstm") != tokens:
+            raise ValueError(f"its model is {model}, but its tokens is {tokens}")
+        if model == "lstm" and len(shape) != 1:
+            raise ValueError(f"its model takes texts, not samples of shape {shape}")
+        if neighbours is not None and not _is_neighbours(neighbours, classes):
+            raise ValueError("its neighbours are not settings of a neighbour model")
+        values = {field.name: facts[field.name] for field in fields(cls)}
+        for name in ("input_shape", "class_names", "feature_names"):
+            values[name] = tuple(values[name])
+        if normalise is not None:
+            values["normalise"] = tuple(map(tuple, normalise))
+        return cls(**values)
 
 
 def parse_facts(text: str) -> Any:
@@ -92,12 +81,7 @@ def parse_facts(text: str) -> Any:
 
 
 def check_problem(problem: Any, where: object) -> None:
-    """Raise PefllError for a checkpoint with damaged facts about its run's model.
-
-    Args:
-        problem: facts with the number of clients, the number of weights and the probe.
-        where: the run, for the error.
-    """
+    """Raise PefllError for a checkpoint of the run `where` with damaged facts, `problem`, about its model."""
     try:
         ModelSpec.from_facts(problem)
         if not _is_size(problem.get("num_clients")):
@@ -111,25 +95,16 @@ def check_problem(problem: Any, where: object) -> None:
         ) from None
 
 
-def _check_use(facts: dict[str, Any]) -> None:
-    """Raise ValueError where facts of the right types contradict each other."""
-    shape, model, neighbours = facts["input_shape"], facts["model"], facts.get("neighbours")
-    if facts["normalise"] is not None and (facts["tokens"] or not _is_normalise(facts["normalise"], shape[0])):
-        raise ValueError("its normalise is not one mean and one deviation above 0 for each channel")
-    if model in MODELS and (model == "lstm") != facts["tokens"]:
-        raise ValueError(f"its model is {model}, but its tokens is {facts['tokens']}")
-    if model == "lstm" and len(shape) != 1:
-        raise ValueError(f"its model takes texts, not samples of shape {shape}")
-    if neighbours is not None and not _is_neighbours(neighbours, facts["classes"]):
-        raise ValueError("its neighbours are not settings of a neighbour model")
-
-
 def _is_size(value: Any) -> bool:
     return type(value) is int and 1 <= value <= MOST
 
 
-def _is_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(each, str) for each in values)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of(values: Any, is_member: Callable[[Any], bool]) -> bool:
+    return isinstance(values, list) and all(map(is_member, values))
 
 
 def _is_number(value: Any) -> bool:
@@ -145,9 +120,8 @@ def _is_probe(rows: Any) -> bool:
 def _is_normalise(value: Any, channels: int) -> bool:
     if not isinstance(value, list) or len(value) != 2:
         return False
-    if not all(isinstance(part, list) and len(part) == channels and all(map(_is_number, part)) for part in value):
-        return False
-    return all(deviation > 1e-30 for deviation in value[1])
+    right = all(_is_list_of(part, _is_number) and len(part) == channels for part in value)
+    return right and all(deviation > 1e-30 for deviation in value[1])
 
 
 def _is_neighbours(value: Any, classes: int) -> bool:

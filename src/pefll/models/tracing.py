@@ -83,7 +83,7 @@ class _GraphTracer(Tracer):
     def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
         """Add an operation to the graph, if the graph can express it."""
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise _Untraceable  # the graph would compute gradients inside `torch.no_grad()`
+            raise NotImplementedError  # the graph would compute gradients inside `torch.no_grad()`
         return super().create_node(*arguments, **options)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -101,10 +101,6 @@ def _writing(function: Any) -> Any:
 
 for _function in _WRITES:
     setattr(_Proxy, f"__{_function.__name__}__", _writing(_function))
-
-
-class _Untraceable(Exception):
-    pass
 
 
 def _has_hooks(layer: nn.Module) -> bool:

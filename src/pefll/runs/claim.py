@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pefll.core.errors import PefllError
 from pefll.core.files import is_temporary
 from pefll.core.wording import argument
-from pefll.models.probe import check_same_model
+from pefll.models.check import check_same_model
 from pefll.models.spec import check_problem
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checksums import new_run

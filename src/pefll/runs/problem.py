@@ -13,7 +13,7 @@ from pefll.engines.memory import check_model_fits, networks_of
 from pefll.methods import build_method
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, resolve_model
-from pefll.models.probe import probe
+from pefll.models.check import probe
 
 
 def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:

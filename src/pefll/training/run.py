@@ -42,8 +42,8 @@ from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
+from pefll.models.check import check_same_model, probe
 from pefll.models.neighbours import NeighbourModel
-from pefll.models.probe import check_same_model, probe
 from pefll.models.spec import check_problem
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
