@@ -288,7 +288,7 @@ class Federation:
         return replace(self, **arrays)
 
     def holding_out(self, share: float) -> Federation:
-        """Return the federation without its unseen clients, where a share of the seen ones, the last, are unseen."""
+        """Return the seen clients as a federation in which a share of them, the last, are unseen."""
         held = max(1, round(share * self.num_seen))
         if not 0 < share < 1 or held >= self.num_seen:
             raise PefllError(

@@ -79,7 +79,7 @@ def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame"
 
 
 def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
-    """Return the named columns in this order, float32 [N, features], or int64 where they hold tokens."""
+    """Return the named columns in this order, float32 [N, features], or int64 for tokens."""
     if not features:
         raise PefllError(f"{name}: there are no feature columns; name some", code="PEFLL-D158")
     keys = _by_name(frame)  # once: per column it would take quadratic time
@@ -210,6 +210,5 @@ def read_frame(path: Path) -> Any:
             return pandas.read_parquet(path, engine="pyarrow")
         return pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", low_memory=False)
     except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError) as error:
-        raise PefllError(
-            f"{path} cannot be read as {what}: {first_line(error).strip()}; save it again", code="PEFLL-D163"
-        ) from None
+        reason = first_line(error).strip()
+        raise PefllError(f"{path} cannot be read as {what}: {reason}; save it again", code="PEFLL-D163") from None

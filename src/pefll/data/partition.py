@@ -125,7 +125,8 @@ def dirichlet(
             needed = int(counts[:, label].sum())
             if needed and not len(deck):
                 raise PefllError(
-                    f"{samples.name}: class {label} has no {SPLITS[which]} samples to deal", code="PEFLL-D189"
+                    f"{samples.name}: class {label} has no {SPLITS[which]} samples; add some, or make fewer classes",
+                    code="PEFLL-D189",
                 )
             if needed:
                 shuffles = np.tile(deck, (-(-needed // len(deck)), 1))
@@ -292,7 +293,7 @@ def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -
 
 
 def _decks(samples: Samples, split: Array, which: int, random: np.random.Generator) -> list[Array]:
-    """Return the samples of each class in one split, each class in random order."""
+    """Return the rows of each class in one split, in random order."""
     rows = random.permutation(np.flatnonzero(split == which))
     labels = samples.y[rows]
     ends = np.cumsum(np.bincount(labels, minlength=samples.classes))

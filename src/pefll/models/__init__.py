@@ -60,13 +60,10 @@ def resolve_model(name: str, input_shape: tuple[int, ...], tokens: bool = False)
 
 
 def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a client model.
+    """Return a client model for samples of `input_shape`.
 
-    Args:
-        name: a key of MODELS, `"auto"`, or `"package.module:function"`, a function of (input_shape, classes) that
-            returns an `nn.Module`.
-        input_shape: of one sample.
-        classes: width of the output.
+    The name is a key of MODELS, `"auto"`, or `"package.module:function"`, a function of (input_shape, classes) that
+    returns an `nn.Module`.
     """
     name = resolve_model(name, input_shape)
     # Some weights are drawn only here. A run must not depend on earlier random draws, nor change later ones.
@@ -79,10 +76,7 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
 
 
 def weights_of(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Tensor]:
-    """Return a client model's weights by name on the meta device: shapes and types without memory.
-
-    The arguments are those of `build_model`.
-    """
+    """Return the weights of `build_model`'s model by name on the meta device: shapes and types without memory."""
     with torch.device("meta"):
         return dict(build_model(name, input_shape, classes).state_dict())
 

@@ -25,7 +25,7 @@ class Head:
     """
 
     def __init__(self, network: Network, layer: str | None = None) -> None:
-        """Find the head of `network`: the named layer, or by default the `nn.Linear` that is executed last."""
+        """Find the head of `network`: the named layer, or by default the `nn.Linear` that runs last."""
         self.layer = last_linear(network.module) if layer is None else _existing(network.module, layer)
         self._network = network
         prefix = f"{self.layer}." if self.layer else ""
@@ -85,7 +85,7 @@ class Head:
 
 
 class NoHead:
-    """The same interface for a model that has no head: all parameters are its body."""
+    """The interface of `Head` for a model without a head: all parameters are its body."""
 
     def __init__(self, network: Network) -> None:
         self._network, self.size = network, 0
@@ -108,7 +108,7 @@ class NoHead:
 def last_linear(module: nn.Module) -> str:
     """Return the name of the `nn.Linear` that a module calls last; PefllError if it has none.
 
-    If the module cannot be traced, the order of definition is taken for the order of execution.
+    If the module cannot be traced, the order of definition decides.
     """
     if isinstance(module, nn.Linear):
         return ""

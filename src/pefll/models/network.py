@@ -51,12 +51,7 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, may_be_empty: bool = False) -> None:
-        """Check a module and list its parameters.
-
-        Args:
-            module: the network.
-            may_be_empty: whether it may have no parameters.
-        """
+        """Check a module and list its parameters; only with `may_be_empty` it may have none."""
         check_layers(module)
         self.module = module
         # A copy, because a user's code may store what it computes, such as attention weights for a figure.
@@ -122,9 +117,7 @@ class Network:
     def init(self, seed: int, purpose: str) -> Tensor:
         """Return initial weights as the module's layers draw them, float32 [size] on the CPU.
 
-        Args:
-            seed: of the run.
-            purpose: another one for each network of a run.
+        The seed is that of the run; each network of a run has another purpose.
         """
         with randomness.initial_weights(seed, f"init/{purpose}"), torch.no_grad():
             module = copy.deepcopy(self.module)

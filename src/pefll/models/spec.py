@@ -73,7 +73,7 @@ class ModelSpec:
 
 
 def parse_facts(text: str) -> Any:
-    """Return facts from JSON; None where the text is not JSON."""
+    """Return facts from JSON; None for a text that is not JSON."""
     try:
         return parse_json(text.encode())
     except ValueError:
