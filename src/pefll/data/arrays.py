@@ -237,7 +237,7 @@ def _check_names(texts: Array, what: str, name: str) -> None:
         )
 
 
-def _number(texts: Array) -> tuple[Array, tuple[str, ...]]:
+def _number_texts(texts: Array) -> tuple[Array, tuple[str, ...]]:
     """Return the place of each text among the sorted unique texts, int64 [N], and these."""
     different = set(texts.tolist())
     # If all texts are numbers, "10" comes after "9".
@@ -249,14 +249,14 @@ def _number(texts: Array) -> tuple[Array, tuple[str, ...]]:
 
 def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
     column = _column(y, "label", name, floats=False)
-    return _number(column) if column.dtype == object else (column, ())
+    return _number_texts(column) if column.dtype == object else (column, ())
 
 
 def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...], Array | None]:
     """Return clients numbered 0..n-1, int64 [N], and their names, or their numbers if these are not 0..n-1."""
     keys = _column(client, "client", name)
     if keys.dtype == object:
-        return (*_number(keys), None)
+        return (*_number_texts(keys), None)
     if len(keys) == 0:
         return keys, (), None
     low, high = int(keys.min()), int(keys.max())
@@ -273,7 +273,7 @@ def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...], Array | No
 def _splits(split: Any, name: str) -> Array:
     column = _column(split, "split", name)
     if column.dtype == object:
-        numbers, words = _number(column)
+        numbers, words = _number_texts(column)
         strange = [word for word in words if word.lower() not in _SPLIT_WORDS]
         if strange:
             raise PefllError(

@@ -40,17 +40,17 @@ def check(data_dir: Path | str, report: cache.Report | None = None) -> list[Find
 def holds_any(data_dir: Path | str) -> bool:
     """Return whether a folder has a file of a known data set, even an unfinished download."""
     data_dir = Path(data_dir).expanduser()
-    return any(source.found(data_dir) or _unfinished(source, data_dir) for source in DATASETS.values())
+    return any(source.found(data_dir) or _unfinished_download(source, data_dir) for source in DATASETS.values())
 
 
-def _unfinished(source: Source, data_dir: Path) -> Path | None:
+def _unfinished_download(source: Source, data_dir: Path) -> Path | None:
     """Return the file of an unfinished download, or None."""
     part = part_of(ARCHIVES[source.name], data_dir) if source.name in ARCHIVES else None
     return part if part is not None and part.is_file() else None
 
 
 def _check_one(source: Source, data_dir: Path) -> Finding:
-    part = _unfinished(source, data_dir)
+    part = _unfinished_download(source, data_dir)
     half = f"the download {part} is not complete; go on with `pefll data get {source.name}`"
     if not source.embedded and not source.found(data_dir):
         if part:

@@ -131,7 +131,7 @@ def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | N
     if folder.is_dir():
         raw = {name: (folder / name).read_bytes() for name in layout.files if (folder / name).is_file()}
         missing = [name for name in layout.files if name not in raw]
-        wrong = _wrong(raw, checksums)
+        wrong = _with_wrong_md5(raw, checksums)
         if not missing and not wrong:
             return raw, folder
         if not archive.is_file():
@@ -145,7 +145,7 @@ def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | N
     if not archive.is_file():
         raise PefllError(f"{layout.name}: there is neither {folder} nor {archive}; {get}", code="PEFLL-D120")
     raw = _unpack(layout, archive)
-    wrong = _wrong(raw, checksums)
+    wrong = _with_wrong_md5(raw, checksums)
     if wrong:
         raise PefllError(
             f"{layout.name}: {wrong[0]} in {archive} is not the official file (wrong md5); delete it and {get}",
@@ -154,7 +154,7 @@ def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | N
     return raw, archive
 
 
-def _wrong(raw: Mapping[str, bytes], checksums: Mapping[str, str] | None) -> list[str]:
+def _with_wrong_md5(raw: Mapping[str, bytes], checksums: Mapping[str, str] | None) -> list[str]:
     """Return the names of the files with a wrong md5."""
     sums = {name: hashlib.md5(data, usedforsecurity=False).hexdigest() for name, data in raw.items()}
     return [name for name, md5 in sums.items() if checksums is not None and md5 != checksums[name]]

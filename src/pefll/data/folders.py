@@ -32,7 +32,7 @@ def from_folder(folder: Path, classes: int | None = None) -> Samples:
     clients = [client for top in (tops if by_split else [folder]) for client in _folders(top)]
     files = [image for client in clients for kind in _folders(client) for image in _images(kind)]
     if not files:
-        raise _other_layout(folder, "client/class/", "ann/cat/1.png")
+        raise _layout_error(folder, "client/class/", "ann/cat/1.png")
     labels, owners, splits = ([image.parents[up].name for image in files] for up in range(3))
     return samples_from_arrays(
         read_images(files), labels, owners, splits if by_split else None, classes, name=folder.resolve().name
@@ -43,7 +43,7 @@ def one_client(folder: Path) -> tuple[Array, list[str]]:
     """Return the images uint8 [N, C, H, W] and the class names [N] of `class/*.png`."""
     files = [image for kind in _folders(folder) for image in _images(kind)]
     if not files:
-        raise _other_layout(folder, "class/", "cat/1.png")
+        raise _layout_error(folder, "class/", "cat/1.png")
     return read_images(files), [image.parent.name for image in files]
 
 
@@ -53,7 +53,7 @@ def is_of_clients(folder: Path) -> bool:
     return not any(_images(kind) for kind in kinds) and any(_images(one) for kind in kinds for one in _folders(kind))
 
 
-def _other_layout(folder: Path, layout: str, example: str) -> PefllError:
+def _layout_error(folder: Path, layout: str, example: str) -> PefllError:
     """Return the error for a folder without images in `layout`: it names expected and existing files."""
     kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
     there = first_few((path.relative_to(folder) for path in islice(_files(folder, _DEPTH), _MENTIONED)), _MENTIONED)
@@ -121,12 +121,12 @@ def _pixels(image_module: Any, path: Path) -> Array:
 def state(folder: Path) -> str:
     """Return a SHA-256 of the names, sizes and times of everything that `from_folder` reads. It opens no file."""
     digest = hashlib.sha256()
-    for line in sorted(_listing(str(folder), "", _DEPTH)):
+    for line in sorted(_state_lines(str(folder), "", _DEPTH)):
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def _listing(folder: str, below: str, depth: int) -> Iterator[str]:
+def _state_lines(folder: str, below: str, depth: int) -> Iterator[str]:
     """Yield a line for every folder and image, at most `depth` folders deep, which ends loops of links."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -134,7 +134,7 @@ def _listing(folder: str, below: str, depth: int) -> Iterator[str]:
                 continue
             if depth and entry.is_dir():
                 yield f"{below}{entry.name}/\0"
-                yield from _listing(entry.path, f"{below}{entry.name}/", depth - 1)
+                yield from _state_lines(entry.path, f"{below}{entry.name}/", depth - 1)
             elif entry.name.lower().endswith(SUFFIXES):
                 try:
                     status = entry.stat()

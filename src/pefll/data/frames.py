@@ -82,7 +82,7 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
     """Return the named columns in this order, float32 [N, features], or int64 for tokens."""
     if not features:
         raise PefllError(f"{name}: there are no feature columns; name some", code="PEFLL-D158")
-    keys = _by_name(frame)  # once: per column it would take quadratic time
+    keys = _keys_by_name(frame)  # once: per column it would take quadratic time
     first = _column(frame, keys, features[0], name)
     if not len(first):
         raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
@@ -154,7 +154,7 @@ def _keys(frame: Any) -> list[Any]:
 
 def column(frame: Any, name: str, where: str) -> Array:
     """Return one column of a table, [N]."""
-    return _column(frame, _by_name(frame), name, where)
+    return _column(frame, _keys_by_name(frame), name, where)
 
 
 def find_column(frame: Any, name: str, where: str) -> Array | None:
@@ -169,14 +169,14 @@ def find_column(frame: Any, name: str, where: str) -> Array | None:
     return as_array(index.get_level_values(place), f"index {name!r}", where)
 
 
-def _by_name(frame: Any) -> dict[str, Any]:
+def _keys_by_name(frame: Any) -> dict[str, Any]:
     """Return the keys of a table's columns by name."""
     return {str(key): key for key in _keys(frame)}
 
 
 def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
     if name not in keys:
-        raise PefllError(f"{where}: there is no column {name!r}; there are {_listing(keys)}", "PEFLL-M054")
+        raise PefllError(f"{where}: there is no column {name!r}; there are {_first_names(keys)}", "PEFLL-M054")
     values = as_array(frame[keys[name]], f"column {name!r}", where)
     if values.ndim != 1:
         reason = "there are several columns of that name" if values.ndim == 2 else "it holds no single values"
@@ -184,7 +184,7 @@ def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
     return values
 
 
-def _listing(names: Iterable[str], most: int = 50) -> str:
+def _first_names(names: Iterable[str], most: int = 50) -> str:
     """Return the first names of columns, for a sentence."""
     known = list(names)
     return ", ".join(known[:most]) + (f" and {len(known) - most:,} more" if len(known) > most else "")

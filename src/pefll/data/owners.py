@@ -49,7 +49,7 @@ def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
                 "many",
                 code="PEFLL-M032",
             )
-    return [Owned(names[number], x[rows], _labels_at(y, rows)) for number, rows in _rows(owner, len(names))]
+    return [Owned(names[number], x[rows], _labels_at(y, rows)) for number, rows in _rows_by_client(owner, len(names))]
 
 
 def from_frame(
@@ -99,7 +99,7 @@ def no_clients(name: str, what: str) -> PefllError:
     )
 
 
-def _rows(owner: Array, clients: int) -> Iterator[tuple[int, Array]]:
+def _rows_by_client(owner: Array, clients: int) -> Iterator[tuple[int, Array]]:
     """Yield each client's number and the places of its samples, ascending."""
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=clients))

@@ -55,18 +55,18 @@ def by_class(
     has_class = _draw_classes(clients, classes_per_client, samples.classes, random)
     owner = np.full(len(samples.y), -1, dtype=np.int64)
     for which in (TRAIN, VALIDATION, TEST):
-        decks = _decks(samples, split, which, random)
-        for label, deck in enumerate(decks):
+        by_label = _rows_by_class(samples, split, which, random)
+        for label, members in enumerate(by_label):
             holders = random.permutation(np.flatnonzero(has_class[:, label]))
             # A client can do without validation samples of a class: they only choose the round to report.
-            if len(deck) < len(holders) and which != VALIDATION:
+            if len(members) < len(holders) and which != VALIDATION:
                 raise PefllError(
-                    f"{samples.name}: class {label} has {counted(len(deck), f'{SPLITS[which]} sample')} for "
+                    f"{samples.name}: class {label} has {counted(len(members), f'{SPLITS[which]} sample')} for "
                     f"{counted(len(holders), 'client')}; make fewer clients, or give each fewer classes",
                     code="PEFLL-D186",
                 )
             if len(holders):
-                owner[deck] = np.repeat(holders, _shares(len(deck), len(holders)))
+                owner[members] = np.repeat(holders, _shares(len(members), len(holders)))
     return assemble(samples, owner, split, num_seen, f"by-class {classes_per_client}")
 
 
@@ -111,8 +111,8 @@ def dirichlet(
     proportions = np.concatenate([random.dirichlet(value * np.ones(samples.classes), size=n) for value, n in sizes])
     owners, rows, splits = [], [], []
     for which in (TRAIN, VALIDATION, TEST):
-        decks = _decks(samples, split, which, random)
-        there = sum(len(deck) for deck in decks)
+        by_label = _rows_by_class(samples, split, which, random)
+        there = sum(len(members) for members in by_label)
         each = there // clients
         if each == 0 and which != VALIDATION:
             raise PefllError(
@@ -121,15 +121,15 @@ def dirichlet(
                 code="PEFLL-D188",
             )
         counts = random.multinomial(each, proportions)
-        for label, deck in enumerate(decks):
+        for label, members in enumerate(by_label):
             needed = int(counts[:, label].sum())
-            if needed and not len(deck):
+            if needed and not len(members):
                 raise PefllError(
                     f"{samples.name}: class {label} has no {SPLITS[which]} samples; add some, or make fewer classes",
                     code="PEFLL-D189",
                 )
             if needed:
-                shuffles = np.tile(deck, (-(-needed // len(deck)), 1))
+                shuffles = np.tile(members, (-(-needed // len(members)), 1))
                 rows.append(random.permuted(shuffles, axis=1).reshape(-1)[:needed])
                 owners.append(np.repeat(np.arange(clients), counts[:, label]))
                 splits.append(np.full(needed, which, dtype=np.int8))
@@ -287,12 +287,12 @@ def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -
     if not (split == VALIDATION).any():
         cuts.append((VALIDATION, validation))
     for which, fraction in cuts:
-        for deck in _decks(samples, split, TRAIN, random):
-            split[deck[: math.floor(fraction * len(deck) + 0.5)]] = which
+        for members in _rows_by_class(samples, split, TRAIN, random):
+            split[members[: math.floor(fraction * len(members) + 0.5)]] = which
     return split
 
 
-def _decks(samples: Samples, split: Array, which: int, random: np.random.Generator) -> list[Array]:
+def _rows_by_class(samples: Samples, split: Array, which: int, random: np.random.Generator) -> list[Array]:
     """Return the rows of each class in one split, in random order."""
     rows = random.permutation(np.flatnonzero(split == which))
     labels = samples.y[rows]

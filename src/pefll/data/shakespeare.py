@@ -56,12 +56,12 @@ def encode(text: str) -> Array:
     """Return the tokens of a text, uint8 [len(text)]; é becomes e, ’ becomes ', other unknown characters a space."""
     # Four bytes per character make it an index. Lone surrogates become spaces.
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    tokens: Array = _table()[points]
+    tokens: Array = _token_table()[points]
     return tokens
 
 
 @functools.cache
-def _table() -> Array:
+def _token_table() -> Array:
     """Return the token of every Unicode character, uint8 [0x110000]."""
     table = np.full(0x110000, VOCABULARY.index(" "), dtype=np.uint8)
     for point in range(0x3000):

@@ -259,7 +259,10 @@ def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str)
             f"{found['weights']:,}",
             code="PEFLL-N026",
         )
-    if not all(alike(_read(row), _read(wanted)) for row, wanted in zip(found["probe"], trained["probe"], strict=True)):
+    if not all(
+        alike(_row_tensor(row), _row_tensor(wanted))
+        for row, wanted in zip(found["probe"], trained["probe"], strict=True)
+    ):
         raise PefllError(
             f"{where} was trained with another model: with the same weights this one gives other scores; give the "
             "same layers, buffers and frozen parameters, and fix the seed if they are random",
@@ -267,5 +270,5 @@ def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str)
         )
 
 
-def _read(row: list[float | None]) -> Tensor:
+def _row_tensor(row: list[float | None]) -> Tensor:
     return torch.tensor([math.nan if score is None else score for score in row])

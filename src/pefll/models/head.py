@@ -26,7 +26,7 @@ class Head:
 
     def __init__(self, network: Network, layer: str | None = None) -> None:
         """Find the head of `network`: the named layer, or by default the `nn.Linear` that runs last."""
-        self.layer = last_linear(network.module) if layer is None else _existing(network.module, layer)
+        self.layer = last_linear(network.module) if layer is None else _existing_layer(network.module, layer)
         self._network = network
         prefix = f"{self.layer}." if self.layer else ""
         self._names = [name for name in network.names if name.startswith(prefix)]
@@ -39,14 +39,14 @@ class Head:
             )
         self._sizes = [shape.numel() for shape in network.shapes]
         self._inside = [name in set(self._names) for name in network.names]
-        self.size = sum(self._of(True, self._sizes))
+        self.size = sum(self._parts_of(True, self._sizes))
         self._features: Network | None = None
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return body [B] and head [h] of a model [D]."""
         parts = torch.split(theta, self._sizes)
         empty = theta.new_empty(0)
-        return torch.cat([empty, *self._of(False, parts)]), torch.cat([empty, *self._of(True, parts)])
+        return torch.cat([empty, *self._parts_of(False, parts)]), torch.cat([empty, *self._parts_of(True, parts)])
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
         """Return the model [D] of a body [B] and a head [h]."""
@@ -54,15 +54,15 @@ class Head:
 
     def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
         """Return the parameters by name, so that body [B] and head [h] can be differentiated separately."""
-        of_head = iter(torch.split(head, self._of(True, self._sizes)))
-        of_body = iter(torch.split(body, self._of(False, self._sizes)))
+        of_head = iter(torch.split(head, self._parts_of(True, self._sizes)))
+        of_body = iter(torch.split(body, self._parts_of(False, self._sizes)))
         network = self._network
         return {
             name: next(of_head if inside else of_body).view(shape)
             for name, shape, inside in zip(network.names, network.shapes, self._inside, strict=True)
         }
 
-    def _of(self, head: bool, parts: Sequence[T]) -> list[T]:
+    def _parts_of(self, head: bool, parts: Sequence[T]) -> list[T]:
         """Return the parts that are in the head, or with `head=False` those in the body."""
         return [part for part, inside in zip(parts, self._inside, strict=True) if inside == head]
 
@@ -72,7 +72,7 @@ class Head:
             return x.flatten(1).to(theta.dtype)
         if self._features is None:
             # Without the layer, the remaining parameters are the body's, in the order of `split`.
-            self._features = Network(_Until(self._network.module, self.layer), may_be_empty=True)
+            self._features = Network(_FeatureExtractor(self._network.module, self.layer), may_be_empty=True)
         return self._features(self.split(theta)[0], x)
 
     def bias_place(self) -> tuple[int, int]:
@@ -126,14 +126,14 @@ def last_linear(module: nn.Module) -> str:
     return called[-1]
 
 
-def _existing(module: nn.Module, layer: str) -> str:
+def _existing_layer(module: nn.Module, layer: str) -> str:
     names = [name for name, part in module.named_modules() if name and any(True for _ in part.parameters())]
     if layer not in names:
         raise unknown("layer of the model", layer, names)
     return layer
 
 
-class _Until(nn.Module):
+class _FeatureExtractor(nn.Module):
     """A copy of a module that stops before one of its layers and returns this layer's input.
 
     Code after the layer, such as a log-softmax, does not run: it may not accept features.

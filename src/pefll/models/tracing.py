@@ -124,7 +124,7 @@ def _settle_writes(graph: fx.Graph, module: nn.Module) -> bool:
     place = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if _writes(node, module):
-            names = _names_of(node.args[0], module)
+            names = _sharing_memory(node.args[0], module)
             may_miss = node.target in _WRITES or any(name.target in RESHAPES for name in names)
             later = [user for name in names for user in name.users if place[user] > place[node]]
             if may_miss and any(user.target not in _ABOUT for user in later):
@@ -140,10 +140,10 @@ def _writes(node: fx.Node, module: nn.Module) -> bool:
         return False
     if node.kwargs.get("inplace") or getattr(layer_of(node, module), "inplace", False) or node.target in _WRITES:
         return True
-    return node.op in ("call_method", "call_function") and _name(node).endswith("_")
+    return node.op in ("call_method", "call_function") and _operation_name(node).endswith("_")
 
 
-def _names_of(node: fx.Node, module: nn.Module) -> set[fx.Node]:
+def _sharing_memory(node: fx.Node, module: nn.Module) -> set[fx.Node]:
     """Return the nodes that may share memory with a node: its base and all views of that base."""
     while _is_view(node, module):
         node = node.args[0]  # type: ignore[assignment]
@@ -156,11 +156,13 @@ def _names_of(node: fx.Node, module: nn.Module) -> set[fx.Node]:
 
 
 def _is_view(node: fx.Node, module: nn.Module) -> bool:
-    is_one = isinstance(layer_of(node, module), _VIEW_LAYERS) or (node.op != "call_module" and _name(node) in _VIEWS)
+    is_one = isinstance(layer_of(node, module), _VIEW_LAYERS) or (
+        node.op != "call_module" and _operation_name(node) in _VIEWS
+    )
     return is_one and bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
-def _name(node: fx.Node) -> str:
+def _operation_name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else node.target.__name__
 
 
