@@ -200,7 +200,7 @@ def train(
             target = folder or _free(Path("runs") / name)
             configs = [dataclasses.replace(config, seed=number) for number in parse_seeds(seeds)]
             folders = [RunFolder(seed_folder(target, each.seed)) for each in configs]
-        if any(each.config_file.exists() for each in (RunFolder(target), *folders, *run_folders(target))):
+        if any(RunFolder(each).config_file.exists() for each in (target, *target.glob("seed-[0-9]*"))):
             raise PefllError(
                 f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out",
                 code="PEFLL-C018",
@@ -215,7 +215,7 @@ def train(
         for config, federation, each in zip(configs, federations.federations_of(configs, err), folders, strict=True)
     ]
     try:
-        trained = fitting.fit_together(specs, err, callbacks)
+        trained = fitting.runs_or_error(specs, fitting.train_all(specs, err, callbacks=callbacks))
     except Stopped as stopped:
         say(err, f"{_saved(stopped, len(specs))} Go on with: pefll train --resume {target}{_own_code(configs[0])}")
         sys.exit(128 + stopped.signal)

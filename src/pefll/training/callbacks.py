@@ -86,10 +86,6 @@ class ProgressBar(Callback):
     monitor: Monitor
     news: str = ""
 
-    def on_start(self, run: ActiveRun) -> None:
-        """Start the clock."""
-        self.monitor.begin(run.round)
-
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
         """Remember the accuracies."""
         groups = [f"{group} {100 * row[group]['per_sample']:.1f}%" for group in GROUPS if row[group]]
