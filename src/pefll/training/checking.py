@@ -330,7 +330,7 @@ def _flower_log(lines: list[str]) -> Iterator[None]:
 @contextmanager
 def recording() -> Iterator[None]:
     """Raise `Broken` inside the block for what a CUDA graph could not record, on a CPU and under `torch.func` too."""
-    with _CheckedFunctions(), _CheckedOperations():
+    with _CheckedFunctions(), _CheckedOperations():  # type: ignore[no-untyped-call]
         yield
 
 
@@ -345,7 +345,7 @@ class _CheckedFunctions(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _CheckedOperations(TorchDispatchMode):
+class _CheckedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations that a CUDA graph could not record."""
 
     def __torch_dispatch__(

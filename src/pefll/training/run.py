@@ -175,10 +175,11 @@ class Run:
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
             everyone = np.arange(data.num_clients)
             sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
-        return [
-            ClientScore(client, data.name_of(client), client < data.num_seen, *map(int, counts), float(loss))
-            for client, (*counts, loss) in enumerate(sums)
-        ]
+        scores = []
+        for client, (samples, correct, masked, loss) in enumerate(sums):
+            name, seen = data.name_of(client), client < data.num_seen
+            scores.append(ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss)))
+        return scores
 
     @property
     def columns(self) -> Columns:
