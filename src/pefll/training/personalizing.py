@@ -132,9 +132,9 @@ def _damage(path: Path, source: str) -> PefllError | None:
         return error
     facts = parse_facts(header.facts)
     if not isinstance(facts, dict) or facts.get("made_from") != source:
+        force = argument("force", True)
         raise PefllError(
-            f"{path} exists and was made by another run or from other samples; replace it with "
-            f"{argument('force', True)}",
+            f"{path} exists and was made by another run or from other samples; replace it with {force}",
             code="PEFLL-M040",
         )
     return None
