@@ -216,16 +216,15 @@ def train(
         )
         for config, federation, each in zip(configs, federations.federations_of(configs, err), folders, strict=True)
     ]
-    going_on = f"pefll train --resume {target}{own_code(method=configs[0].method, model=configs[0].model)}"
     try:
         trained = fitting.runs_or_error(specs, fitting.train_all(specs, err, callbacks=callbacks))
     except Stopped as stopped:
-        say(err, f"{_saved(stopped, len(specs))} Go on with: {going_on}")
+        say(err, f"{_saved(stopped, len(specs))} Go on with: {_resume_command(target, configs[0])}")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
         if not any(manifest.newest_first(each.checkpoints) for each in folders):
             raise
-        say(err, f"Ended at once. Go on from what was saved before with: {going_on}")
+        say(err, f"Ended at once. Go on from what was saved before with: {_resume_command(target, configs[0])}")
         sys.exit(INTERRUPTED)
     except fitting.RunsFailed as failed:
         if failed.runs:
@@ -238,6 +237,10 @@ def train(
     if federation.num_untested < federation.num_clients and not federation.num_unseen:
         say(out, "No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
     say(out, f"Next: pefll show {target}")
+
+
+def _resume_command(folder: Path, config: Config) -> str:
+    return f"pefll train --resume {folder}{own_code(method=config.method, model=config.model)}"
 
 
 def _saved(stopped: Stopped, runs: int) -> str:
@@ -261,7 +264,7 @@ def _check_resumable(folder: RunFolder, config: Config) -> None:
     ]
     if given:
         raise PefllError(
-            f"{folder.path} was trained on {' and '.join(given)} given in Python; resume it there, with "
+            f"{folder.path} was trained on {' and '.join(given)} given in Python; go on there, with "
             f"pefll.fit(federation, ..., out={str(folder.path)!r})",
             code="PEFLL-C019",
         )
