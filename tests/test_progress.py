@@ -24,15 +24,13 @@ def test_lines_come_at_most_every_ten_seconds_and_at_the_end(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     file = io.StringIO()
-    with monitor(Console(file=file, width=20), "pefll seed 0", 100) as watch:
+    with monitor(Console(file=file, width=20), "pefll seed 0", 100, done=20) as watch:
         assert isinstance(watch, Lines)
-        watch.begin(20)
         for seconds, done, news in ((1, 30, ""), (11, 40, "seen 10.0%"), (12, 50, ""), (40, 60, ""), (41, 100, "x")):
             now[0] = seconds
             watch.at(done, news)
         watch.say("a sentence that is longer than twenty columns")
     assert file.getvalue().splitlines() == [
-        "pefll seed 0: going on after round 20",
         "pefll seed 0: 40/100, 11 s, 33 s left, seen 10.0%",
         "pefll seed 0: 60/100, 40 s, 40 s left",
         "pefll seed 0: 100/100, 41 s, 0 s left, x",
@@ -64,16 +62,12 @@ def test_brackets_in_paths_are_shown_as_they_are(place, monkeypatch):
 
 def test_a_bar_in_a_terminal():
     file = io.StringIO()
-    with monitor(Console(file=file, width=120, force_terminal=True), "pefll seed 0", 10) as watch:
+    with monitor(Console(file=file, width=120, force_terminal=True), "pefll seed 0", 10, done=3) as watch:
         assert isinstance(watch, Bar)
-        watch.begin(0)
-        assert "going on" not in file.getvalue()
-        watch.begin(3)
         watch.at(4, "seen 12.5%")
         watch.at(10)
         watch.say("hello")
     text = file.getvalue()
-    assert text.count("pefll seed 0: going on after round 3") == 1
     assert "10/10" in text
     assert "seen 12.5%" in text
     assert "hello" in text

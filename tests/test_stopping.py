@@ -35,7 +35,7 @@ class Heard(Display, Monitor):
         self.titles: dict[str, int] = {}
         self.done: list[int] = []
 
-    def line(self, title: str, total: int) -> Heard:
+    def line(self, title: str, total: int, done: int = 0) -> Heard:
         self.titles[title] = total
         return self
 

@@ -22,7 +22,7 @@ from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
 from pefll.engines.hardware import TO_READ
 from pefll.runs import checkpoint, saver
 from pefll.runs.config import Config
-from pefll.runs.progress import Progress
+from pefll.runs.progress import Progress, start_or_resume
 from pefll.runs.record import RunFolder
 from pefll.training import evaluation, loop, pipeline
 from pefll.training.callbacks import ActiveRun, History
@@ -88,13 +88,14 @@ def run_loop(
 ) -> Progress:
     engine = engine or Counting()
     spec = RunSpec(config, engine.federation, "mlp", {}, METHOD, TO_READ, engine.clients_per_round, folder)
-    told = [History(), *callbacks]
+    run, told = ActiveRun(spec), [History(), *callbacks]
+    progress, run.history = start_or_resume(engine, config, folder, lambda sentence: None)
     with stop_signals() as asked_to_stop:
-        turns = loop.train(engine, ActiveRun(spec), told, lambda sentence: None, asked_to_stop)
+        turns = loop.train(engine, run, progress, told, lambda sentence: None, asked_to_stop)
         (outcome,) = round_robin([ScheduledRun(turns, nullcontext)])
     if isinstance(outcome, BaseException):
         raise outcome
-    return outcome
+    return progress
 
 
 def test_the_best_round_is_the_first_with_the_best_seen_validation_accuracy(monkeypatch):

@@ -41,7 +41,8 @@ from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
 from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
-from pefll.training.evaluation import Accuracy, Cost, Evaluation, cost_of_new_client
+from pefll.training.cost import Cost, cost_of_new_client
+from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
 from pefll.training.run import ClientsFailed, Run, load
 from pefll.training.tensorboard import TensorBoard

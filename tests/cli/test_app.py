@@ -81,7 +81,7 @@ def test_a_full_gpu_is_a_sentence(refused, monkeypatch, tmp_path):
     def full(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 lines\nof\ntext")
 
-    monkeypatch.setattr(fitting, "fit_together", full)
+    monkeypatch.setattr(fitting, "train_all", full)
     assert "the GPU's memory is full" in refused("train", *DIGITS, "--out", tmp_path / "r")
 
 

@@ -15,7 +15,7 @@ from pefll.data import federation_from_arrays
 from pefll.data.federation import TEST, VALIDATION, Federation
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method, hyperparameters
-from pefll.training.checking import CHECKS, NotTried, Recording, Subject
+from pefll.training.checking import CHECKS, NotTried, Subject, recording
 from pefll.training.evaluation import scores_of
 from pefll.training.fitting import fit
 from tests.engines.test_engines import SETTINGS
@@ -75,7 +75,7 @@ def test_a_gpu_can_record_rounds_and_exams_with_pictures(method):
     engine = VectorEngine(pictures, learner, seed=0, clients_per_round=3)
     server = engine.start()
     cohorts = [cohort for _, cohort in engine.cohorts(np.arange(pictures.num_clients))]
-    for record in (contextlib.nullcontext, Recording):
+    for record in (contextlib.nullcontext, recording):
         with record():
             after, *_ = engine.checked_round(server, torch.zeros((), dtype=torch.int64))
             for cohort in cohorts:

@@ -26,7 +26,7 @@ from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training.evaluation import Evaluator, evaluate
-from pefll.training.fitting import RunsFailed, fit, fit_seeds, fit_together
+from pefll.training.fitting import RunsFailed, fit, fit_seeds, runs_or_error, train_all
 from pefll.training.resolve import resolve
 from pefll.training.run import load
 from tests.at_once import both
@@ -321,7 +321,7 @@ def test_one_run_that_diverges_leaves_the_others_alone():
         for seed, changed in enumerate([{}, {"client_lr": 1e30, "client_clip": 0.0}, {}])
     ]
     with pytest.raises(RunsFailed, match=r"1 of 3 runs failed: seed 1: .*NaN") as failed:
-        fit_together(specs)
+        runs_or_error(specs, train_all(specs))
     assert [run.config.seed for run in failed.value.runs] == [0, 2]
 
 

@@ -1,4 +1,4 @@
-"""The command line: thin verbs over the package."""
+"""The command line: one function per command, one file per group of commands."""
 
 from __future__ import annotations
 

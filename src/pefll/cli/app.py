@@ -1,4 +1,4 @@
-"""The command `pefll`: its verbs, in the order of its help, and what is said when one ends badly."""
+"""The program `pefll`: its commands in the order of its help, and how it prints errors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pefll.core.wording import for_the_command_line
 from pefll.version import __version__
 
 TRACEBACK = "PEFLL_TRACEBACK"
-# What the standard output fails with that no verb has answered: verbs answer for their own files.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# The error for a misspelt option: typer's own copy of click has it, and older typers took it from click.
+# Errors of the standard output. Commands handle the errors of their own files.
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# The error for a misspelt option. It is in typer's copy of click; older versions of typer have it from click itself.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -69,38 +69,33 @@ app.add_typer(flower.app, name="flower", rich_help_panel="Real clients")
 
 
 def main() -> None:
-    """Run the command line: one sentence and exit code 2 for anything the user can mend."""
+    """Run the command line; print one sentence and exit with code 2 for an error that the user can fix."""
     try:
         with for_the_command_line():
             code = app(standalone_mode=False)
-        if code == INTERRUPTED:  # verbs that save something say so, and end on their own
+        if code == INTERRUPTED:  # commands that have saved something exit themselves
             say(err, "stopped before there was anything to save")
-        if sys.stdout is not None:  # as it is where somebody has closed it
+        if sys.stdout is not None:  # None if it was closed
             sys.stdout.flush()
         sys.exit(code)
     except PefllError as error:
         sentence = str(error)
     except UsageError as error:
         sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-        sentence = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", sentence)  # click and typer each ask, in some versions
+        sentence = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", sentence)  # some versions ask twice
     except OSError as error:
-        if error.errno not in FULL or error.filename is not None or os.environ.get(TRACEBACK, "0") != "0":
+        if error.errno not in OUTPUT_ERRORS or error.filename is not None or os.environ.get(TRACEBACK, "0") != "0":
             raise
-        _give_up_output()
+        if sys.stdout is not None:  # Python must not try to write the rest again when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sentence = f"the output cannot be written: {os.strerror(error.errno).lower()}"
     except torch.cuda.OutOfMemoryError:
         sentence = "the GPU's memory is full; use fewer clients per round, or another device"
     except Exception as error:
-        sentence = fault(error)  # of a method or model of the user's own
+        sentence = fault(error)  # in a method or model of the user's own
         if not sentence or os.environ.get(TRACEBACK, "0") != "0":
             raise
-        sentence += f" ({TRACEBACK}=1 shows how it came there)"
-    if sentence:  # without a verb, the help was shown instead
+        sentence += f" ({TRACEBACK}=1 shows the traceback)"
+    if sentence:  # none without a command: then the help was shown
         err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
     sys.exit(2)
-
-
-def _give_up_output() -> None:
-    """Drop what the standard output has not taken, so that Python does not try again at its end."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

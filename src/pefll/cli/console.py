@@ -1,9 +1,9 @@
-"""Where verbs write: answers to the standard output, everything else beside it."""
+"""Where commands print: results to the standard output, notes and progress to the standard error."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-INTERRUPTED = 130  # the exit code after Ctrl-C; also what typer makes of one that no verb has answered
+INTERRUPTED = 130  # the exit code after Ctrl-C, typer's own too
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`pefll data ...`: data sets and federations before training."""
+"""`pefll data ...`: lists, downloads and checks data sets, and shows federations."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from pefll.core.progress import say
 from pefll.runs import federations
 from pefll.runs.config import Config
 
-ABOUT = """Data sets: which there are, get them, check them, look at them.
+ABOUT = """List, download, check and show data sets.
 
-Your own need no command: wherever a data set is asked for, give a path.
+Your own data needs no command. Give a path wherever a command takes a data set:
 
-- `my.npz`: arrays `x` [N, ...], `y` [N] and `client` [N], and maybe `split` [N]: 0 train, 1 validation, 2 test
+- `my.npz`: arrays `x` [N, ...], `y` [N] and `client` [N]; `split` [N] is optional: 0 train, 1 validation, 2 test
 
-- `my.csv` or `my.parquet`: a row for each sample, with columns `label` and maybe `client`; the others are its numbers
+- `my.csv` or `my.parquet`: a row per sample; columns `label` and `client`, and numbers in all others
 
-- a folder `client/class/*.png`; where one client's samples are asked for, `class/*.png`
+- a folder `client/class/*.png`; for one client's samples, `class/*.png`
 
-`client` may be left out where --partition says who gets what.
+With `--partition`, `client` is optional.
 """
 app = typer.Typer(no_args_is_help=True, help=ABOUT)
 
 
 @app.command("list")
 def data_list(data_dir: DataDir = Path("data")) -> None:
-    """List the data sets, and which of them are here."""
+    """List the data sets and whether they are in the data folder."""
     table = Table(box=None, padding=(0, 2, 1, 0))
     for heading in ("name", "what it is", "files in the data folder", "here", "from"):
         table.add_column(heading, overflow="fold")
@@ -54,7 +54,10 @@ def data_list(data_dir: DataDir = Path("data")) -> None:
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set of `pefll data list`.")], data_dir: DataDir = Path("data")
 ) -> None:
-    """Download a data set from its makers, with a check of its md5; a transfer that broke off goes on."""
+    """Download a data set from its makers and check its md5; a download that broke off is continued.
+
+    For example: `pefll data get cifar10`
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -67,7 +70,7 @@ def data_get(
         bar = progress.add_task(name, total=None)
 
         def report(done: int, total: int | None) -> None:
-            if not progress.live.is_started:  # not before, so that a wrong name is answered by a sentence alone
+            if not progress.live.is_started:  # not earlier: a wrong name prints one sentence and no bar
                 stack.enter_context(progress)
             progress.update(bar, completed=done, total=total)
 
@@ -77,10 +80,10 @@ def data_get(
 
 @app.command("check")
 def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")] = Path("data")) -> None:
-    """Check every data set in a folder: complete, readable, right md5."""
+    """Check whether every data set in a folder is complete, readable and has the right md5."""
     if data_dir.is_file():
         raise PefllError(
-            f"{data_dir} is a file; say which folder has the data sets, or use `pefll data summary`", code="PEFLL-C001"
+            f"{data_dir} is a file; give the folder of data sets, or use `pefll data summary`", code="PEFLL-C001"
         )
     if not data_dir.is_dir():
         raise PefllError(
@@ -88,8 +91,8 @@ def data_check(data_dir: Annotated[Path, typer.Argument(help="The data folder.")
         )
     if not sources.holds_any(data_dir):
         raise PefllError(
-            f"{data_dir} holds none of the known data sets: `pefll data get cifar10 --data-dir {data_dir}` downloads "
-            "one, `pefll data list` tells the files of each, and `pefll data summary PATH` looks at data of your own",
+            f"{data_dir} holds no known data set: `pefll data get cifar10 --data-dir {data_dir}` downloads one, "
+            "`pefll data list` lists the files of each, and `pefll data summary PATH` shows your own data",
             code="PEFLL-C003",
         )
     findings = sources.check(data_dir, lambda sentence: say(err, sentence))
@@ -111,10 +114,12 @@ def data_summary(
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     label: Label = sources.LABEL,
     client_column: ClientColumn = sources.CLIENT,
-    picture: Annotated[Path | None, typer.Option(help="Write a picture of who has what.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write a picture of the classes of each client, such as a .png.")
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Show a federation before training on it: clients, samples, classes, and a picture.
+    """Show a federation before training: its clients, samples and classes, and a picture.
 
     For example:
 

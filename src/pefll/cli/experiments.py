@@ -1,4 +1,4 @@
-"""`pefll demo`, `tune`, `reproduce` and `cost`: many runs, and what they show together."""
+"""`pefll demo`, `tune`, `reproduce` and `cost`: experiments of many runs."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from pefll.runs.config import Config
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(help="How many seeds each method is trained with.")] = 3,
+    folder: Annotated[Path, typer.Option("--out", help="The folder for runs and pictures.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(help="Number of seeds per method.")] = 3,
 ) -> None:
-    """Compare Local, FedAvg and PeFLL on embedded real data, and make one personal model, in about a minute."""
+    """Compare Local, FedAvg and PeFLL on built-in data and make one personal model, in about a minute."""
     from pefll.experiments.demo import demo as run_demo
 
     run_demo(folder, seeds, out)
 
 
 @contextmanager
-def _going_on_later(runs: Path, results: Path) -> Iterator[None]:
-    """Say, when many runs are stopped, that the same command goes on."""
+def _advice_when_stopped(runs: Path, results: Path) -> Iterator[None]:
+    """If the block is stopped, print that the same command continues, and exit."""
     try:
         yield
     except Stopped as stopped:
@@ -62,7 +62,7 @@ def _going_on_later(runs: Path, results: Path) -> Iterator[None]:
 
 def tune(
     grid: Annotated[
-        list[str], typer.Option("--grid", help="Values to try, NAME=VALUE,VALUE; may be repeated for a product of all.")
+        list[str], typer.Option("--grid", help="Values to try, NAME=VALUE,VALUE; repeat it to try all combinations.")
     ],
     data: Annotated[str, typer.Option(help="As in `pefll train`.")],
     method: Annotated[str, typer.Option(help="As in `pefll train`.")] = "pefll",
@@ -73,14 +73,14 @@ def tune(
     model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 1000,
     clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`.", show_default="5% of all")] = 0,
-    seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2: every setting is tried with each.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; every setting is tried with each.")] = "0",
     hold_out: Annotated[
         float,
-        typer.Option(help="Share of the seen clients that do not train; settings are chosen by them, as new clients."),
+        typer.Option(help="Share of seen clients that do not train; their accuracy as new clients chooses settings."),
     ] = 0.0,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A hyper-parameter that is the same for all, NAME=VALUE; may be repeated."),
+        typer.Option("--set", help="A hyper-parameter that all trials share, NAME=VALUE; may be repeated."),
     ] = None,
     label: Label = sources.LABEL,
     client_column: ClientColumn = sources.CLIENT,
@@ -89,20 +89,23 @@ def tune(
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     processes: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
-    at_once: Annotated[int, typer.Option(help="How many runs share the device.")] = 4,
-    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+    at_once: Annotated[int, typer.Option(help="Number of runs that share the device.")] = 4,
+    folder: Annotated[Path, typer.Option("--out", help="The folder for runs; stopped ones resume from it.")] = Path(
         "runs/tune"
     ),
-    target: Annotated[Path, typer.Option("--to", help="Where the results of all trials go.")] = Path("results/tune"),
+    target: Annotated[Path, typer.Option("--to", help="The folder for the results of all trials.")] = Path(
+        "results/tune"
+    ),
 ) -> None:
-    """Choose hyper-parameters by grid search, by validation accuracy on seen clients.
+    """Choose hyper-parameters by grid search, by the validation accuracy of seen clients.
 
-    Test samples and unseen clients take no part in the choice. What only new clients do (`new_lr`, `new_epochs`) is
-    chosen with seen clients that come as if they were new; what matters to new clients in training can be chosen with
-    `--hold-out`, by seen clients that take no part in it. What was tried before is not tried again: after Ctrl-C,
-    or with more values, give the command again. All trials of a method on a federation are kept in one file,
-    `results/tune/DATA-METHOD-nCLIENTS.json`, from which `pefll reproduce` takes the best; those with `--hold-out` have
-    a file of their own, which goes before it where the number of clients is the same.
+    Test samples and unseen clients take no part in the choice. Settings that only new clients use (`new_lr`,
+    `new_epochs`) are chosen with seen clients that are treated as new. To choose training settings for new clients,
+    use `--hold-out`: some seen clients then take no part in training.
+
+    Trials are not repeated. After Ctrl-C, or to try more values, give the command again. All trials of a method on a
+    federation are in one file, `results/tune/DATA-METHOD-nCLIENTS.json`. `pefll reproduce` uses the best of them.
+    Trials with `--hold-out` have a file of their own, which `pefll reproduce` prefers for the same number of clients.
 
     For example:
 
@@ -139,7 +142,7 @@ def tune(
         client_column=client_column,
     )
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out)
-    with _going_on_later(folder, target):
+    with _advice_when_stopped(folder, target):
         trials = search.tune(wanted, folder, target, at_once, err)
     out.print(search.trials_table(trials, wanted.seeds))
     for sentence in search.advice(trials, wanted):
@@ -153,33 +156,33 @@ def reproduce(
         str | None, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds to run. Tables have 0, 1, 2 and all that every method has.")
+        str, typer.Option(help="Seeds to run. Tables use 0, 1, 2 and all others that every method has.")
     ] = "0,1,2",
-    rounds: Annotated[int, typer.Option(help="Rounds that every run should have.")] = 5000,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is missing and what it will take.")] = False,
+    rounds: Annotated[int, typer.Option(help="Rounds of every run.")] = 5000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is missing, with its time.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables; train nothing.")] = False,
     data_dir: DataDir = Path("data"),
-    folder: Annotated[Path, typer.Option("--out", help="Where runs go, so that a stopped one goes on.")] = Path(
+    folder: Annotated[Path, typer.Option("--out", help="The folder for runs; stopped ones resume from it.")] = Path(
         "runs/table1"
     ),
     results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
-    at_once: Annotated[int, typer.Option(help="How many seeds of a method in a cell share the device.")] = 3,
+    at_once: Annotated[int, typer.Option(help="Number of seeds of a method that share the device.")] = 3,
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Minutes that there are: what would not fit is left out, and what is not done by then is saved.",
+            help="Minutes to use: runs that do not fit are left out, and unfinished ones are saved.",
             metavar="MINUTES",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
 ) -> None:
-    """Reproduce the paper's Table 1: run what is missing, then write results/table1.md, .tex and .csv.
+    """Reproduce the paper's Table 1: train missing runs, then write results/table1.md, .tex and .csv.
 
-    A run is missing while `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
-    These are what `pefll tune` found best for the cell, or else for the nearest number of clients, or else the method's
-    defaults. The cheapest runs come first. A result is written as its run ends; after Ctrl-C or a crash, give the
-    command again: runs that were under way go on from their last checkpoint.
+    A run is missing if `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
+    Hyper-parameters are the best of `pefll tune` for the cell, else for the nearest number of clients, else the
+    method's defaults. The cheapest runs come first. Each run writes its result when it ends. After Ctrl-C or a crash,
+    give the command again: unfinished runs resume from their last checkpoint.
 
     For example:
 
@@ -200,11 +203,11 @@ def reproduce(
         raise unknown("experiment", what, ["table1"])
     if dry_run and tables_only:
         raise PefllError(
-            "--dry-run writes nothing, and --tables-only writes the tables; leave one of them away", code="PEFLL-C004"
+            "--dry-run writes nothing, and --tables-only writes the tables; leave one of them out", code="PEFLL-C004"
         )
     if budget is not None and not 0 < budget < math.inf:
         raise PefllError(f"--budget is {budget}; it must be more than 0 minutes", code="PEFLL-C005")
-    # What a training would refuse, and is refused also where none turns out to be needed.
+    # Wrong options are refused even if no run is missing.
     Config(rounds=rounds, device=device, precision=precision)
     pick_device(device)
     check_at_once(at_once)
@@ -221,7 +224,7 @@ def reproduce(
         return
     failures: list[str] = []
     if not tables_only:
-        with _going_on_later(folder, results):
+        with _advice_when_stopped(folder, results):
             failures = table.run_missing(
                 status, results, folder, data_dir, at_once, err, seconds, device=device, precision=precision
             )
@@ -230,7 +233,7 @@ def reproduce(
         say(out, f"wrote {path}")
     if status.left_out:
         listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in status.left_out.items())
-        say(out, f"not in them, as other settings were chosen since ({results / 'tune'}): {listed}")
+        say(out, f"left out of the tables, because newer settings were chosen ({results / 'tune'}): {listed}")
     if failures:
         raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}", code="PEFLL-C006")
 
@@ -239,15 +242,15 @@ def cost(
     paths: Annotated[
         list[Path], typer.Argument(help="Finished run folders, result files, or a folder of results.", metavar="RUN...")
     ],
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder of data sets, if it has moved.")] = None,
     target: Annotated[Path | None, typer.Option("--out", help="Also write OUT.md and OUT.csv.", metavar="OUT")] = None,
     model: OwnModels = None,
     method: OwnMethods = None,
 ) -> None:
-    """Show what a client that was never seen pays for its model: exchanges, bytes, FLOPs, seconds, method by method.
+    """Show what a new client's model costs with each method: exchanges, bytes, FLOPs and seconds.
 
-    It is counted now, on one core, for the unseen client with the median number of samples. Nothing is trained but
-    what the method lets a new client train.
+    The cost is measured now, on one core, for the unseen client with the median number of samples. Only what a method
+    lets a new client train is trained.
 
     For example:
 

@@ -1,4 +1,4 @@
-"""`pefll flower ...`: a federation of real clients, from an empty folder to personal models."""
+"""`pefll flower ...`: sets up, trains and serves a federation of clients on other machines."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from pefll.cli.console import err, out
+from pefll.cli.options import ClientColumn, DataDir, Label
 from pefll.core.errors import PefllError
 from pefll.core.plugins import CODE
 from pefll.core.progress import say
 from pefll.core.wording import counted
 from pefll.data import CLIENT, LABEL
 
-out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
-
 app = typer.Typer(
     no_args_is_help=True,
-    help="Real clients on other machines, with Flower: set up, serve, take part, personalise.\n\n"
+    help="Train with clients on other machines, with Flower: set up, serve, take part, personalise.\n\n"
     'Needs `pip install "pefll[flower]"`. See docs/deploy.md. Start with `pefll flower demo`.',
 )
 
-Label = Annotated[
-    str, typer.Option(help="The label's column in a table, or array in an .npz.", show_default="label, in an .npz y")
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
 ]
 FolderArgument = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="FEDERATION")]
 
 
 def need_flower() -> None:
-    """Raise PefllError where Flower is not installed, or would not start in this environment."""
+    """Raise PefllError if Flower is not installed, or cannot start in this environment."""
     from pefll.engines.flower.protocol.environment import check_environment
 
     check_environment()
@@ -46,16 +46,13 @@ def init(
     like: Annotated[
         str,
         typer.Option(
-            help="Data of the same kind, for shapes, classes and channel statistics: a path or a name.",
+            help="Data like the clients', for shapes, classes and channel statistics: a path or a data set.",
             show_default="the digits of the demo",
         ),
     ] = "",
-    clients: Annotated[str, typer.Option(help="How many clients, or their names with commas between them.")] = "8",
-    address: Annotated[str, typer.Option(help="Where clients reach the server, host:port.")] = "127.0.0.1:8000",
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
-    ] = None,
+    clients: Annotated[str, typer.Option(help="Number of clients, or their names separated by commas.")] = "8",
+    address: Annotated[str, typer.Option(help="The server's address for clients, host:port.")] = "127.0.0.1:8000",
+    host: Hosts = None,
     method: Annotated[str, typer.Option(help="`pefll methods` lists them.")] = "pefll",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A hyper-parameter, NAME=VALUE; may be repeated.")
@@ -63,14 +60,14 @@ def init(
     model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 100,
     clients_per_round: Annotated[int, typer.Option(help="Clients in a round.", show_default="5% of all")] = 0,
-    quorum: Annotated[float, typer.Option(help="The share of a round's clients that must complete it.")] = 0.5,
-    exchange_seconds: Annotated[float, typer.Option(help="How long one reply may take, in seconds.")] = 120.0,
+    quorum: Annotated[float, typer.Option(help="Share of a round's clients that must complete it.")] = 0.5,
+    exchange_seconds: Annotated[float, typer.Option(help="Most seconds for one reply.")] = 120.0,
     seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     label: Label = LABEL,
-    client_column: Annotated[str, typer.Option(help="The client's column in a table or .npz.")] = CLIENT,
-    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path("data"),
+    client_column: ClientColumn = CLIENT,
+    data_dir: DataDir = Path("data"),
 ) -> None:
-    """Make a ready Flower app: settings, certificates, a key for each client, a README.
+    """Make the folder of a federation: a Flower app with settings, certificates, a key per client, and a README.
 
     For example: `pefll flower init my-federation --like example.npz --clients hospital-1,hospital-2 --address
     fl.example.org:8000`
@@ -106,32 +103,32 @@ def init(
             code="PEFLL-C008",
         )
     if rounds < 1:
-        raise PefllError(f"--rounds is {rounds:,}; a federation trains for at least one", code="PEFLL-C009")
+        raise PefllError(f"--rounds is {rounds:,}; it must be at least 1", code="PEFLL-C009")
     check_new(folder, address)
     for sentence in refused_by_default(agreed):
         say(err, sentence)
     make_federation(folder, plan, address, host or [])
     say(out, f"{folder}: a federation of {counted(len(names), 'client')} for {method}, model {agreed.model}")
     if not like:
-        say(out, "Clients must have 8x8 digits, as the demo's: for other data make it anew, with --like example.npz")
-    say(out, f"Next: pefll flower server {folder}; what each client needs is in {folder}/clients/NAME")
+        say(out, "Its clients must have 8x8 digits, as in the demo; for other data, use --like example.npz")
+    say(out, f"Next: pefll flower server {folder}; the files for each client are in {folder}/clients/NAME")
 
 
 @app.command()
 def server(
     folder: FolderArgument,
     host: Annotated[
-        str | None, typer.Option(help="Where to listen: 0.0.0.0 for all networks. [default: the address's own]")
+        str | None, typer.Option(help="Where to listen; 0.0.0.0 for all networks. [default: the address's host]")
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(help="Where to listen, for a proxy in front. [default: the address's own]", min=1, max=65535),
+        typer.Option(help="Where to listen, behind a proxy. [default: the address's port]", min=1, max=65535),
     ] = None,
 ) -> None:
-    """Run the server: Flower's SuperLink with TLS, for the clients whose keys are in the folder; Ctrl-C ends it.
+    """Run the server: Flower's SuperLink with TLS, for clients with a key in the folder. Ctrl-C ends it.
 
-    What it knows is kept in FEDERATION/.flower, so that it can be started again. Commands to it need a secret, which
-    is there, too: `pefll flower run FEDERATION`, by the same user on the same machine.
+    It keeps its state in FEDERATION/.flower and can be started again. Commands to the server need a secret in that
+    folder, so run them as the same user on the same machine: `pefll flower run FEDERATION`.
     """
     need_flower()
     from pefll.deploy.foreground import serve
@@ -144,12 +141,12 @@ def run(
     folder: FolderArgument,
     run_config: Annotated[
         list[str] | None,
-        typer.Option(help="A setting of FEDERATION/pyproject.toml to override, NAME=VALUE; may be repeated."),
+        typer.Option(help="Override a setting of FEDERATION/pyproject.toml, NAME=VALUE; may be repeated."),
     ] = None,
 ) -> None:
-    """Train with the clients that are connected; after a stop it goes on from the last checkpoint.
+    """Train with the connected clients; a stopped run resumes from its last checkpoint.
 
-    On the server's machine, by the user who runs the server. For example: `pefll flower run my-federation`
+    Run it on the server's machine as the user who runs the server. For example: `pefll flower run my-federation`
     """
     need_flower()
     from pefll.deploy.foreground import check_nothing_runs, start_app
@@ -168,30 +165,28 @@ def client(
             envvar="PEFLL_DATA",
         ),
     ],
-    name: Annotated[
-        str | None, typer.Option(help="The client's name; needed where FOLDER is the federation's.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The client's name; needed if FOLDER is the federation's.")] = None,
     label: Label = LABEL,
     model: Annotated[
-        Path | None, typer.Option(help="Where to write the personal model. [default: FOLDER/model.safetensors]")
+        Path | None, typer.Option(help="The file for the personal model. [default: FOLDER/model.safetensors]")
     ] = None,
     counts: Annotated[
         bool,
         typer.Option(
-            help="Tell the server at the start how many samples there are. Scores, and updates of methods that weight "
-            "clients by samples, contain such numbers anyway."
+            help="Tell the server the number of samples at the start. Scores contain it anyway, and so do updates of "
+            "methods that weight clients by samples."
         ),
     ] = True,
     code: Annotated[
         list[str] | None,
         typer.Option(
-            help="Methods and models beside pefll's own that the server may name, package.module:Name with commas, "
-            "installed here and trusted; may be repeated.",
+            help="Other methods and models that the server may use, package.module:Name, separated by commas. They "
+            "must be installed here, and you trust them; may be repeated.",
             envvar=CODE,
         ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="The methods to take part in, with commas. [default: as in client.toml]")
+        str | None, typer.Option(help="Methods that may run here, separated by commas. [default: as in client.toml]")
     ] = None,
     min_samples: Annotated[
         int | None,
@@ -199,16 +194,16 @@ def client(
     ] = None,
     allow_few: Annotated[
         bool | None,
-        typer.Option(help="Use a split with fewer samples too, where all of it is used.", show_default="no"),
+        typer.Option(help="Also use a split with fewer samples, if all of it is used.", show_default="no"),
     ] = None,
     numbers_per_sample: Annotated[
         float | None,
-        typer.Option(min=0, help="The most numbers of a descriptor for each sample behind it; 0 for any. [default: 1]"),
+        typer.Option(min=0, help="Most numbers in a descriptor per sample behind it; 0 for no limit. [default: 1]"),
     ] = None,
 ) -> None:
-    """Take part: Flower's SuperNode with this machine's data; Ctrl-C ends it.
+    """Take part with this machine's data: run Flower's SuperNode. Ctrl-C ends it.
 
-    What it refuses is the owner's choice and never the server's: see docs/deploy.md.
+    The owner of the data decides what a client refuses, never the server: see docs/deploy.md.
 
     For example: `pefll flower client hospital-7 --data samples.npz`
     """
@@ -226,13 +221,16 @@ def client(
 
 
 def _listed(text: str) -> list[str]:
-    """Return names that have commas between them."""
+    """Return names that are separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 @app.command()
 def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="The new client's name.")]) -> None:
-    """Let one more client in, which was not there in training; a server that runs learns of it at once."""
+    """Add a new client, which took no part in training; a running server accepts it at once.
+
+    For example: `pefll flower add my-federation hospital-9`
+    """
     need_flower()
     from pefll.deploy.folder import add_client
 
@@ -243,18 +241,14 @@ def add(folder: FolderArgument, name: Annotated[str, typer.Argument(help="The ne
 @app.command()
 def renew(
     folder: FolderArgument,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="Another name or address of the server's machine, for its certificate; may be repeated."),
-    ] = None,
+    host: Hosts = None,
     address: Annotated[
-        str | None,
-        typer.Option(help="Where clients reach the server from now on, host:port.", show_default="as before"),
+        str | None, typer.Option(help="The server's new address for clients, host:port.", show_default="as before")
     ] = None,
 ) -> None:
-    """Make a new certificate for the server, from the same authority: clients need nothing new.
+    """Make a new certificate for the server, from the same authority; clients need nothing new.
 
-    With --address the server moves, to another port for example: then clients need the new address.
+    With --address the server moves to another host or port. Clients then need the new address.
     """
     need_flower()
     from pefll.deploy.certificates import expiry, make_certificates
@@ -278,13 +272,13 @@ def simulate(
         Path,
         typer.Option(help="A folder with data for each client: NAME.npz, NAME.csv, NAME.parquet, or NAME/class/*."),
     ],
-    rounds: Annotated[int, typer.Option(help="How many of the run's rounds.")],
+    rounds: Annotated[int, typer.Option(help="Number of rounds to simulate.")],
     label: Label = LABEL,
 ) -> None:
-    """Train the first rounds on this machine, with data that stands for the clients'; real clients then go on.
+    """Train the first rounds on this machine with stand-ins for the clients' data; real clients then continue.
 
     For example: `pefll flower simulate my-federation --data stand-ins --rounds 90`, then `pefll flower run
-    my-federation`. The run's summary, history and log say which rounds were simulated.
+    my-federation`. The run's summary, history and log name the simulated rounds.
     """
     need_flower()
     from pefll.deploy.simulation import simulate as run_simulation
@@ -299,9 +293,9 @@ def simulate(
 
 @app.command()
 def personalize(folder: FolderArgument) -> None:
-    """Make a model for every client that is connected, also for those that were not there in training.
+    """Make a model for every connected client, new clients too.
 
-    With PeFLL these are two exchanges: a descriptor up, a model down, which the client writes to its own disk.
+    With PeFLL this takes two exchanges: a descriptor up and a model down. The client writes its model to its own disk.
     """
     need_flower()
     from pefll.deploy.foreground import start_app
@@ -311,14 +305,14 @@ def personalize(folder: FolderArgument) -> None:
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("flower-demo"),
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 4,
+    folder: Annotated[Path, typer.Option("--out", help="The folder for everything.")] = Path("flower-demo"),
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of training with them.")] = 1,
     simulated: Annotated[int, typer.Option(help="Rounds before them, simulated in this process.")] = 200,
 ) -> None:
-    """Show all of it on this machine: a run is simulated, real clients go on with it, and a new client gets a model.
+    """Show everything on this machine: simulate a run, continue it with real clients, and make a new client's model.
 
-    The server and every client are processes of their own, with TLS and keys. The data is digits.
+    The server and every client are separate processes with TLS and keys. The data is digits.
     """
     need_flower()
     from pefll.deploy.demo import demo as run_demo

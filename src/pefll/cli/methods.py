@@ -1,4 +1,4 @@
-"""`pefll methods` and `check-method`: what methods there are, and whether one keeps the rules."""
+"""`pefll methods` and `check-method`: lists methods, and checks one against the rules for methods."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="Only this method, or one of your own: package.module:Class.")
+        str | None, typer.Argument(help="One method, or your own: package.module:Class. [default: all]")
     ] = None,
 ) -> None:
-    """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`."""
+    """Explain the methods and their hyper-parameters, for `pefll train --set NAME=VALUE`.
+
+    For example: `pefll methods pefll`
+    """
     allow(name)
     for each in [name] if name else METHODS:
         defaults = hyperparameters(each)
         kind: Any = method_class(each)
         out.print(f"[bold]{each}[/bold]: {escape((kind.__doc__ or '').splitlines()[0])}", highlight=False)
         notes: dict[str, str] = {}
-        for variation_of in reversed(kind.__mro__):  # a variation of a method explains only what it adds
+        for variation_of in reversed(kind.__mro__):  # a subclass explains only what it adds
             lines = (variation_of.__doc__ or "").splitlines()[1:]
             notes |= dict(line.strip().split(": ", 1) for line in lines if line.startswith("        ") and ": " in line)
         table = Table("hyper-parameter", "default", "meaning", box=None, padding=(0, 2, 0, 2))
@@ -37,17 +40,20 @@ def methods(
 
 
 def check_method(
-    name: Annotated[str, typer.Argument(help="A method, or one of your own: package.module:Class.")],
+    name: Annotated[str, typer.Argument(help="A method, or your own: package.module:Class.")],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A hyper-parameter, NAME=VALUE; may be repeated. Few steps make the checks quick."),
     ] = None,
 ) -> None:
-    """Check that a method does what every method must, on every engine; exit code 1 where it does not."""
+    """Check a method against the rules for methods, on every engine; the exit code is 1 if it breaks one.
+
+    For example: `pefll check-method mymodule:MyMethod --set local_steps=3`
+    """
     from pefll.training import checking
 
     allow(name)
-    method_class(name)  # a name that stands for nothing is no method that breaks a rule
+    method_class(name)  # an unknown name is an error, not a broken rule
     findings = checking.check_method(name, typed_settings(name, parse_settings(settings)) if settings else {})
     for rule, problem, not_tried in findings:
         if problem or not_tried:

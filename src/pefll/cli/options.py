@@ -1,7 +1,8 @@
-"""Options and arguments that several verbs have."""
+"""Options and arguments that several commands have."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,36 +12,33 @@ from pefll.core.errors import PefllError
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
 Label = Annotated[
-    str, typer.Option(help="The label's column in a table, or array in an .npz.", show_default="label, in an .npz y")
+    str,
+    typer.Option(
+        help="Name of the label column in a table, or of the array in an .npz.", show_default="label, in an .npz y"
+    ),
 ]
-ClientColumn = Annotated[str, typer.Option(help="The client's column in a table or .npz.")]
+ClientColumn = Annotated[str, typer.Option(help="Name of the client column in a table or .npz.")]
 Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="the data's")]
 Clients = Annotated[int, typer.Option(help="As in `pefll train`.", show_default="the data's")]
-DataDir = Annotated[Path, typer.Option("--data-dir", help="Where data sets lie.")]
+DataDir = Annotated[Path, typer.Option("--data-dir", help="The folder of data sets.")]
 
 OwnModel = Annotated[
-    str | None, typer.Option("--model", help="your.module:function, for a run whose model is code of your own.")
+    str | None, typer.Option("--model", help="your.module:function, if the run's model is your own code.")
 ]
 OwnMethod = Annotated[
-    str | None, typer.Option("--method", help="your.module:Class, for a run whose method is code of your own.")
+    str | None, typer.Option("--method", help="your.module:Class, if the run's method is your own code.")
 ]
 OwnModels = Annotated[list[str] | None, typer.Option("--model", help="your.module:function; may be repeated.")]
 OwnMethods = Annotated[list[str] | None, typer.Option("--method", help="your.module:Class; may be repeated.")]
 
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there already.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 
 
 def check_free(path: Path | None, option: str, force: bool) -> None:
-    """Raise PefllError where a file that is to be written is there already, unless it may be overwritten.
-
-    Args:
-        path: as the user named it; None where nothing is to be written.
-        option: with which.
-        force: whether the user wants it overwritten.
-    """
+    """Raise PefllError if the file that an option names exists, unless `force` allows to overwrite it."""
     if path is not None and path.is_file() and not force:
         raise PefllError(
-            f"{path} is there already: choose another name with {option}, or add --force to overwrite it",
+            f"{path} exists already: choose another name with {option}, or add --force to overwrite it",
             code="PEFLL-C010",
         )
 
@@ -65,3 +63,8 @@ def parse_seeds(text: str) -> list[int]:
             code="PEFLL-C012",
         )
     return [int(part) for part in parts]
+
+
+def own_code(**names: str) -> str:
+    """Return the options of a command that name a user's own code, such as ` --model mine:Net`; "" for none."""
+    return "".join(f" --{option} {shlex.quote(name)}" for option, name in names.items() if ":" in name)

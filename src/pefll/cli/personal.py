@@ -1,4 +1,4 @@
-"""`pefll evaluate`, `personalize` and `predict`: the models that clients get."""
+"""`pefll evaluate`, `personalize` and `predict`: scores, makes and uses personal models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
-from pefll.cli.options import Force, Label, OwnMethod, OwnModel, RunPath, check_free
+from pefll.cli.options import Force, Label, OwnMethod, OwnModel, RunPath, check_free, own_code
 from pefll.cli.tables import accuracy_table
 from pefll.core import files
 from pefll.core.errors import PefllError
@@ -31,16 +31,16 @@ def evaluate(
     path: RunPath,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     mask_labels: Annotated[
-        bool, typer.Option("--mask-labels", help="Rule out classes that a client's training labels do not have.")
+        bool, typer.Option("--mask-labels", help="Rule out classes that a client's training labels lack.")
     ] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies now, if it moved.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder of data sets, if it has moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     per_client: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a CSV with a row for each client: its samples, how many are right, how many are with "
-            "classes that it lacks ruled out (masked), the sum of losses, the accuracy (masked with --mask-labels).",
+            help="Also write a CSV with a row per client: samples, correct samples, correct samples with missing "
+            "classes ruled out (masked), summed loss, and accuracy (masked with --mask-labels).",
             metavar="FILE.csv",
         ),
     ] = None,
@@ -48,7 +48,7 @@ def evaluate(
     model: OwnModel = None,
     method: OwnMethod = None,
 ) -> None:
-    """Score the personal models of all clients of a run, seen and unseen, at its best round.
+    """Score the personal models of all clients of a run, at its best round.
 
     For example:
 
@@ -81,29 +81,25 @@ def personalize(
     data: Annotated[
         Path,
         typer.Option(
-            help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png. With --each those "
-            "of several clients, in a folder client/class/*.png."
+            help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png. With --each, the "
+            "samples of several clients; as a folder, client/class/*.png."
         ),
     ],
-    target: Annotated[
-        Path, typer.Option("--out", help="The file to write, a .safetensors; with --each a folder for them.")
-    ],
+    target: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors; with --each, a folder.")],
     each: Annotated[
         bool,
-        typer.Option(
-            "--each", help="Make one model for each client in the data; those that are there already are kept."
-        ),
+        typer.Option("--each", help="Make one model for each client in the data; keep models that exist already."),
     ] = False,
     label: Label = sources.LABEL,
     client_column: Annotated[
         str | None,
-        typer.Option(help="The client's column in a table or .npz.", show_default="as the run was trained"),
+        typer.Option(help="Name of the client column in a table or .npz.", show_default="the run's"),
     ] = None,
     force: Force = False,
     architecture: OwnModel = None,
     method: OwnMethod = None,
 ) -> None:
-    """Make a model for a client that was never seen. With PeFLL that is one forward pass: no training.
+    """Make a model for a new client. With PeFLL this takes one forward pass and no training.
 
     For example:
 
@@ -137,32 +133,32 @@ def personalize(
         if right < guess:
             say(
                 out,
-                f"Always naming this client's most frequent class would be right on {100 * guess:.1f}%: the run has "
-                "not learned to serve clients like this one. More clients, rounds, or other learning rates may help; "
-                "compare with --method local.",
+                f"Its most frequent class alone would be right on {100 * guess:.1f}%: the run has not learned to serve "
+                "clients like this one. More clients, more rounds or other learning rates may help; compare with "
+                "--method local.",
             )
-    say(out, f"Next: pefll predict {target} --data more_samples.npz{_own_model(trained)}")
+    say(out, f"Next: pefll predict {target} --data more_samples.npz{own_code(model=trained.facts['model'])}")
 
 
 def _personalize_each(
     trained: run.Run, data: Path, folder: Path, label: str, client_column: str | None, force: bool
 ) -> None:
-    """Make one model for each client in a file or folder; PefllError at the end where some clients got none."""
+    """Write one model for each client in a file or folder; PefllError at the end if some clients got none."""
     columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
     owned = sources.read_each(data, columns, tokens=trained.facts["tokens"])
     _check_labels(owned[0].y is not None, trained, data, label)
     try:
         written = personalizing.write_each(trained, owned, folder, force=force, console=err)
     except KeyboardInterrupt:
-        say(err, f"Stopped: what is in {folder} stays, and the same command goes on from there.")
+        say(err, f"Stopped: the models in {folder} are kept, and the same command continues from there.")
         sys.exit(INTERRUPTED)
     if written.kept:
         say(out, f"{folder}: {counted(len(written.kept), 'model')} {'was' if len(written.kept) == 1 else 'were'} there")
     if written.made:
         index = folder / personalizing.INDEX
-        say(out, f"{folder}: {counted(len(written.made), 'personal model')}; {index} says whose each file is")
+        say(out, f"{folder}: {counted(len(written.made), 'personal model')}; {index} names the client of each file")
         example = folder / personalizing.file_name(written.made[0])
-        say(out, f"Next: pefll predict {example} --data more_samples.npz{_own_model(trained)}")
+        say(out, f"Next: pefll predict {example} --data more_samples.npz{own_code(model=trained.facts['model'])}")
     if written.errors:
         reasons = first_few((f"{client}: {error}" for client, error in written.errors.items()), 10)
         raise PefllError(
@@ -170,16 +166,10 @@ def _personalize_each(
         )
 
 
-def _check_labels(there: bool, trained: run.Run, data: Path, label: str) -> None:
-    if not there and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
-        raise PefllError(
-            f"{data} has no column {label!r}; say with --label which one has the labels", code="PEFLL-M053"
-        )
-
-
-def _own_model(trained: run.Run) -> str:
-    name = trained.facts["model"]
-    return f" --model {name}" if ":" in name else ""
+def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) -> None:
+    """Raise PefllError if a table lacks the labels that a run needs."""
+    if not has_labels and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
+        raise PefllError(f"{data} has no column {label!r}; name the column of labels with --label", code="PEFLL-M053")
 
 
 def predict(
@@ -190,11 +180,11 @@ def predict(
     ] = None,
     label: Label = sources.LABEL,
     architecture: Annotated[
-        str | None, typer.Option("--model", help="your.module:function, for a model that is not the package's own.")
+        str | None, typer.Option("--model", help="your.module:function, if the model is your own code.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Classify samples with a personal model; says how many are right where the file has labels.
+    """Classify samples with a personal model; with labels in the file, also print the accuracy.
 
     For example: `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
     """
@@ -229,11 +219,11 @@ def predict(
         right = 100 * float((classes == y).mean())
         say(out, f"{right:.1f}% of {counted(len(y), 'sample')} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
-        say(out, f"Nobody knows how many are right: there is no column {label!r}; --label names another.")
+        say(out, f"The accuracy is unknown: there is no column {label!r}; --label names another.")
 
 
 def _read_client(data: Path, label: str, facts: dict[str, Any], **more: Any) -> tuple[Any, Any]:
-    """Read one client's samples as the data that a model was trained on; `more` is for `read_client`."""
+    """Return one client's samples and labels, read as a model's training data; `more` goes to `read_client`."""
     if data.suffix.lower() in sources.TABLES and not facts.get("feature_names"):
         say(err, f"note: the model does not know the names of its columns; those of {data} are taken by position")
     return sources.read_client(
@@ -247,6 +237,7 @@ def _read_client(data: Path, label: str, facts: dict[str, Any], **more: Any) -> 
 
 
 def _client_row(one: run.ClientScore, mask_labels: bool) -> dict[str, Any]:
+    """Return a client's row of the file of --per-client."""
     right = one.masked if mask_labels else one.correct
     accuracy = f"{right / one.samples:.6f}" if one.samples else ""
     return one._asdict() | {"seen": int(one.seen), "accuracy": accuracy}

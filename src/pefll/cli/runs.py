@@ -1,4 +1,4 @@
-"""`pefll show` and `pefll results ...`: what finished runs came to."""
+"""`pefll show` and `pefll results ...`: the results of finished runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pefll.cli.console import out
 from pefll.core.errors import PefllError
 from pefll.runs.record import run_folders
 
-app = typer.Typer(no_args_is_help=True, help="Results: finished runs as small files, and tables made of them.")
+app = typer.Typer(
+    no_args_is_help=True, help="Keep the results of finished runs as small files, and make tables of them."
+)
 
 
 def show(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of several seeds.", metavar="RUN...")],
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Where to write pictures. [default: the first run's folder]")
+        Path | None, typer.Option("--out", help="The folder for pictures. [default: the first run's folder]")
     ] = None,
 ) -> None:
-    """Show runs side by side: tables, curves, the map of client descriptors.
+    """Compare runs: tables of accuracies, learning curves, and a map of client descriptors.
 
     For example: `pefll show runs/c10 runs/c10-fedavg --out pictures`
     """
@@ -36,10 +38,13 @@ def results_add(
     ],
     target: Annotated[Path, typer.Option("--to", help="The folder of results.")] = Path("results"),
 ) -> None:
-    """Keep finished runs as small JSON files: command, commit, device, seed, accuracies, curves."""
+    """Write finished runs as small JSON files: command, commit, device, seed, accuracies, curves.
+
+    For example: `pefll results add runs/c10 --to results`
+    """
     from pefll.experiments.results import collect
 
-    for folder in [folder for path in paths for folder in run_folders(path)]:
+    for folder in (folder for path in paths for folder in run_folders(path)):
         out.print(f"wrote {collect(folder, target)}", highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""Tables of accuracies that verbs print."""
+"""Tables of accuracies that commands print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...]
 
 
 def seeds_table(summaries: list[dict[str, Any]]) -> Table:
-    """Return a table with a row for each run, from its summary, and their mean ± standard deviation."""
+    """Return a table with a row for each run's summary, and one for their mean ± standard deviation."""
     from pefll.report import mean_std_text
 
     def per_cent(values: list[float]) -> str:

@@ -1,10 +1,9 @@
-"""`pefll train`: new runs, several seeds at once, and going on with what was stopped."""
+"""`pefll train`: trains new runs, several seeds at once, and resumes runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
-from pefll.cli.options import parse_seeds, parse_settings
+from pefll.cli.options import own_code, parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
@@ -35,7 +34,7 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="`pefll methods` lists and explains them; or package.module:Class, one of your own. [default: pefll]"
+            help="A method of `pefll methods`, which explains them; or your own, package.module:Class. [default: pefll]"
         ),
     ] = None,
     data: Annotated[
@@ -44,24 +43,25 @@ def train(
             help="A data set (`pefll data list`) or a path: .npz, .csv, .parquet, or a folder client/class/*.png."
         ),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie. [default: data]")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder of data sets. [default: data]")] = None,
     partition: Annotated[
         str | None,
         typer.Option(
-            help="Who gets what: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients), 'natural'. "
+            help="How samples are dealt to clients: 'by-class K' (K classes each), 'dirichlet A', 'dirichlet A/B' "
+            "(B for new clients), 'natural' (as in the data). "
             "[default: the data's]"
         ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="How many clients, seen and unseen together. [default: the data's]")
+        int | None, typer.Option(help="Number of clients, seen and unseen together. [default: the data's]")
     ] = None,
     unseen: Annotated[
-        float | None, typer.Option(help="Share of clients kept away from training. [default: 0.1]")
+        float | None, typer.Option(help="Share of clients that take no part in training. [default: 0.1]")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="What clients run: auto (by the samples' shape), lenet, cnn, resnet20, mlp, tiny, lstm, or "
+            help="The client model: auto (by the samples' shape), lenet, cnn, resnet20, mlp, tiny, lstm, or "
             "your.module:function. [default: auto]"
         ),
     ] = None,
@@ -71,12 +71,13 @@ def train(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Several seeds, such as 0,1,2: trained at once, each as it would be alone, into OUT/seed-0, "
-            "OUT/seed-1 and so on. On a GPU this is faster than one after another."
+            help="Several seeds, such as 0,1,2, trained at once into OUT/seed-0, OUT/seed-1 and so on. Results are "
+            "the same as one after another; a GPU is faster."
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="serial (processes) or vector (clients as one axis). [default: auto]")
+        str | None,
+        typer.Option(help="serial (clients one by one, in processes) or vector (clients at once). [default: auto]"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. [default: auto]")] = None,
     precision: Annotated[
@@ -87,7 +88,7 @@ def train(
     ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. [default: 30]")] = None,
     eval_clients: Annotated[
-        int | None, typer.Option(help="Clients per evaluation while training. [default: as many as cost little]")
+        int | None, typer.Option(help="Clients per evaluation in training. [default: a share that costs little]")
     ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints. [default: 1000]")] = None,
     settings: Annotated[
@@ -98,28 +99,29 @@ def train(
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(help="The label's column in a table, or array in an .npz. [default: label, in an .npz y]"),
+        typer.Option(
+            help="Name of the label column in a table, or of the array in an .npz. [default: label, in an .npz y]"
+        ),
     ] = None,
     client_column: Annotated[
-        str | None, typer.Option(help="The client's column in a table or .npz. [default: client]")
+        str | None, typer.Option(help="Name of the client column in a table or .npz. [default: client]")
     ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
     tensorboard: Annotated[
         bool,
-        typer.Option("--tensorboard", help="Write TensorBoard's events into the run's folder: pefll[tensorboard]."),
+        typer.Option("--tensorboard", help="Write TensorBoard's events to the run's folder; needs pefll[tensorboard]."),
     ] = False,
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Go on with the run in this folder, or with all its seeds; one that is finished goes on with more "
-            "--rounds.",
+            help="Resume the run in this folder, or all its seeds. More --rounds extend a finished run.",
             metavar="RUN",
         ),
     ] = None,
 ) -> None:
-    """Train a method on a federation; Ctrl-C saves and stops, `--resume` goes on.
+    """Train a method on a federation. Ctrl-C saves and stops; `--resume` continues.
 
     For example:
 
@@ -164,15 +166,14 @@ def train(
     callbacks = [TensorBoard()] if tensorboard else []
     if seeds is not None and (seed is not None or resume is not None):
         raise PefllError(
-            "--seeds is for new runs, and in place of --seed; --resume RUN goes on with all seeds in RUN",
+            "--seeds is for new runs and replaces --seed; --resume RUN resumes all seeds in RUN",
             code="PEFLL-C015",
         )
     if resume is not None:
         if folder is not None:
-            raise PefllError("--resume goes on in its own folder; leave --out away", code="PEFLL-C016")
+            raise PefllError("--resume continues in its own folder; leave out --out", code="PEFLL-C016")
         target, folders = resume, run_folders(resume)
-        started = [_started(each) for each in folders]
-        configs = [_resumed(config, given) for config in started]
+        configs = [_resumed(each, given) for each in folders]
         if all(finished_state(each, config.rounds) for each, config in zip(folders, configs, strict=True)):
             more = f"; --rounds {2 * configs[0].rounds} would go on" if configs[0].rounds else ""
             results = first_few(each.summary_file for each in folders)
@@ -181,15 +182,15 @@ def train(
             say(out, f"Next: pefll show {target}")
             return
         for each, config in zip(folders, configs, strict=True):
-            _check_is_found_here(each, config)
+            _check_resumable(each, config)
     else:
         if "data" not in given:
             raise PefllError(
-                "say what to train on: --data digits needs no file, `pefll data list` shows the others",
+                "name the data to train on: --data digits needs no file, `pefll data list` shows the others",
                 code="PEFLL-C017",
             )
         if given["data"] not in sources.DATASETS and Path(given["data"]).exists():
-            given["data"] = str(Path(given["data"]).resolve())  # so that the run finds it again from another folder
+            given["data"] = str(Path(given["data"]).resolve())  # found from other folders too
         config = Config(**given)
         config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
         name = f"{Path(config.data).stem}-{config.method}".replace(":", "-")
@@ -200,9 +201,10 @@ def train(
             target = folder or _free(Path("runs") / name)
             configs = [dataclasses.replace(config, seed=number) for number in parse_seeds(seeds)]
             folders = [RunFolder(seed_folder(target, each.seed)) for each in configs]
-        if any(each.config_file.exists() for each in (RunFolder(target), *folders, *run_folders(target))):
+        if any(RunFolder(each).config_file.exists() for each in (target, *target.glob("seed-[0-9]*"))):
             raise PefllError(
-                f"{target} already holds a run: go on with `pefll train --resume {target}`, or choose another --out",
+                f"{target} holds a run already: resume it with `pefll train --resume {target}`, or choose another "
+                "--out",
                 code="PEFLL-C018",
             )
     specs = [
@@ -215,28 +217,34 @@ def train(
         for config, federation, each in zip(configs, federations.federations_of(configs, err), folders, strict=True)
     ]
     try:
-        trained = fitting.fit_together(specs, err, callbacks)
+        trained = fitting.runs_or_error(specs, fitting.train_all(specs, err, callbacks=callbacks))
     except Stopped as stopped:
-        say(err, f"{_saved(stopped, len(specs))} Go on with: pefll train --resume {target}{_own_code(configs[0])}")
+        say(err, f"{_saved(stopped, len(specs))} Go on with: {_resume_command(target, configs[0])}")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
         if not any(manifest.newest_first(each.checkpoints) for each in folders):
             raise
-        going_on = f"pefll train --resume {target}{_own_code(configs[0])}"
-        say(err, f"Ended at once. Go on from what was saved before with: {going_on}")
+        say(err, f"Ended at once. Go on from what was saved before with: {_resume_command(target, configs[0])}")
         sys.exit(INTERRUPTED)
     except fitting.RunsFailed as failed:
         if failed.runs:
             out.print(seeds_table([one.summary for one in failed.runs]))
         raise
     _print_results(folders, [one.summary for one in trained])
-    for sentence in _nothing_to_measure(specs[0].federation):
-        say(out, sentence)
+    federation = specs[0].federation
+    if federation.num_untested:
+        say(out, without_samples(federation.num_untested, federation.num_clients, "test"))
+    if federation.num_untested < federation.num_clients and not federation.num_unseen:
+        say(out, "No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
     say(out, f"Next: pefll show {target}")
 
 
+def _resume_command(folder: Path, config: Config) -> str:
+    return f"pefll train --resume {folder}{own_code(method=config.method, model=config.model)}"
+
+
 def _saved(stopped: Stopped, runs: int) -> str:
-    """Return what there is of runs that were stopped, as a sentence; of one, or of the least of several."""
+    """Return a sentence about what is saved of stopped runs; of several, `stopped` is the one with fewest rounds."""
     if stopped.testing and not stopped.round:
         which = "the start is" if runs == 1 else "the starts of seeds that have not ended are"
         return f"Only {which} saved, because clients of this method train while they are tested."
@@ -245,19 +253,8 @@ def _saved(stopped: Stopped, runs: int) -> str:
     return f"Saved after round {stopped.round}{least}{again}."
 
 
-def _own_code(config: Config) -> str:
-    """Return the options that name code of the user's own, which a run folder alone does not run."""
-    named = {"--method": config.method, "--model": config.model}
-    return "".join(f" {option} {shlex.quote(name)}" for option, name in named.items() if ":" in name)
-
-
-def _started(folder: RunFolder) -> Config:
-    folder.check_is_run()
-    return Config.load(folder.config_file, folder.trained_with())
-
-
-def _check_is_found_here(folder: RunFolder, config: Config) -> None:
-    """Raise PefllError where what a run was trained on was given in Python, and so is not found from here."""
+def _check_resumable(folder: RunFolder, config: Config) -> None:
+    """Raise PefllError if a run's data or model was given in Python: the command line cannot find it."""
     newest = manifest.newest(folder.checkpoints)
     if newest:
         check_problem(newest.facts.get("problem"), folder.path)
@@ -273,8 +270,10 @@ def _check_is_found_here(folder: RunFolder, config: Config) -> None:
         )
 
 
-def _resumed(started: Config, given: dict[str, Any]) -> Config:
-    """Return what a run was started with, changed as was asked for, where that is possible."""
+def _resumed(folder: RunFolder, given: dict[str, Any]) -> Config:
+    """Return the config of the run in a folder with the options that were given; PefllError if they do not fit."""
+    folder.check_is_run()
+    started = Config.load(folder.config_file, folder.trained_with())
     if "settings" in given:
         given = given | {"settings": started.settings | typed_settings(started.method, given["settings"])}
     config = dataclasses.replace(started, **given)
@@ -294,17 +293,7 @@ def _print_results(folders: list[RunFolder], summaries: list[dict[str, Any]]) ->
 
 
 def _free(folder: Path) -> Path:
-    """Return the folder, with a number behind its name where it exists already."""
+    """Return the folder, with a number after its name if it exists already."""
     if not folder.exists():
         return folder
     return next(path for number in itertools.count(2) if not (path := Path(f"{folder}-{number}")).exists())
-
-
-def _nothing_to_measure(federation: sources.Federation) -> list[str]:
-    """Return a sentence for what an accuracy is not there for."""
-    sentences = []
-    if federation.num_untested:
-        sentences.append(without_samples(federation.num_untested, federation.num_clients, "test"))
-    if federation.num_untested < federation.num_clients and not federation.num_unseen:
-        sentences.append("No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
-    return sentences

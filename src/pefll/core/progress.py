@@ -32,9 +32,6 @@ class Monitor(AbstractContextManager["Monitor"]):
     def __exit__(self, *_: object) -> None:
         return
 
-    def begin(self, done: int) -> None:
-        """Start the clock; `done` steps were done before, and do not count for the time left."""
-
     def at(self, done: int, news: str = "") -> None:
         """Show that `done` steps are done, and `news`, the latest measurement in words."""
 
@@ -48,9 +45,12 @@ class Display(AbstractContextManager["Display"]):
     def __exit__(self, *_: object) -> None:
         return
 
-    def line(self, title: str, total: int) -> Monitor:
-        """Return a monitor for a job of `total` steps; as a context it leaves the display at its end."""
-        del title, total
+    def line(self, title: str, total: int, done: int = 0) -> Monitor:
+        """Return a monitor for a job of `total` steps; as a context it leaves the display at its end.
+
+        `done` steps were done before, and do not count for the time left.
+        """
+        del title, total, done
         return Monitor()
 
 
@@ -84,28 +84,22 @@ class Bars(Display):
             if self._is_shown:
                 self._progress.stop()
 
-    def line(self, title: str, total: int) -> Bar:
+    def line(self, title: str, total: int, done: int = 0) -> Bar:
         """Add a bar."""
-        return Bar(self._progress, title, total)
+        return Bar(self._progress, title, total, done)
 
 
 class Bar(Monitor):
     """A progress bar with the time left."""
 
-    def __init__(self, progress: Progress, title: str, total: int) -> None:
-        self._progress, self._title = progress, title
-        self._task = progress.add_task(title, total=total, news="")
+    def __init__(self, progress: Progress, title: str, total: int, done: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task(title, total=total, completed=done, news="")
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
             self._progress.refresh()  # shows the last step
         self._progress.remove_task(self._task)
-
-    def begin(self, done: int) -> None:
-        """Start the clock; say where a resumed run continues."""
-        self._progress.reset(self._task, completed=done)
-        if done:
-            self.say(_going_on(self._title, done))
 
     def at(self, done: int, news: str = "") -> None:
         """Move the bar."""
@@ -125,24 +119,17 @@ class Log(Display):
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def line(self, title: str, total: int) -> Lines:
+    def line(self, title: str, total: int, done: int = 0) -> Lines:
         """Return a monitor that prints lines."""
-        return Lines(self._console, title, total)
+        return Lines(self._console, title, total, done)
 
 
 class Lines(Monitor):
     """Plain lines: at most one in ten seconds, and one at the end of a job of more than two."""
 
-    def __init__(self, console: Console, title: str, total: int) -> None:
-        self._console, self._title, self._total = console, title, total
-        self._started, self._first = time.monotonic(), 0
-        self._last = self._started
-
-    def begin(self, done: int) -> None:
-        """Start the clock; say where a resumed run continues."""
-        self._first, self._started = done, time.monotonic()
-        if done:
-            self.say(_going_on(self._title, done))
+    def __init__(self, console: Console, title: str, total: int, done: int) -> None:
+        self._console, self._title, self._total, self._first = console, title, total, done
+        self._started = self._last = time.monotonic()
 
     def at(self, done: int, news: str = "") -> None:
         """Print a line if the last one was printed long enough ago."""
@@ -162,10 +149,6 @@ class Lines(Monitor):
         say(self._console, sentence)
 
 
-def _going_on(title: str, done: int) -> str:
-    return f"{title}: going on after round {done}"
-
-
 def display(console: Console | None) -> Display:
     """Return bars for a terminal, lines for another output, and nothing without a console."""
     if console is None:
@@ -174,7 +157,7 @@ def display(console: Console | None) -> Display:
 
 
 @contextmanager
-def monitor(console: Console | None, title: str, total: int) -> Iterator[Monitor]:
-    """Yield a monitor on a new display."""
-    with display(console) as screen, screen.line(title, total) as watch:
+def monitor(console: Console | None, title: str, total: int, done: int = 0) -> Iterator[Monitor]:
+    """Yield a monitor on a new display; see `Display.line`."""
+    with display(console) as screen, screen.line(title, total, done) as watch:
         yield watch

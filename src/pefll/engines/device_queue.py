@@ -20,33 +20,36 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}  # one per device, for copi
 class DeviceFuture(Generic[T]):
     """A result that a device may still be computing.
 
+    Args:
+        answer: in the host's memory after the second event; at once if there are no events.
+        read: makes the result of the answer.
+        seconds: the time of work that is done.
+        events: a GPU's, before and after the work.
+
     Attributes:
         seconds: the work's time on its device, set by `wait`. It excludes earlier work of the same stream, and includes
             slowdown by other streams.
     """
 
-    def __init__(self, clock: Clock, answer: Tree, read: Callable[[Any], T]) -> None:
-        self._clock, self._read = clock, read
-        self.seconds = 0.0
-        if clock.began is None:
-            self._answer = answer
-            self.seconds = time.perf_counter() - clock.started
-            return
-        # Pinned memory, because other copies wait for the device. The copy precedes later work in the stream, so that
-        # a graph may write to `answer` again.
-        self._answer = map_tree(_sent_to_host, answer)
-        self._ended = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-        self._ended.record(torch.cuda.current_stream(clock.device))
+    def __init__(
+        self,
+        answer: Any,
+        read: Callable[[Any], T],
+        seconds: float = 0.0,
+        events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None,
+    ) -> None:
+        self._answer, self._read, self.seconds, self._events = answer, read, seconds, events
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._clock.began is None or self._ended.query()  # type: ignore[no-untyped-call]
+        return self._events is None or self._events[1].query()  # type: ignore[no-untyped-call]
 
     def wait(self) -> T:
         """Wait for the result and return it."""
-        if self._clock.began is not None:
-            self._ended.synchronize()
-            self.seconds = self._clock.began.elapsed_time(self._ended) / 1000
+        if self._events is not None:
+            began, ended = self._events
+            ended.synchronize()
+            self.seconds = began.elapsed_time(ended) / 1000
         return self._read(self._answer)
 
 
@@ -72,7 +75,14 @@ class Clock:
 
     def future(self, answer: Tree, read: Callable[[Any], T]) -> DeviceFuture[T]:
         """Copy a tree of tensors to the host; the future's result is `read` of the copy."""
-        return DeviceFuture(self, answer, read)
+        if self.began is None:
+            return DeviceFuture(answer, read, time.perf_counter() - self.started)
+        # Pinned memory, because other copies wait for the device. The copy precedes later work in the stream, so that
+        # a graph may write to `answer` again.
+        copied = map_tree(_sent_to_host, answer)
+        ended = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        ended.record(torch.cuda.current_stream(self.device))
+        return DeviceFuture(copied, read, events=(self.began, ended))
 
 
 class DeviceQueue:
@@ -82,9 +92,13 @@ class DeviceQueue:
 
     Attributes:
         works_on: whether the device works on while the host does something else.
+        turn: makes a context for using the engine beside others; on a GPU its work has its own stream.
+        beside: makes a context for work that later rounds do not wait for; on a GPU it runs beside them.
     """
 
     works_on = False
+    turn: Callable[[], AbstractContextManager[Any]] = nullcontext
+    beside: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -96,9 +110,9 @@ class DeviceQueue:
             The server's state after them, and a future. Its `wait` raises PefllError if training diverged. Later rounds
             may overwrite the state on a GPU: see `snapshot`.
         """
-        clock = Clock(self._engine.device)
+        started = time.perf_counter()
         server = self._engine.advance(server, first, rounds)
-        return server, clock.future(torch.empty(0), lambda _: None)
+        return server, DeviceFuture(None, lambda _: None, time.perf_counter() - started)
 
     def snapshot(self, server: Tree) -> Tree:
         """Return a state that later rounds do not overwrite."""
@@ -110,14 +124,6 @@ class DeviceQueue:
         The next call overwrites the returned tensor.
         """
         return function
-
-    def turn(self) -> AbstractContextManager[Any]:
-        """Return a context for using the engine beside others; on a GPU its work has its own stream."""
-        return nullcontext()
-
-    def beside(self) -> AbstractContextManager[Any]:
-        """Return a context for work that later rounds do not wait for; on a GPU it runs beside them."""
-        return nullcontext()
 
 
 def queue_of(engine: Engine) -> DeviceQueue:

@@ -1,1 +1,1 @@
-"""From what was asked for to a trained run: settings resolved, the loop, evaluation, results."""
+"""Training: resolved settings, the loop, evaluation, callbacks, and a trained run."""

@@ -1,4 +1,4 @@
-"""Callbacks: who is told what happens in a run, from its history to a user's own logger."""
+"""Callbacks: they hear what happens in a run. The history, the progress bar and loggers are callbacks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ActiveRun:
     """A run while it is trained, as callbacks see it.
 
     Attributes:
-        spec: what it does, with everything decided: config, federation, method, folder, title.
+        spec: its config, federation, method, folder and title.
         round: rounds done.
-        history: its evaluations so far, oldest first, as in history.jsonl; those before it was resumed, too.
-        summary: what came out, as in summary.json; empty before the end.
-        stopped_by: the callback that stopped it; "" for none.
+        history: all evaluations so far, oldest first, as in history.jsonl.
+        summary: results, as in summary.json; empty before the end.
+        stopped_by: the class of the callback that stopped it; "" for none.
     """
 
     spec: RunSpec
@@ -35,7 +35,7 @@ class ActiveRun:
 
 
 class Callback:
-    """Is told what happens in a run. Override what you need; the rest does nothing.
+    """Hears what happens in a run. Override what you need; the rest does nothing.
 
         class Print(pefll.Callback):
             def on_evaluation(self, run, row):
@@ -43,11 +43,11 @@ class Callback:
 
         pefll.fit(federation, callbacks=[Print()])
 
-    Runs that are trained at once share their callbacks: each call says which run it is about.
+    Runs that are trained at once share their callbacks; `run` says which run a call is about.
     """
 
     def on_start(self, run: ActiveRun) -> None:
-        """Training begins, or goes on after `run.round` rounds."""
+        """Training starts, or resumes after `run.round` rounds."""
 
     def on_rounds(self, run: ActiveRun) -> None:
         """Some more rounds are done; called up to a few times a second."""
@@ -56,39 +56,35 @@ class Callback:
         """An evaluation is done.
 
         Args:
-            run: with the row as the last one of its history.
+            run: its last row of history is this one.
             row: round, seconds, bytes, and the validation accuracies of seen and unseen clients.
 
         Returns:
-            True to end the run with this round: it is tested and written as if no more rounds had been asked for.
+            True to end the run with this round. It is then tested and written as usual.
         """
 
     def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
         """The checkpoint of a round is on the disk. Only runs with a folder have checkpoints."""
 
     def on_end(self, run: ActiveRun) -> None:
-        """The run has ended. `run.summary` is empty where it failed, or was stopped by a signal."""
+        """The run has ended. `run.summary` is empty if it failed or a signal stopped it."""
 
 
 class History(Callback):
     """Appends evaluations to history.jsonl in the run's folder."""
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
-        """Write a line."""
+        """Append a line."""
         if run.spec.folder:
             run.spec.folder.append_history(row)
 
 
 @dataclass
 class ProgressBar(Callback):
-    """Moves one run's bar, `monitor`, and shows accuracies that are new."""
+    """Moves one run's bar, `monitor`, and shows new accuracies."""
 
     monitor: Monitor
     news: str = ""
-
-    def on_start(self, run: ActiveRun) -> None:
-        """Start the clock."""
-        self.monitor.begin(run.round)
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
         """Remember the accuracies."""
@@ -96,7 +92,7 @@ class ProgressBar(Callback):
         self.news = f"validation: {', '.join(groups)}" if groups else ""
 
     def on_rounds(self, run: ActiveRun) -> None:
-        """Move the bar; show accuracies that are new."""
+        """Move the bar; show new accuracies."""
         self.monitor.at(run.round, self.news)
         self.news = ""
 
@@ -104,13 +100,13 @@ class ProgressBar(Callback):
 class EarlyStopping(Callback):
     """Ends a run whose validation metric has not improved for some evaluations.
 
-    It keeps nothing of its own, so that a resumed run stops where one in one go would.
+    It reads the run's history and keeps no state. So a resumed run stops where a run without a break would.
 
     Args:
         patience: evaluations without an improvement.
-        metric: a field of `pefll.Accuracy`; of `loss` less is better, of all others more.
-        group: the clients: seen or unseen.
-        min_delta: by how much a value must be better than the best one before.
+        metric: a field of `pefll.Accuracy`; a lower loss is better, and a higher value of the others.
+        group: seen or unseen clients.
+        min_delta: the least difference to the best value before that counts as an improvement.
     """
 
     def __init__(
@@ -124,7 +120,7 @@ class EarlyStopping(Callback):
         self._metric, self._group, self._min_delta = metric, group, float(min_delta)
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> bool:
-        """Return whether the last improvement is too long ago."""
+        """Return whether the last improvement is `patience` evaluations ago."""
         sign = -1.0 if self._metric == "loss" else 1.0
         best, waited = -float("inf"), 0
         for one in run.history:
@@ -136,7 +132,7 @@ class EarlyStopping(Callback):
 
 
 def check_callbacks(callbacks: Any) -> list[Callback]:
-    """Return callbacks as a list; PefllError where something among them is none."""
+    """Return callbacks as a list; PefllError for a value that is no callback."""
     found = arguments.listed(callbacks, "callbacks", "[pefll.EarlyStopping()]")
     for one in found:
         if not isinstance(one, Callback):

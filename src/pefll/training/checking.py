@@ -1,7 +1,7 @@
-"""What must hold for every method, registered here or a user's own: `pefll check-method mymodule:MyMethod`.
+"""Checks that every method must pass, the package's or a user's: `pefll check-method mymodule:MyMethod`.
 
-Each check is a function of a `Subject` that raises `Broken` with a sentence. Clients have different numbers of samples,
-some fewer than any batch, and some of them are new.
+Each check is a function of a `Subject`. It raises `Broken` with a sentence. Clients have different numbers of samples,
+some fewer than a batch, and two clients are new.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -55,11 +55,11 @@ MEMBERS = (
 
 
 class Broken(Exception):
-    """A method does not do what every method must; the text says what."""
+    """A method breaks a rule; the text says how."""
 
 
 class NotTried(Exception):
-    """A check needs what is not installed; the text says what."""
+    """A check needs a package that is not installed; the text says which."""
 
 
 class Finding(NamedTuple):
@@ -67,8 +67,8 @@ class Finding(NamedTuple):
 
     Attributes:
         rule: what must hold.
-        problem: a sentence where it does not.
-        not_tried: a sentence where nobody knows, for want of a package.
+        problem: a sentence if it does not hold.
+        not_tried: a sentence if the check could not run.
     """
 
     rule: str
@@ -78,7 +78,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A method under examination: a key of METHODS or `module:Class`, with settings that make it quick."""
+    """A method to check: its name and the settings that make it quick."""
 
     name: str
     settings: dict[str, Any]
@@ -107,14 +107,11 @@ class Subject:
 
 
 def check_method(name: str, settings: dict[str, Any] | None = None) -> list[Finding]:
-    """Run every check on a method.
+    """Run every check on a method and return one finding for each rule; only one if it is no method at all.
 
     Args:
         name: a key of METHODS, or `package.module:Class`.
         settings: hyper-parameters for the checks; few steps make them quick.
-
-    Returns:
-        One finding for each rule. After a method that is not one at all, nothing else is tried.
     """
     allow(name)
     subject = Subject(name, settings or {})
@@ -142,9 +139,9 @@ def is_a_method(subject: Subject) -> None:
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise Broken(f"{subject.name} is not a dataclass")
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise Broken("it can be changed after it is made: write @dataclass(frozen=True)")
+        raise Broken("its values can be changed: write @dataclass(frozen=True)")
     if not issubclass(kind, BaseMethod) and "problem" not in {field.name for field in dataclasses.fields(kind)}:
-        raise Broken("it is no BaseMethod, and has no field `problem`")
+        raise Broken("it does not extend BaseMethod, and has no field `problem`")
     missing = [key for key, default in hyperparameters(subject.name).items() if default is dataclasses.MISSING]
     if missing:
         raise Broken(f"no default for {', '.join(missing)}")
@@ -157,79 +154,82 @@ def is_a_method(subject: Subject) -> None:
 def a_seed_decides_everything(subject: Subject) -> None:
     """The same seed gives the same bytes, and another seed gives others."""
     for make in (SerialEngine, VectorEngine):
-        one, two, other = (_trained(subject.engine(make, seed, torch.float32)) for seed in (4, 4, 5))
-        if _bytes(one) != _bytes(two):
+        one, two, other = (_bytes(_trained(subject.engine(make, seed, torch.float32))) for seed in (4, 4, 5))
+        if one != two:
             raise Broken(f"two runs with one seed differ on the {make.name} engine: it draws random numbers of its own")
-        if _bytes(one) == _bytes(other):
+        if one == other:
             raise Broken(f"runs with different seeds are the same on the {make.name} engine")
 
 
 def engines_agree(subject: Subject) -> None:
-    """One client after another, and all at once with padding, give the same state, models and scores."""
-    serial, vector = (_journey(subject.engine(make)) for make in (SerialEngine, VectorEngine))
-    for what, one, two in zip(("states", "models", "scores"), serial[:3], vector[:3], strict=True):
+    """Both engines give the same state, models and scores: clients one by one, and all at once with padding."""
+    found = []
+    for make in (SerialEngine, VectorEngine):
+        with closing(subject.engine(make)) as engine:
+            server = engine.advance(engine.start(), 0, ROUNDS)
+            crossed = (engine.ledger.down, engine.ledger.up, engine.ledger.exchanges)
+            found.append((crossed, _flat(server), *_models_and_scores(engine, server)))
+    (serial_bytes, *serial), (vector_bytes, *vector) = found
+    for what, one, two in zip(("states", "models", "scores"), serial, vector, strict=True):
         if one.shape != two.shape:
             raise Broken(f"the {what} have shapes {tuple(one.shape)} and {tuple(two.shape)}")
-        apart = float((one - two).abs().max()) if one.numel() else 0.0
-        if not apart <= TOLERANCE:
-            raise Broken(f"the {what} are {apart:.1e} apart in float64: something depends on padding or on neighbours")
-    if serial[3] != vector[3]:
-        raise Broken(f"bytes sent and received differ: {serial[3]} and {vector[3]}")
+        difference = float((one - two).abs().max()) if one.numel() else 0.0
+        if not difference <= TOLERANCE:
+            raise Broken(f"the {what} differ by {difference:.1e} in float64: a result depends on padding or neighbours")
+    if serial_bytes != vector_bytes:
+        raise Broken(f"bytes sent and received differ: {serial_bytes} and {vector_bytes}")
 
 
 def order_does_not_matter(subject: Subject) -> None:
     """A round with the same clients in another order is the same round."""
-    engine = subject.engine()
-    assert isinstance(engine, SerialEngine)
-    server = engine.start()
-    states = [
-        _flat(engine.method.round(server, engine._cohort(np.array(ids), 0, Ledger()))) for ids in ([0, 1, 4], [4, 0, 1])
-    ]
-    engine.close()
-    apart = float((states[0] - states[1]).abs().max())
-    if not apart <= TOLERANCE:
-        raise Broken(f"states are {apart:.1e} apart after a round with the same clients in another order")
+    with closing(subject.engine()) as engine:
+        assert isinstance(engine, SerialEngine)
+        server = engine.start()
+        one, two = (
+            _flat(engine.method.round(server, engine._cohort(np.array(ids), 0, Ledger())))
+            for ids in ([0, 1, 4], [4, 0, 1])
+        )
+    difference = float((one - two).abs().max())
+    if not difference <= TOLERANCE:
+        raise Broken(f"states differ by {difference:.1e} after a round with the same clients in another order")
 
 
 def states_are_not_written_to(subject: Subject) -> None:
-    """Rounds and evaluations leave the state that they are given as it was."""
+    """Rounds and evaluations do not change the state that they are given."""
     for make in (SerialEngine, VectorEngine):
-        engine = subject.engine(make)
-        kept = [engine.start()]
-        before = [_bytes(kept[0])]
-        for t in range(ROUNDS):
-            kept.append(engine.advance(kept[-1], t, 1))
-            before.append(_bytes(kept[-1]))
-            evaluate(engine, engine.method, kept[-1], TEST)
-        engine.close()
-        if [_bytes(state) for state in kept] != before:
+        with closing(subject.engine(make)) as engine:
+            states = [engine.start()]
+            before = [_bytes(states[0])]
+            for t in range(ROUNDS):
+                states.append(engine.advance(states[-1], t, 1))
+                before.append(_bytes(states[-1]))
+                evaluate(engine, engine.method, states[-1], TEST)
+        if [_bytes(state) for state in states] != before:
             raise Broken("a state of an earlier round changed: write nothing in place (index_copy, not x[i] = y)")
 
 
 def stopping_changes_nothing(subject: Subject) -> None:
-    """A state saved to a file, read again and trained on gives the same bytes as training in one go."""
-    engine = subject.engine(dtype=torch.float32)
-    server = engine.advance(engine.start(), 0, 2)
-    try:
-        tensors = {f"server.{name}": leaf for name, leaf in named_leaves(server)}
-    except AttributeError as error:
-        raise Broken("its state must be a NamedTuple of tensors, or of such NamedTuples") from error
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint.save(Path(folder), 2, tensors, {})
-        saved = checkpoint.load(Path(folder) / "round-00000002").tensors
-    again = restore(engine.start(), saved, "server")
-    resumed, whole = engine.advance(again, 2, 2), engine.advance(server, 2, 2)
-    engine.close()
+    """A resumed run gives the same bytes as one without a stop."""
+    with closing(subject.engine(dtype=torch.float32)) as engine:
+        server = engine.advance(engine.start(), 0, 2)
+        try:
+            tensors = {f"server.{name}": leaf for name, leaf in named_leaves(server)}
+        except AttributeError as error:
+            raise Broken("its state must be a NamedTuple of tensors, or of such NamedTuples") from error
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint.save(Path(folder), 2, tensors, {})
+            saved = checkpoint.load(Path(folder) / "round-00000002").tensors
+        again = restore(engine.start(), saved, "server")
+        resumed, whole = engine.advance(again, 2, 2), engine.advance(server, 2, 2)
     if type(again) is not type(server) or _bytes(resumed) != _bytes(whole):
         raise Broken("a resumed run differs: something that matters is not in the state")
 
 
 def everybody_gets_a_model(subject: Subject) -> None:
     """Seen clients and new ones get finite models, one row for each client."""
-    engine = subject.engine()
-    method: Method[Any] = engine.method
-    server = engine.advance(engine.start(), 0, ROUNDS)
-    with torch.no_grad():
+    with closing(subject.engine()) as engine, torch.no_grad():
+        method: Method[Any] = engine.method
+        server = engine.advance(engine.start(), 0, ROUNDS)
         for ids, cohort in engine.cohorts(np.arange(subject.federation.num_clients)):
             personal = method.personalize(server, cohort)
             for leaf in leaves(personal):
@@ -239,47 +239,47 @@ def everybody_gets_a_model(subject: Subject) -> None:
             scores = cohort.run(method.predict, each(personal), split=TEST)
             if scores.samples.tolist() != subject.federation.count[TEST][ids].tolist():
                 raise Broken("scores are not of all test samples")
-    engine.close()
 
 
 def held_out_data_is_not_looked_at(subject: Subject) -> None:
-    """No byte of training depends on validation or test samples, or on anything of new clients; no model on the former.
+    """Training uses no held-out sample and nothing of new clients, and no model depends on held-out samples.
 
-    A new client's model may depend on its training samples, and on nothing else of it.
+    Held-out samples are those for validation and test. A new client's model may depend on its training samples.
     """
     clean = subject.federation
     poisoned, held_out = _poisoned(clean, new_clients=True), _poisoned(clean, new_clients=False)
     for make in (SerialEngine, VectorEngine):
-        one, two = (_trained(subject.engine(make, federation=data)) for data in (clean, poisoned))
-        if _bytes(one) != _bytes(two):
+        server, other = (_trained(subject.engine(make, federation=data)) for data in (clean, poisoned))
+        if _bytes(server) != _bytes(other):
             raise Broken(f"held-out samples change what is learned on the {make.name} engine")
-        mine, theirs = (_models(subject.engine(make, federation=data), one) for data in (clean, held_out))
-        if _bytes(mine) != _bytes(theirs):
+        models = []
+        for data in (clean, held_out):
+            with closing(subject.engine(make, federation=data)) as engine:
+                models.append(_models_and_scores(engine, server)[0])
+        if _bytes(models[0]) != _bytes(models[1]):
             raise Broken(f"held-out samples change what `personalize` makes on the {make.name} engine")
 
 
 def a_gpu_can_record_it(subject: Subject) -> None:
-    """Rounds and evaluations can be recorded once and replayed on a GPU: the host neither looks nor brings anything.
+    """A GPU can record rounds and evaluations once and replay them: Python reads no number and adds none.
 
-    A CUDA graph repeats the same kernels on the same memory. Numbers that Python reads while it records would decide
-    for all rounds, and memory of the host cannot be copied from. No GPU is needed to see such a thing.
+    A CUDA graph repeats the same kernels on the same memory. A number that Python reads while it records would decide
+    for all rounds, and a graph cannot copy from the host's memory. This check needs no GPU.
     """
-    engine = subject.engine(VectorEngine)
-    assert isinstance(engine, VectorEngine)
-    server = engine.start()
-    everybody = np.arange(subject.federation.num_clients)
-    cohorts = [cohort for _, cohort in engine.cohorts(everybody)]
-    for record in (nullcontext, Recording):  # a GPU, too, does everything once before it records: caches are filled
-        t = torch.zeros((), dtype=torch.int64)
-        with record():
-            engine.checked_round(server, t)
-            for cohort in cohorts:
-                scores_of(engine.method, server, cohort.anew(), TEST)
-    engine.close()
+    with closing(subject.engine(VectorEngine)) as engine:
+        assert isinstance(engine, VectorEngine)
+        server = engine.start()
+        cohorts = [cohort for _, cohort in engine.cohorts(np.arange(subject.federation.num_clients))]
+        for record in (nullcontext, recording):  # a GPU, too, runs everything once before it records, to fill caches
+            t = torch.zeros((), dtype=torch.int64)
+            with record():
+                engine.checked_round(server, t)
+                for cohort in cohorts:
+                    scores_of(engine.method, server, cohort.anew(), TEST)
 
 
 def real_clients_can_run_it(subject: Subject) -> None:
-    """Clients on other machines, reached by Flower, make the same models as clients in one process."""
+    """Clients on other machines, reached by Flower, get the same models as clients in one process."""
     if find_spec("flwr") is None:
         raise NotTried("Flower is not installed: pip install 'pefll[flower]'")
     from pefll.engines.flower.client.app import PefllClientApp
@@ -304,7 +304,7 @@ def real_clients_can_run_it(subject: Subject) -> None:
         grid = InProcessGrid(PefllClientApp(), nodes, agreed.to_config())
         terms = Terms(pause_seconds=0.01, patience_seconds=0.1, weight_limit=0, norm_limit=0)
         try:
-            with _logged(trouble):
+            with _flower_log(trouble):
                 found = _scores(FlowerEngine(grid, agreed, seen, 3, terms, trouble.append, newcomers=new))
         except PefllError as error:
             raise Broken(trouble[0] if trouble else str(error)) from error
@@ -312,14 +312,14 @@ def real_clients_can_run_it(subject: Subject) -> None:
         raise Broken(trouble[0])
     expected = _scores(SerialEngine(data, agreed.build(), agreed.seed, 3))
     if not np.allclose(found, expected, rtol=1e-4):
-        raise Broken("clients on other machines get other scores than those in one process")
+        raise Broken("clients on other machines get other scores than clients in one process")
 
 
 @contextmanager
-def _logged(said: list[str]) -> Iterator[None]:
-    """Collect what Flower's clients log inside the block: the server is not told why a client fails."""
+def _flower_log(lines: list[str]) -> Iterator[None]:
+    """Append what Flower's clients log inside the block to `lines`: the server does not learn why a client fails."""
     log, handler = logging.getLogger("flwr"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     before, log.handlers = log.handlers, [handler]
     try:
         yield
@@ -327,8 +327,15 @@ def _logged(said: list[str]) -> Iterator[None]:
         log.handlers = before
 
 
-class _Looks(TorchFunctionMode):
-    """Refuses what copies numbers to Python without an operation that `Recording` would see."""
+@contextmanager
+def recording() -> Iterator[None]:
+    """Raise `Broken` inside the block for what a CUDA graph could not record, on a CPU and under `torch.func` too."""
+    with _CheckedFunctions(), _CheckedOperations():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _CheckedFunctions(TorchFunctionMode):
+    """Refuses functions that copy numbers to Python without an operation that `_CheckedOperations` sees."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -338,21 +345,8 @@ class _Looks(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class Recording(TorchDispatchMode):
-    """Refuses, on a CPU, what a CUDA graph could not record, under transforms of `torch.func` too."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._looks = _Looks()
-
-    def __enter__(self) -> Recording:
-        self._looks.__enter__()  # type: ignore[no-untyped-call]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._looks.__exit__(*error)  # type: ignore[no-untyped-call]
+class _CheckedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations that a CUDA graph could not record."""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -370,7 +364,7 @@ class Recording(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-# Operations whose results have as many elements as the values decide, for which a GPU would have to wait.
+# The values decide how many elements the results of these operations have. A GPU would have to wait for that number.
 _SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 
 
@@ -393,50 +387,31 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 
 
 def _trained(engine: Engine) -> Tree:
-    server = engine.advance(engine.start(), 0, ROUNDS)
-    engine.close()
-    return server
+    """Return the server's state after some rounds, and close the engine."""
+    with closing(engine):
+        return engine.advance(engine.start(), 0, ROUNDS)
 
 
 def _scores(engine: Engine) -> Floats:
-    """Train, then score everybody's model."""
-    try:
+    """Train, close the engine, and return the scores of all clients' models, [n, 4]."""
+    with closing(engine):
         server = engine.advance(engine.start(), 0, ROUNDS)
         return client_scores(engine, engine.method, server, np.arange(engine.federation.num_clients), TEST)
-    finally:
-        engine.close()
 
 
-def _models(engine: Engine, server: Tree) -> Tree:
-    """Make everybody's model."""
-    with torch.no_grad():
-        everybody = engine.cohorts(np.arange(engine.federation.num_clients))
-        models = tuple(engine.method.personalize(server, cohort) for _, cohort in everybody)
-    engine.close()
-    return models
-
-
-def _journey(engine: Engine) -> tuple[Tensor, Tensor, Tensor, tuple[int, int, int]]:
-    """Train, then make and score everybody's model: state [S], models [n, ...], scores [n, 4], bytes."""
+@torch.no_grad()
+def _models_and_scores(engine: Engine, server: Tree) -> tuple[Tensor, Tensor]:
+    """Return the models of all clients [n, P] and their scores [n, 4], in float64 and in the order of the clients."""
     method: Method[Any] = engine.method
-    server = engine.advance(engine.start(), 0, ROUNDS)
     models, scores = {}, {}
-    with torch.no_grad():
-        for ids, cohort in engine.cohorts(np.arange(engine.federation.num_clients)):
-            personal = method.personalize(server, cohort)
-            score = cohort.run(method.predict, each(personal), split=TEST)
-            for place, client in enumerate(ids.tolist()):
-                models[client] = _flat(map_tree(lambda leaf, place=place: leaf[place], personal))
-                scores[client] = torch.stack([part[place].double() for part in score])
-    engine.close()
-    everybody = range(engine.federation.num_clients)
-    crossed = (engine.ledger.down, engine.ledger.up, engine.ledger.exchanges)
-    return (
-        _flat(server),
-        torch.stack([models[client] for client in everybody]),
-        torch.stack([scores[client] for client in everybody]),
-        crossed,
-    )
+    for ids, cohort in engine.cohorts(np.arange(engine.federation.num_clients)):
+        personal = method.personalize(server, cohort)
+        score = cohort.run(method.predict, each(personal), split=TEST)
+        for place, client in enumerate(ids.tolist()):
+            models[client] = _flat(map_tree(lambda leaf, place=place: leaf[place], personal))
+            scores[client] = torch.stack([part[place].double() for part in score])
+    of_all, scored = ([found[client] for client in sorted(found)] for found in (models, scores))
+    return torch.stack(of_all), torch.stack(scored)
 
 
 def _bytes(tree: Tree) -> bytes:
@@ -463,7 +438,7 @@ def _small_federation() -> Federation:
 
 
 def _poisoned(federation: Federation, *, new_clients: bool) -> Federation:
-    """Change held-out samples of everybody, and with `new_clients` all else of those who take no part in training."""
+    """Return the federation with other held-out samples; with `new_clients` also with other new clients."""
     rows = [federation.indices(c, s) for c in range(federation.num_clients) for s in (VALIDATION, TEST)]
     if new_clients:
         rows += [federation.indices(c, TRAIN) for c in range(federation.num_seen, federation.num_clients)]

@@ -1,9 +1,8 @@
-"""How good the personal models are: sums per client first, then means over samples and over clients."""
+"""Scores of personal models: sums per client first, then means over samples and over clients."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,27 +11,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pefll.backend.flops import FlopCounter
-from pefll.core.arguments import whole_number
 from pefll.core.errors import PefllError, unknown
-from pefll.core.tree import Tree, map_tree
-from pefll.data.federation import SPLITS, VALIDATION, Federation, check_is_federation
-from pefll.engines.cohort import BaseCohort, Engine, Ids, LimitsWeights, not_finite
+from pefll.data.federation import SPLITS, VALIDATION
+from pefll.engines.cohort import Engine, Ids, LimitsWeights, not_finite
 from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
-from pefll.engines.serial import SerialEngine
-from pefll.methods.contract import Each, Everyone, Method, Own, each
+from pefll.methods.contract import Method, each
 from pefll.runs.config import Config
 
 Floats = npt.NDArray[np.float64]
 
 
 class Accuracy(NamedTuple):
-    """How a group of clients fares, each between 0 and 1.
+    """How good the models of a group of clients are.
 
     Attributes:
-        per_sample: right answers over samples of all clients: every sample counts the same.
-        per_client: the mean of the clients' accuracies: every client counts the same.
-        masked: as per_sample, with classes absent from a client's training labels ruled out.
+        per_sample: the share of correct samples of all clients; every sample counts the same.
+        per_client: the mean of the clients' accuracies; every client counts the same.
+        masked: as per_sample, but classes that a client's training labels lack are ruled out.
         worst_tenth: the mean accuracy of the worst tenth of the clients.
         loss: the mean cross-entropy.
     """
@@ -45,7 +40,7 @@ class Accuracy(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Accuracy on clients that took part in training and on those that did not; None for a group with no samples."""
+    """Accuracy of clients that took part in training, and of those that did not; None for a group without samples."""
 
     seen: Accuracy | None
     unseen: Accuracy | None
@@ -63,15 +58,15 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     share: float = 1.0,
 ) -> Evaluation:
-    """Personalise a model for every client and score it on the client's own samples.
+    """Make a model for every client and return the accuracies on the clients' own samples.
 
     Args:
         engine: reaches the clients.
         method: what was trained.
         server: its state.
         split: which samples to score.
-        progress: told the number of clients done since it was last called.
-        share: of each group's clients, always the same ones.
+        progress: see `client_scores`.
+        share: of each group's clients to use; always the same ones.
     """
     seen, unseen = _groups(engine, share)
     sums = client_scores(engine, method, server, np.concatenate([seen, unseen]), split, progress)
@@ -79,22 +74,22 @@ def evaluate(
 
 
 def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
-    """Reduce sums per client [clients, 4], those of seen clients first, to the accuracies of the two groups."""
+    """Return the accuracies of both groups from sums per client [clients, 4], seen clients first."""
     return Evaluation(accuracy_of(sums[:num_seen]), accuracy_of(sums[num_seen:]))
 
 
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
-    """Return how many samples each client has and how many are right, as whole numbers, from sums [clients, 4]."""
+    """Return each client's samples and correct samples as whole numbers, from sums [clients, 4], seen clients first."""
     groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
-    whole = {name: np.rint(group).astype(int) for name, group in groups.items()}  # a limited weight may have fractions
+    whole = {name: np.rint(group).astype(int) for name, group in groups.items()}  # weight limits make fractions
     return {name: {"samples": group[:, 0].tolist(), "correct": group[:, 1].tolist()} for name, group in whole.items()}
 
 
 class Evaluator:
     """Scores states on the same samples of the same clients while training goes on.
 
-    What an evaluation needs besides the state is made once, and a GPU records its work once. Nothing waits for a
-    result until somebody asks for it. New clients that would have to train first take no part.
+    It prepares everything but the state once, and a GPU records the work once. New clients that would have to train
+    first take no part.
 
     Args:
         engine: reaches the clients.
@@ -106,49 +101,33 @@ class Evaluator:
     def __init__(self, engine: Engine, method: Method[Any], split: int, share: float = 1.0) -> None:
         self._engine = engine
         seen, unseen = _groups(engine, share)
-        if method.trains_new_clients:  # too much work to be done again and again
+        if method.trains_new_clients:  # too much work for every evaluation
             unseen = unseen[:0]
-        self._seen = len(seen)
-        clients = self._clients = np.concatenate([seen, unseen])
-        cohorts = list(engine.cohorts(clients))
-        # The place of each client, in the order in which the engine takes them, among the clients.
-        self._place = _places(engine, clients)[np.concatenate([ids for ids, _ in cohorts])]
+        self._num_seen, self._clients = len(seen), np.concatenate([seen, unseen])
+        cohorts = list(engine.cohorts(self._clients))
+        self._order = np.argsort(np.concatenate([ids for ids, _ in cohorts]))
         self._scores = queue_of(engine).repeated(
             lambda server: torch.cat([scores_of(method, server, cohort.anew(), split) for _, cohort in cohorts])
         )
 
     def begin(self, server: Any) -> DeviceFuture[Evaluation]:
-        """Score a state; the result is there later."""
+        """Return the evaluation of a state as a future."""
         clock = Clock(self._engine.device)
         return clock.future(self._scores(server), self._read)
 
     def _read(self, scores: Tensor) -> Evaluation:
-        sums = np.zeros((len(self._place), 4))
-        sums[self._place] = scores.numpy()
-        _check_finite(sums, self._engine, self._clients)
-        sums = _weighed(self._engine, self._clients, sums, chooses=True)
-        return Evaluation(accuracy_of(sums[: self._seen]), accuracy_of(sums[self._seen :]))
+        sums = _checked(scores.numpy()[self._order], self._engine, self._clients)
+        return evaluation_of(_weighted(self._engine, self._clients, sums, chooses=True), self._num_seen)
 
 
 def _groups(engine: Engine, share: float) -> tuple[Ids, Ids]:
-    """Return a share of the seen clients and of the unseen ones."""
-    seen, all_ = engine.federation.num_seen, engine.federation.num_clients
-    return _some(np.arange(seen), share), _some(np.arange(seen, all_), share)
-
-
-def _some(clients: Ids, share: float) -> Ids:
-    """Return a share of the clients, evenly spaced, but not fewer than 20: their order is random already."""
-    most = max(20, math.ceil(share * len(clients)))
-    if most >= len(clients):
-        return clients
-    return clients[np.linspace(0, len(clients) - 1, most).astype(np.int64)]
-
-
-def _places(engine: Engine, clients: Ids) -> Ids:
-    """Return, for each client of the federation, where it stands in `clients`; 0 for those that do not."""
-    places = np.zeros(engine.federation.num_clients, dtype=np.int64)
-    places[clients] = np.arange(len(clients))
-    return places
+    """Return a share of the seen clients and of the unseen ones, each evenly spaced and at least 20 clients."""
+    groups = []
+    for clients in np.split(np.arange(engine.federation.num_clients), [engine.federation.num_seen]):
+        size = min(max(20, math.ceil(share * len(clients))), len(clients))
+        # The order of clients is random already.
+        groups.append(clients[np.linspace(0, len(clients) - 1, size).astype(np.int64)])
+    return groups[0], groups[1]
 
 
 def client_scores(
@@ -166,36 +145,29 @@ def client_scores(
         engine: reaches the clients.
         method: what was trained.
         server: its state.
-        clients: which ones.
+        clients: in ascending order.
         split: which samples to score.
-        progress: told the number of clients done since it was last called; often 0, where they take long. Whatever it
+        progress: gets the number of clients done since the last call, often 0 if they take long. An error that it
             raises ends the work.
-        as_new: whether all of them come as if they had not taken part.
+        as_new: whether seen clients count as new ones.
     """
     order: list[Ids] = []
     parts: list[Tensor] = []
     for ids, cohort in engine.cohorts(clients, as_new):
         order.append(ids)
-        told = None
+        per_client = None
         if progress is not None:
-            told = cohort.on_progress = _PerClient(progress, len(ids))
+            per_client = cohort.on_progress = _PerClient(progress, len(ids))
         parts.append(scores_of(method, server, cohort, split))
-        if told is not None:
-            told.end()
-    sums = np.zeros((len(clients), 4))
-    # Gathered at the end: the first look at a number would wait for the device.
-    sums[_places(engine, clients)[np.concatenate(order)]] = torch.cat(parts).numpy(force=True)
-    _check_finite(sums, engine, clients)
-    return _weighed(engine, clients, sums, chooses=False)
+        if per_client is not None:
+            per_client.end()
+    # Read at the end: the first read of a number waits for the device.
+    sums: Floats = torch.cat(parts).numpy(force=True)[np.argsort(np.concatenate(order))]
+    return _weighted(engine, clients, _checked(sums, engine, clients), chooses=False)
 
 
 class _PerClient:
-    """Reports progress per client if possible, else per cohort.
-
-    Args:
-        progress: see `client_scores`.
-        clients: how many.
-    """
+    """Reports progress per client if possible, else per cohort; see `client_scores`."""
 
     def __init__(self, progress: Callable[[int], None], clients: int) -> None:
         self._progress, self._left = progress, clients
@@ -212,35 +184,30 @@ class _PerClient:
 
 @torch.no_grad()
 def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tensor:
-    """Return samples, correct, masked correct and summed loss of the clients of a cohort, float64 [c, 4]."""
+    """Return samples, correct, masked correct and summed loss of a cohort's clients, float64 [c, 4]."""
     theta = method.personalize(server, cohort)
     scores = cohort.run(method.predict, each(theta), split=split)
     return torch.stack([part.double() for part in scores], dim=1)
 
 
-def _weighed(engine: Engine, clients: Ids, sums: Floats, chooses: bool) -> Floats:
-    """Return clients' sums with the weights that they have in means; see `LimitsWeights`."""
+def _weighted(engine: Engine, clients: Ids, sums: Floats, chooses: bool) -> Floats:
+    """Return clients' sums with the engine's limits on a client's weight; see `LimitsWeights`."""
     limited: Floats = engine.weighed(clients, sums, chooses) if isinstance(engine, LimitsWeights) else sums
     return limited
 
 
-def _check_finite(values: Floats, engine: Engine, clients: Ids) -> None:
-    """Raise PefllError where a row is not finite, as a client's is when anything it was sent was not.
-
-    Args:
-        values: [clients, ...].
-        engine: knows the clients' names.
-        clients: whose rows they are.
-    """
+def _checked(values: Floats, engine: Engine, clients: Ids) -> Floats:
+    """Return values [clients, ...]; PefllError if a row is not finite, as after a message that was not."""
     fine = np.isfinite(values).all(axis=1)
     if not fine.all():
-        # Where everybody's is bad, nobody's own data is the reason.
+        # If every row is bad, no client's own data is the reason.
         who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
         raise not_finite("evaluation", who, None)
+    return values
 
 
 def accuracy_of(sums: Floats) -> Accuracy | None:
-    """Reduce sums per client [clients, 4] to the accuracy of the group."""
+    """Return the accuracy of a group from sums per client [clients, 4]; None without samples."""
     sums = sums[sums[:, 0] > 0]
     if len(sums) == 0:
         return None
@@ -261,7 +228,7 @@ def split_number(name: str) -> int:
     """Return the number of a split named train, validation (or val), or test."""
     names = {**{split: number for number, split in enumerate(SPLITS)}, "val": 1}
     if not isinstance(name, str):
-        raise PefllError(f"a split has a name, such as 'test', and is not a {type(name).__name__}", code="PEFLL-T102")
+        raise PefllError(f"the split is a {type(name).__name__}; give a name, such as 'test'", code="PEFLL-T102")
     if name not in names:
         raise unknown("split", name, names)
     return names[name]
@@ -269,104 +236,24 @@ def split_number(name: str) -> int:
 
 @torch.no_grad()
 def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | None:
-    """Return the descriptor of every client from all its training samples, [n, l]; None for methods without."""
-    parts: list[tuple[Ids, Tensor]] = []
-    for ids, cohort in engine.cohorts(np.arange(engine.federation.num_clients)):
+    """Return the descriptors of all clients from all their training samples, [n, l]; None for a method without."""
+    clients = np.arange(engine.federation.num_clients)
+    order: list[Ids] = []
+    parts: list[Tensor] = []
+    for ids, cohort in engine.cohorts(clients):
         v = method.descriptors(server, cohort)
         if v is None:
             return None
-        parts.append((ids, v.double()))
-    order = np.argsort(np.concatenate([ids for ids, _ in parts]))
-    found: Floats = torch.cat([v for _, v in parts]).numpy(force=True)[order]
-    _check_finite(found, engine, np.arange(engine.federation.num_clients))
-    return found
-
-
-class Cost(NamedTuple):
-    """What it takes until a new client has its model, with all its work and all that crosses its network.
-
-    Attributes:
-        exchanges: messages down to the client, most of them answered.
-        bytes_down: sent to the client.
-        bytes_up: sent by the client.
-        flops: floating point operations of convolutions and matrix products on the client.
-        seconds: of everything, server included, on one core of this machine.
-    """
-
-    exchanges: int
-    bytes_down: int
-    bytes_up: int
-    flops: int
-    seconds: float
-
-
-def cost_of_new_client(federation: Federation, method: Method[Any], server: Any, client: int, seed: int = 0) -> Cost:
-    """Personalise one client that never took part in training, and return what that cost.
-
-    A model that the client made itself is not sent; any other comes down at the end, as one more message. How much
-    it costs to use the model is not counted.
-
-    Args:
-        federation: has the client.
-        method: what was trained.
-        server: its state, on any device.
-        client: its number, `federation.num_seen` or higher.
-        seed: of the run.
-    """
-    check_is_federation(federation)
-    client, seed = whole_number(client, "client", 0), whole_number(seed, "seed", 0)
-    if not federation.num_seen <= client < federation.num_clients:
-        raise PefllError(
-            f"client {client} is not one of the new ones, {federation.num_seen} and higher", code="PEFLL-T103"
-        )
-    engine = SerialEngine(federation.to(torch.device("cpu")), method, seed, 0)
-    state = map_tree(engine.cast, server)
-    try:
-        ((_, cohort),) = engine.cohorts(np.array([client]))
-        weighed = _Weighed(cohort.anew())
-        with torch.no_grad():
-            _personalise(method, state, weighed)  # before the clock starts: a first call is always slow
-            began = time.perf_counter()
-            personal = _personalise(method, state, cohort)
-            seconds = time.perf_counter() - began
-    finally:
-        engine.close()
-    delivery = 0 if personal is None else cohort.bytes_to_send(each(personal))
-    spent = cohort.ledger
-    return Cost(spent.exchanges + (delivery > 0), spent.down + delivery, spent.up, weighed.flops, seconds)
-
-
-def _personalise(method: Method[Any], server: Any, cohort: Any) -> Tree | None:
-    """Make the model of one client; return it, or None where the method has brought it to the client itself."""
-    personal = method.personalize(server, cohort)
-    make = getattr(method, "personal_module", None)
-    if make is None:
-        return personal
-    make(cohort, personal)
-    return None
-
-
-class _Weighed:
-    """A cohort that also counts the floating point operations of what its clients do."""
-
-    def __init__(self, cohort: BaseCohort) -> None:
-        self._cohort = cohort
-        self.size, self.ids, self.is_new = cohort.size, cohort.ids, cohort.is_new
-        self.keep = cohort.keep
-        self.flops = 0
-
-    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
-        with FlopCounter() as counter:
-            replies = self._cohort.run(task, *arguments, **static)
-        self.flops += int(counter.get_total_flops())
-        return replies
+        order.append(ids)
+        parts.append(v.double())
+    return _checked(torch.cat(parts).numpy(force=True)[np.argsort(np.concatenate(order))], engine, clients)
 
 
 def evaluated_share(engine: Engine, method: Method[Any], config: Config) -> float:
     """Return the share of clients that evaluations during training use.
 
-    Evaluating a sample costs a forward pass, and training on one about three times that; so a quarter as many samples
-    as are trained on between two evaluations cost some 5% to 8% on a CPU, and less on a GPU.
+    They use a quarter of the samples that are trained on between two evaluations. A sample costs about three times as
+    much in training as in an evaluation. So evaluations take 5% to 8% of a run on a CPU, and less on a GPU.
     """
     federation = engine.federation
     if config.eval_clients:

@@ -1,4 +1,4 @@
-"""From a federation to trained runs, one or several at once."""
+"""Train methods on federations: one run, or several at once."""
 
 from __future__ import annotations
 
@@ -27,22 +27,16 @@ from pefll.methods import BaseMethod, method_name, method_value, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.claim import claimed
 from pefll.runs.config import Config
-from pefll.runs.progress import restore
+from pefll.runs.progress import restore, start_or_resume
 from pefll.runs.record import seed_folder
-from pefll.training.callbacks import (
-    ActiveRun,
-    Callback,
-    History,
-    ProgressBar,
-    check_callbacks,
-)
+from pefll.training.callbacks import ActiveRun, Callback, History, ProgressBar, check_callbacks
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.round_robin import ScheduledRun, Turns, round_robin
 from pefll.training.run import Run, method_template
 from pefll.training.summary import summary_of, write_descriptors
 
-Ended: TypeAlias = Callable[[RunSpec, Run], None]  # told of each run as it ends
+OnRunEnd: TypeAlias = Callable[[RunSpec, Run], None]
 
 
 def fit(
@@ -58,40 +52,38 @@ def fit(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Run:
-    """Train a method on a federation.
+    """Train a method on a federation and return the run, with the state of its best round.
+
+    The best round has the highest accuracy on seen clients' validation samples.
 
     Args:
-        federation: who has what.
-        method: a value such as `pefll.PeFLL(client_lr=0.02)`, a key of `pefll.METHODS`, or its class; or your own, as a
-            value of a `BaseMethod` or as package.module:Class.
-        model: what clients run: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
+        federation: the clients and their samples.
+        method: a value such as `pefll.PeFLL(client_lr=0.02)`, a key of `pefll.METHODS`, or a class among them. Your own
+            is a value of a `BaseMethod`, or named as package.module:Class.
+        model: the client model: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
         rounds: of training.
         seed: of everything random.
-        out: a folder for the run; where it holds a run with the same settings, that one is resumed if it is unfinished,
-            and else returned as it was recorded.
+        out: a folder for the run. An unfinished run there with the same settings is resumed. A finished one is
+            returned as it was recorded.
         console: shows progress; None for silence.
-        config: all settings at once, instead of the arguments above. It may come from a file, so that code of your own
-            that it names is named in `method` or `model` too.
-        callbacks: are told what happens, such as `pefll.EarlyStopping()`; see `pefll.Callback`.
+        config: all settings at once, in place of the arguments above. A config may come from a file; so name code of
+            your own in `method` or `model` too.
+        callbacks: hear what happens, for example `pefll.EarlyStopping()`; see `pefll.Callback`.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
-
-    Returns:
-        The run, with the state of the round that was best on seen clients' validation samples.
     """
-    _check_asked(federation, model)
-    method, settings = _named(method, settings)
-    allow(method, model)
-    out, callbacks = _checked_places(out, console), check_callbacks(callbacks)
+    check_is_federation(federation)
+    name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     if config is None:
-        config = _config(federation, method, model, rounds, seed, settings)
+        config = _config(federation, name, model, rounds, seed, settings)
     elif not isinstance(config, Config):
         raise PefllError(
-            f"config is {arguments.shown(config)}; it must be a pefll.runs.config.Config, or left away for settings as "
-            "arguments, such as rounds=100",
+            f"config is {arguments.shown(config)}; give a pefll.runs.config.Config, or leave it out and give settings "
+            "as arguments, such as rounds=100",
             code="PEFLL-A017",
         )
-    return fit_together([resolve(config, federation, out, model=model)], console, callbacks)[0]
+    specs = [resolve(config, federation, folder, model=model)]
+    return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))[0]
 
 
 def fit_seeds(
@@ -106,46 +98,41 @@ def fit_seeds(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> list[Run]:
-    """Train a method with several seeds at once; each run is what `fit` makes of its seed alone.
+    """Train a method with several seeds at once and return the runs, in the order of the seeds.
 
-    On a GPU this takes less time than one run after another, because a run of few clients does not fill the device.
+    Each run is the one that `fit` returns for its seed. On a GPU, training at once is faster than one run after
+    another, because one run of few clients does not fill the device.
 
     Args:
-        federation: who has what: the same for all, or a function that makes it for a seed.
+        federation: the same for all seeds, or a function that makes one for a seed.
         method: see `fit`.
         seeds: one per run, all different.
         model: see `fit`.
         rounds: see `fit`.
-        out: a folder for the runs, each in a folder seed-N of its own; see `fit` for those that are there.
+        out: a folder for the runs, each in a folder seed-N of its own; see `fit` for runs that are there.
         console: see `fit`.
         callbacks: see `fit`; all runs share them.
         settings: see `fit`.
 
-    Returns:
-        The runs, in the order of the seeds.
-
     Raises:
-        RunsFailed: when a run diverged, after the others have finished; it has their runs.
-        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
+        RunsFailed: if a run diverged, after the others have finished; it holds their runs.
+        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run.
     """
     seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
-        raise PefllError("seeds must be different from each other, and there must be at least one", code="PEFLL-T104")
-    method, settings = _named(method, settings)
-    allow(method, model)
-    out, callbacks = _checked_places(out, console), check_callbacks(callbacks)
+        raise PefllError("seeds must be different from each other; give at least one", code="PEFLL-T104")
+    name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
-        _check_asked(data, model)
-        config = _config(data, method, model, rounds, seed, settings)
-        folder = None if out is None else seed_folder(Path(out), seed)
-        specs.append(resolve(config, data, folder, model=model, runs=len(seeds)))
-    return fit_together(specs, console, callbacks)
+        check_is_federation(data)
+        config = _config(data, name, model, rounds, seed, settings)
+        specs.append(resolve(config, data, folder and seed_folder(folder, seed), model=model, runs=len(seeds)))
+    return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))
 
 
 class RunsFailed(PefllError):
-    """Some of the runs that were trained together failed.
+    """Some of the runs that were trained at once failed.
 
     Attributes:
         runs: those that did not.
@@ -158,11 +145,8 @@ class RunsFailed(PefllError):
         self.runs, self.errors = runs, errors
 
 
-def fit_together(
-    specs: Sequence[RunSpec], console: Console | None = None, callbacks: Sequence[Callback] = ()
-) -> list[Run]:
-    """Train several runs at once; see `fit_seeds`."""
-    outcomes = train_all(specs, console, callbacks=callbacks)
+def runs_or_error(specs: Sequence[RunSpec], outcomes: Sequence[Run | PefllError | Stopped]) -> list[Run]:
+    """Return the runs that `train_all` returned for specs; raise an error if there is one among them."""
     stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
     if stopped:
         raise min(stopped, key=lambda one: (one.round, one.testing))
@@ -179,139 +163,147 @@ def fit_together(
 def train_all(
     specs: Sequence[RunSpec],
     console: Console | None = None,
-    ended: Ended | None = None,
+    ended: OnRunEnd | None = None,
     seconds: float | None = None,
     callbacks: Sequence[Callback] = (),
+    engine: Engine | None = None,
 ) -> list[Run | PefllError | Stopped]:
-    """Train several runs at once and return, for each, the run or why there is none.
+    """Train several runs at once and return, for each, the run or the error that ended it.
 
-    An engine is opened for each run, then the runs take turns. Finished ones are neither trained nor tested again.
+    Every run has its own engine, and the runs take turns. Finished runs are neither trained nor tested again.
 
     Args:
         specs: what to train.
-        console: see `fit`.
-        ended: told of each run as it ends, while others may still go on.
+        console: shows progress; None for silence.
+        ended: is called for each run that ends, while others may go on.
         seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
-        callbacks: see `fit`.
+        callbacks: all runs share them.
+        engine: for the only spec, if one is open already.
     """
     jobs: list[ScheduledRun] = []
-    copies: dict[object, Tensor] = {}  # of samples on a GPU: runs that differ by their seed have the same
+    copies: dict[object, Tensor] = {}  # samples on a GPU, which seeds share
+    tell = partial(say, console) if console else None
     unfinished = [spec for spec in specs if spec.finished is None]
     with ExitStack() as stack:
-        # Engines are closed all at the end, the last one first: each gives back torch's settings as it found them.
+        # All engines are closed at the end, the last one first: each restores the settings of torch that it found.
         engines = [
-            stack.enter_context(
+            engine
+            or stack.enter_context(
                 open_engine(
                     spec.hardware, spec.federation, spec.method, spec.config.seed, spec.clients_per_round, copies
                 )
             )
             for spec in unfinished
         ]
-        # Only now, so that settings that cannot be run leave no folder behind.
-        stack.enter_context(claimed(unfinished, partial(say, console) if console else lambda sentence: None))
+        # Folders are made only now, so that settings that cannot run leave none behind.
+        stack.enter_context(claimed(unfinished, tell or _ignore))
         screen = stack.enter_context(display(console))
-        asked_to_stop = stack.enter_context(stop_signals(seconds, partial(say, console) if console else None))
-        for spec, engine in zip(unfinished, engines, strict=True):
-            notes = out_of_proportion(spec.federation)  # clients and columns with values that are too large
-            if console is None and spec.precision_note:
-                notes = [f"training in float32: {spec.precision_note}", *notes]
-            for note in [spec.headline, *notes] if console else notes:
-                say(console, note) if console else warnings.warn(note, stacklevel=2)
-            turns = _fitting(spec, engine, callbacks, screen, asked_to_stop, len(unfinished), ended)
-            jobs.append(ScheduledRun(turns, queue_of(engine).turn))
-        for place, spec in enumerate(specs):  # the first place first, so that each comes to its own
+        asked_to_stop = stack.enter_context(stop_signals(seconds, tell))
+        engine_of = dict(zip(unfinished, engines, strict=True))
+        for spec in specs:
             if spec.finished is not None:
-                if console and spec.folder:
-                    say(console, f"{spec.folder.path} was finished already, and nothing is done again")
-                jobs.insert(place, ScheduledRun(_recorded(spec, spec.finished, ended), nullcontext))
+                if tell and spec.folder:
+                    tell(f"{spec.folder.path} was finished already, and nothing is done again")
+                jobs.append(ScheduledRun(_recorded(spec, spec.finished, ended), nullcontext))
+                continue
+            notes = out_of_proportion(spec.federation)  # values that are too large
+            if tell is None and spec.precision_note:
+                notes = [f"training in float32: {spec.precision_note}", *notes]
+            for note in [spec.headline, *notes] if tell else notes:
+                tell(note) if tell else warnings.warn(note, stacklevel=2)
+            turns = _train_and_test(
+                spec, engine_of[spec], callbacks, screen, tell or _ignore, asked_to_stop, len(unfinished), ended
+            )
+            jobs.append(ScheduledRun(turns, queue_of(engine_of[spec]).turn))
         return round_robin(jobs)
+
+
+def _ignore(sentence: str) -> None:
+    """Say nothing, for a run without a console."""
 
 
 def fit_on(
     engine: Engine, config: Config, out: str | Path | None = None, console: Console | None = None, maps: bool = True
 ) -> Run:
-    """Train on an engine that is open already, such as one whose clients are on other machines.
+    """Train on an engine that is open already, such as one whose clients are on other machines, and return the run.
 
     Args:
         engine: reaches the clients.
         config: all settings.
-        out: a folder for the run; where it holds an unfinished run with the same settings, that one is resumed.
+        out: a folder for the run; an unfinished run there with the same settings is resumed.
         console: shows progress; None for silence.
-        maps: whether clients' descriptors are kept for the descriptor map.
+        maps: whether to keep clients' descriptors for the descriptor map.
     """
-    spec = resolve_for(engine, config, out, maps)
-    with claimed([spec], lambda sentence: None):
-        if console:
-            say(console, spec.headline)
-        with display(console) as screen, stop_signals(tell=partial(say, console) if console else None) as asked_to_stop:
-            turns = _fitting(spec, engine, (), screen, asked_to_stop, 1)
-            (outcome,) = round_robin([ScheduledRun(turns, queue_of(engine).turn)])
-    if isinstance(outcome, BaseException):
-        raise outcome
-    made: Run = outcome
-    return made
+    specs = [resolve_for(engine, config, out, maps)]
+    return runs_or_error(specs, train_all(specs, console, engine=engine))[0]
 
 
-def _recorded(spec: RunSpec, saved: checkpoint.Checkpoint, ended: Ended | None) -> Turns[Run]:
-    """Return the finished run that a spec's folder holds, after one turn in which nothing is done."""
+def _recorded(spec: RunSpec, saved: checkpoint.Checkpoint, ended: OnRunEnd | None) -> Turns[Run]:
+    """Return the finished run in a spec's folder."""
     assert spec.folder is not None
     yield
     template = method_template(spec.method, spec.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     summary, history = spec.folder.summary() or {}, spec.folder.history()
-    made = Run(spec.config, spec.method, best, final, spec.facts, summary, spec.federation, history)
+    run = Run(spec.config, spec.method, best, final, spec.facts, summary, spec.federation, history)
     if ended is not None:
-        ended(spec, made)
-    return made
+        ended(spec, run)
+    return run
 
 
-def _fitting(
+def _train_and_test(
     spec: RunSpec,
     engine: Engine,
     callbacks: Sequence[Callback],
     screen: Display,
+    tell: Callable[[str], None],
     asked_to_stop: Signals,
-    together: int,
-    ended: Ended | None = None,
+    runs_at_once: int,
+    ended: OnRunEnd | None,
 ) -> Turns[Run]:
     """Train and test one run, in turns with others."""
-    run = ActiveRun(spec)
+    active = ActiveRun(spec)
     try:
-        with screen.line(spec.title, spec.config.rounds) as bar:
-            told = [History(), *callbacks, ProgressBar(bar)]
-            try:
-                progress = yield from train(engine, run, told, bar.say, asked_to_stop, together)
-            except PefllError as problem:
-                error = _with_cause(problem, spec.federation)
-                if together > 1:  # said now, because the others may go on for long
-                    bar.say(f"{spec.label or f'seed {spec.config.seed}'} failed: {error}")
-                raise error from problem
-        summary = summary_of(engine, run, progress, screen, asked_to_stop)
+        try:
+            progress, active.history = start_or_resume(engine, spec.config, spec.folder, tell)
+            progress.lockstep = max(progress.lockstep, runs_at_once)
+            if progress.round:
+                tell(f"{spec.title}: going on after round {progress.round}")
+            with screen.line(spec.title, spec.config.rounds, progress.round) as bar:
+                told = [History(), *callbacks, ProgressBar(bar)]
+                yield from train(engine, active, progress, told, tell, asked_to_stop)
+        except PefllError as problem:
+            error = _with_cause(problem, spec.federation)
+            if runs_at_once > 1:  # said now, because the others may go on for long
+                tell(f"{spec.label or f'seed {spec.config.seed}'} failed: {error}")
+            raise error from problem
+        summary = summary_of(engine, active, progress, screen, asked_to_stop)
         if spec.folder:
             if spec.maps and not spec.tunes:
                 write_descriptors(engine, spec.method, progress.best, spec.federation, spec.folder)
             spec.folder.write_summary(summary)
-        run.summary = summary
+        active.summary = summary
     finally:
         for each in callbacks:
-            each.on_end(run)
-    made = Run(
-        spec.config, spec.method, progress.best, progress.server, spec.facts, summary, spec.federation, run.history
+            each.on_end(active)
+    run = Run(
+        spec.config, spec.method, progress.best, progress.server, spec.facts, summary, spec.federation, active.history
     )
     if ended is not None:
-        ended(spec, made)
-    return made
+        ended(spec, run)
+    return run
 
 
 def _with_cause(error: PefllError, federation: Federation) -> PefllError:
-    """Return the error; where training diverged on data that is out of proportion, with that as its likely cause."""
+    """Return the error; if training diverged on values that are too large, the error also names them."""
     causes = out_of_proportion(federation) if isinstance(error, Diverged) else []
     return Diverged(f"{error.args[0]}, but first look at the data: {causes[0]}", error.code) if causes else error
 
 
-def _check_asked(federation: Any, model: Any) -> None:
-    """Raise PefllError for what is easily given in place of a federation or of a model."""
-    check_is_federation(federation)
+def _checked_arguments(
+    method: Any, model: Any, settings: dict[str, Any], out: Any, console: Any, callbacks: Any
+) -> tuple[Any, dict[str, Any], Path | None, list[Callback]]:
+    """Return a method's class or name, all settings with the method's own, the run's folder, and the callbacks."""
     if isinstance(model, type):
         raise PefllError(
             f"the model is a class, {model.__name__}; give one that is made, such as {model.__name__}(...)",
@@ -321,40 +313,35 @@ def _check_asked(federation: Any, model: Any) -> None:
         raise PefllError(
             f"the model must be a name or a torch.nn.Module, not a {type(model).__name__}", code="PEFLL-T106"
         )
-
-
-def _checked_places(out: Any, console: Any) -> Path | None:
-    """Return the folder for a run; PefllError for what is no path, or where progress is to be shown on no console."""
+    name, of_method = method_value(method)
+    if twice := of_method.keys() & settings.keys():
+        raise PefllError(f"{min(twice)} is given twice, in the method and beside it; give it once", code="PEFLL-T128")
+    allow(name, model)
     if console is not None and not isinstance(console, Console):
         raise PefllError(
             f"console is {arguments.shown(console)}; it must be a rich.console.Console, or None for silence",
             code="PEFLL-A018",
         )
-    return None if out is None else arguments.path(out, "out")
-
-
-def _named(method: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a method's name, and all settings; of a method that is a value, its hyper-parameters are among these."""
-    named, own = method_value(method)
-    if own and (twice := own.keys() & settings.keys()):
-        raise PefllError(f"{min(twice)} is given twice, in the method and beside it; give it once", code="PEFLL-T128")
-    return named, own | settings
+    folder = None if out is None else arguments.path(out, "out")
+    return name, of_method | settings, folder, check_callbacks(callbacks)
 
 
 def _config(
     federation: Federation, method: Any, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
 ) -> Config:
+    """Return the config of a run on a federation that was made in Python."""
     method = method_name(method)
     names = {each.name for each in dataclasses.fields(Config)}
     for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
         if name in settings:
             raise PefllError(
-                f"{name} belongs to the federation, which is made before it is given to fit", code="PEFLL-T107"
+                f"{name} belongs to the federation; give it to the function that makes the federation",
+                code="PEFLL-T107",
             )
-    for name in ("settings", "seed"):  # the second where several seeds are trained
+    for name in ("settings", "seed"):  # `fit_seeds` has no argument `seed`
         if name in settings:
             raise PefllError(
-                f"{name} is no argument here: give hyper-parameters one by one, such as local_steps=10, and seeds as "
+                f"{name} is no argument here; give hyper-parameters one by one, such as local_steps=10, and seeds as "
                 "seeds=[0, 1]",
                 code="PEFLL-A023",
             )

@@ -1,4 +1,4 @@
-"""Rounds, evaluation, the best round, checkpoints, and stopping when asked to."""
+"""The training loop: rounds, evaluations, the best round, checkpoints, and stopping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pefll.data.federation import TRAIN, Federation
 from pefll.engines.cohort import Engine
 from pefll.methods.contract import Method
 from pefll.runs.config import Config
-from pefll.runs.progress import Best, Progress, start_or_resume
+from pefll.runs.progress import Best, Progress
 from pefll.runs.saver import Saver
 from pefll.training.callbacks import ActiveRun, Callback, Row
 from pefll.training.evaluation import Evaluation
@@ -23,38 +23,33 @@ from pefll.training.round_robin import Turns
 def train(
     engine: Engine,
     run: ActiveRun,
+    progress: Progress,
     callbacks: Sequence[Callback],
     say: Callable[[str], None],
     asked_to_stop: Sequence[int] = (),
-    lockstep: int = 1,
-) -> Turns[Progress]:
-    """Train for as many rounds as the run's config says, from the newest checkpoint in its folder.
+) -> Turns[None]:
+    """Train a run from where it is to its last round; `run` and `progress` move on with it.
 
-    Work is launched some stretches of rounds ahead of what is recorded, so that a GPU does not wait for the host. What
-    a checkpoint holds is copied as it is after its last round, and is written when everything until then is recorded,
-    so that it never misses an evaluation; a GPU goes on meanwhile.
+    Rounds are launched ahead of those that are recorded, so that a GPU does not wait for the host. A checkpoint is a
+    copy of the state after its round. It is written when everything up to that round is recorded, so that it misses no
+    evaluation.
 
     Args:
         engine: reaches the clients.
-        run: what to train; its round and its history are kept up to date.
-        callbacks: are told what happens.
-        say: is told of what is unusual, in sentences.
-        asked_to_stop: the signals that came; looked at after every stretch.
-        lockstep: how many runs take turns, this one included.
+        run: what to train, as callbacks see it.
+        progress: the state of the server, the best state, and times.
+        callbacks: hear what happens.
+        say: gets a sentence if a callback ends the run.
+        asked_to_stop: signals that came, read after every stretch of rounds.
 
     Yields:
-        When it has given the engine work, and other runs may have a turn.
-
-    Returns:
-        The last state and the best one.
+        When the engine has work and other runs may have a turn.
 
     Raises:
-        Stopped: when asked to stop by a signal, with a checkpoint written.
+        Stopped: after a signal, with a checkpoint written.
     """
     config = run.spec.config
-    progress, run.history = start_or_resume(engine, config, run.spec.folder, say)
     run.round = progress.round
-    progress.lockstep = max(progress.lockstep, lockstep)
     began = time.monotonic() - progress.wall_seconds
     for each in callbacks:
         each.on_start(run)
@@ -63,7 +58,7 @@ def train(
     try:
         while run.round < config.rounds and not run.stopped_by and not (asked_to_stop and pipeline.idle):
             if not asked_to_stop:
-                pipeline.launch()  # the next rounds, and the evaluation and the copy for a checkpoint that are due
+                pipeline.launch()  # the next rounds, with the evaluation and the checkpoint that are due
                 yield  # other runs have a turn
             for stretch in pipeline.finished(asked_to_stop):
                 run.round = progress.round = stretch.last
@@ -80,13 +75,13 @@ def train(
                     saver.save(progress, stretch.copy.wait(), stretch.ledger)
                 for each in callbacks:
                     each.on_rounds(run)
-            if not pipeline.works_on:  # then no round begins before the last checkpoint is kept
+            if not pipeline.works_on:  # a CPU starts no round before the last checkpoint is on the disk
                 saver.save_if_overdue(progress)
                 saver.wait()
         saver.save_now(progress)
         ended = run.round == config.rounds or run.stopped_by
         if ended:
-            yield  # others have theirs written at the same time
+            yield  # other runs write their last checkpoints at the same time
         saver.wait()
         progress.wall_seconds = time.monotonic() - began
         if not ended:
@@ -95,7 +90,6 @@ def train(
         saver.close()
     if run.round < config.rounds:
         say(f"{run.spec.title}: ended after round {run.round} of {config.rounds} by {run.stopped_by}")
-    return progress
 
 
 def _saved(callbacks: Sequence[Callback], run: ActiveRun, round_: int) -> None:
@@ -104,13 +98,13 @@ def _saved(callbacks: Sequence[Callback], run: ActiveRun, round_: int) -> None:
 
 
 def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config: Config) -> Row:
-    """Return the evaluation after a stretch as a row of the history, and note where its state is the best one."""
+    """Return the evaluation after a stretch as a row of the history; update the best round in `progress`."""
     assert stretch.evaluation is not None
     progress.eval_seconds += stretch.evaluation.seconds
     # Without validation samples the last round is the best one.
     value = result.seen.per_sample if result.seen else float(progress.round)
     if value > progress.best_value:
-        if progress.round % config.eval_every:  # only the end of the run asked for this evaluation
+        if progress.round % config.eval_every:  # the last round; a run that is extended forgets this evaluation
             progress.scheduled = Best(progress.best, progress.best_round, progress.best_value)
         progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
     return {
@@ -125,7 +119,7 @@ def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config:
 
 
 def local_steps(method: Method[Any], federation: Federation) -> float:
-    """Return how many gradients of a batch a client computes in a round; a mean where that depends on the client."""
+    """Return how many gradients a client computes in a round, as a mean over seen clients."""
     if not method.local_epochs:
         return method.local_steps
     count = federation.count[TRAIN, : federation.num_seen]

@@ -1,4 +1,4 @@
-"""One personal model for each of many new clients, into a folder; going on where an earlier attempt ended."""
+"""Writes a personal model for each of many new clients into a folder; a second call continues the first."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ENDING = ".safetensors"
 
 
 class Written(NamedTuple):
-    """What came of many clients.
+    """The clients of a call of `write_each`.
 
     Attributes:
-        made: those that have a model now.
-        kept: those that had one already, from the same samples and run.
-        errors: why the others have none.
+        made: clients with a new model.
+        kept: clients that had a model already, from the same samples and run.
+        errors: of the other clients.
     """
 
     made: list[Name]
@@ -40,23 +40,23 @@ class Written(NamedTuple):
 
 
 def file_name(client: Name) -> str:
-    """Return a file's name for a client: safe on every system, and different for different clients."""
+    """Return the file name of a client's model: safe on every system, and different for every client."""
     return safe_file_name(str(client)) + ENDING
 
 
 def write_each(
     run: Run, owned: Sequence[Owned], folder: Path, *, force: bool = False, console: Console | None = None
 ) -> Written:
-    """Make a model for each client and write it into a folder, with `models.json` that says whose each file is.
+    """Write a model for each client into a folder, and `models.json`, which names the client of each file.
 
-    A client whose file is there, whole and made by the same run from the same samples, is passed over. A damaged one is
-    kept aside and made again, with a note. A client with faulty samples does not stop the others.
+    A model that the same run made from the same samples is kept. A damaged file is set aside and its model is made
+    again. A client with faulty samples does not stop the others.
 
     Args:
         run: makes the models.
         owned: the clients' samples.
-        folder: for the models; where it is not there, it is made so that only its owner can enter it.
-        force: whether all models are made again.
+        folder: for the models; a new one is private to its owner.
+        force: whether to make all models again.
         console: shows progress; None for silence.
     """
     make_folder(folder, private=True)
@@ -86,7 +86,7 @@ def write_each(
 
 
 def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of models.json: those of clients before, whose files are still there, and the new ones."""
+    """Return the entries of models.json: earlier ones whose files are still there, and the new ones."""
     earlier: dict[str, dict[str, Any]] = {}
     if (folder / INDEX).is_file():
         try:
@@ -99,7 +99,7 @@ def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def _origin(run: Run) -> Callable[[], Any]:
-    """Return what begins a hash of everything that a client's model is made from, with the run's state in it."""
+    """Return a function that makes a hash of the run's method and state, to be updated with a client's samples."""
     digest = hashlib.sha256(repr((run.config.method, run.config.seed, sorted(run.config.settings.items()))).encode())
     for leaf in leaves(run.server):
         digest.update(np.ascontiguousarray(leaf.detach().cpu().numpy()).reshape(-1).view(np.uint8).data)
@@ -107,6 +107,7 @@ def _origin(run: Run) -> Callable[[], Any]:
 
 
 def _source(origin: Callable[[], Any], one: Owned) -> str:
+    """Return the hash of everything that a client's model is made from."""
     digest = origin()
     for part in (one.x, one.y):
         if part is not None:
@@ -117,10 +118,10 @@ def _source(origin: Callable[[], Any], one: Owned) -> str:
 
 
 def _damage(path: Path, source: str) -> PefllError | None:
-    """Return what is wrong with the file of a model that is there, read to its end; None where it is whole.
+    """Return the error if a model's file is damaged; None if it is whole.
 
     Raises:
-        PefllError: where it is whole and was made from something else, or cannot be read.
+        PefllError: if it is whole but made from something else, or cannot be read.
     """
     try:
         header = read_header(path)
@@ -131,9 +132,9 @@ def _damage(path: Path, source: str) -> PefllError | None:
         return error
     facts = parse_facts(header.facts)
     if not isinstance(facts, dict) or facts.get("made_from") != source:
-        may = argument("force", True)
+        force = argument("force", True)
         raise PefllError(
-            f"{path} is there already and was made by another run or from other samples; replace it with {may}",
+            f"{path} exists and was made by another run or from other samples; replace it with {force}",
             code="PEFLL-M040",
         )
     return None

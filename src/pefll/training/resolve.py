@@ -1,4 +1,4 @@
-"""From what a user asked for to a `RunSpec`, in which everything is decided: nobody asks again what `auto` means."""
+"""Resolves settings: a `RunSpec` has no `auto` and no default left to decide."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from pefll.runs.record import RunFolder
 
 @dataclass(frozen=True, eq=False)
 class RunSpec:
-    """A run with everything decided, before anything is opened. `resolve` makes it.
+    """A run with all settings resolved, before an engine is opened. `resolve` makes it.
 
     Attributes:
-        config: its settings, as they are written to config.toml.
-        federation: who has what.
-        model: the name of what clients run.
-        facts: about the problem, for whoever reads a checkpoint or a personal model without the data.
+        config: its settings, as in config.toml.
+        federation: the clients and their samples.
+        model: the name of the client model.
+        facts: about the problem, for readers of a checkpoint or a personal model who have no data.
         method: what is trained, bound to the problem.
         hardware: device, engine, precision, processes.
         clients_per_round: c.
-        folder: where it is recorded; None for nowhere.
-        finished: the last state in the folder, where nothing is left to do; else None.
+        folder: of the run; None for none.
+        finished: the last state in the folder if the run is finished; else None.
         label: its name beside other runs; "" for its method and seed.
-        tunes: whether it is there to choose hyper-parameters: then it ends with a score on the validation samples of
-            seen clients, in place of the test.
-        holds_out: whether its unseen clients are seen ones that were held out for that (`Federation.holding_out`), so
-            that their validation samples are scored too.
-        maps: whether its clients' descriptors are kept for the descriptor map.
+        tunes: whether it is a trial of a search for hyper-parameters. Then it is scored on validation samples of seen
+            clients, not on test samples.
+        holds_out: whether its unseen clients are seen ones held out for the search (`Federation.holding_out`). Then
+            their validation samples are scored too.
+        maps: whether to keep its clients' descriptors for the descriptor map.
     """
 
     config: Config
@@ -66,7 +66,7 @@ class RunSpec:
 
     @property
     def headline(self) -> str:
-        """What it is about to do, in one line."""
+        """Its data, method, model, rounds and device, in one line."""
         config, data, hardware = self.config, self.federation, self.hardware
         rounds = f"{counted(config.rounds, 'round')} of {counted(self.clients_per_round, 'client')}"
         precision = hardware.precision + (f" ({note})" if (note := self.precision_note) else "")
@@ -79,7 +79,7 @@ class RunSpec:
 
     @property
     def precision_note(self) -> str:
-        """Why it does not have the precision that was asked for; "" where it has."""
+        """Why its precision is not the one in its config; "" if it is."""
         asked = self.config.precision
         return "" if asked in ("auto", self.hardware.precision) else f"only a GPU has {asked}"
 
@@ -95,36 +95,30 @@ def resolve(
     tunes: bool = False,
     holds_out: bool = False,
 ) -> RunSpec:
-    """Decide everything about a run that was left open.
+    """Return the spec of a run; PefllError if it cannot run here.
+
+    Reasons are another run in its folder, too little memory, or a missing device.
 
     Args:
-        config: what was asked for.
-        federation: who has what.
+        config: its settings.
+        federation: the clients and their samples.
         out: a folder for the run; None for none.
-        model: an `nn.Module`, for a run whose model was given in Python; a name is taken from the config.
-        runs: that are trained at once, for the memory that they take.
+        model: an `nn.Module` given in Python; a name comes from the config.
+        runs: how many are trained at once; they share the memory.
         label: see `RunSpec`.
         tunes: see `RunSpec`.
         holds_out: see `RunSpec`.
-
-    Raises:
-        PefllError: where it cannot be run here: another run's folder, too little memory, no such device.
     """
     config = dataclasses.replace(config, data_sha256=federation.fingerprint())
     problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
     folder = None if out is None else RunFolder(Path(out))
-    # Before engines are opened and memory is counted, so that a folder of another run is refused at once, and before
-    # other runs' folders are made. Once more under the lock: somebody may have been there meanwhile.
+    # Checked first, so that another run's folder is refused at once. `claimed` checks again under the lock.
     check_claim(folder, config, facts)
     kept = None if tunes else folder  # a search keeps scores and no weights
-    finished = finished_state(kept, config.rounds)
-    hardware = (
-        TO_READ
-        if finished
-        else pick_hardware(problem, config.device, config.engine, config.precision, config.processes)
-    )
+    finished, hardware = finished_state(kept, config.rounds), TO_READ
     c = clients_per_round(config, federation)
     if finished is None:
+        hardware = pick_hardware(problem, config.device, config.engine, config.precision, config.processes)
         check_memory(hardware, config.method, config.settings, problem, federation, c, runs)
     method = build_method(config.method, problem, config.settings)
     if not method.trains_in_rounds:
@@ -147,14 +141,7 @@ def resolve(
 
 
 def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, maps: bool = True) -> RunSpec:
-    """Return the spec of a run on an engine that is open already.
-
-    Args:
-        engine: reaches the clients.
-        config: what was asked for.
-        out: see `resolve`.
-        maps: see `RunSpec`.
-    """
+    """Return the spec of a run on an engine that is open already; see `resolve` and `RunSpec`."""
     _, facts = describe_problem(engine.federation, config.model)
     if not engine.method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
@@ -175,5 +162,5 @@ def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, m
 
 
 def clients_per_round(config: Config, federation: Federation) -> int:
-    """Return c: as asked for, or 5% of all clients as in the paper."""
+    """Return c: the config's, or 5% of all clients as in the paper."""
     return config.clients_per_round or math.ceil(federation.num_clients / 20)

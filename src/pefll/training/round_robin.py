@@ -1,8 +1,8 @@
-"""Several runs on one device at once: one thread gives each a turn, and nobody waits while another has work to queue.
+"""Several runs on one device, in turns of one thread.
 
-A run is a generator. It yields when it has given its device work to do, so that the others give it theirs before
-anybody waits for a result. On a GPU the runs' kernels then fill each other's gaps. Each run computes what it would
-compute alone: it has its own engine, and turns decide when something is computed, never what.
+A run is a generator. It yields after it has launched work, so that the other runs launch theirs before any run waits
+for a result. On a GPU, the runs' kernels then fill each other's gaps. Each run has its own engine, and turns decide
+only when something is computed. So each run computes what it would compute alone.
 """
 
 from __future__ import annotations
@@ -22,23 +22,16 @@ Turns: TypeAlias = Generator[None, None, T]
 
 
 class ScheduledRun(NamedTuple):
-    """A run among others.
-
-    Attributes:
-        turns: the run.
-        turn: returns a context to hold during each of its turns: its engine's.
-    """
+    """A run, and a function that makes the context for each of its turns."""
 
     turns: Turns[Any]
     turn: Callable[[], AbstractContextManager[Any]]
 
 
 def round_robin(jobs: Sequence[ScheduledRun]) -> list[Any]:
-    """Give each job a turn after the other until all have ended.
+    """Give each job a turn after the other until all have ended; return what each job returned.
 
-    Returns:
-        What each job returned; or the PefllError or `Stopped` that it ended with, which does not keep the others from
-        going on.
+    An error does not end the other jobs: the PefllError or `Stopped` of a job is returned in its place.
     """
     outcomes: dict[int, Any] = {}
     try:
@@ -59,6 +52,6 @@ def round_robin(jobs: Sequence[ScheduledRun]) -> list[Any]:
                             code="PEFLL-T116",
                         )
     finally:
-        for job in jobs:  # where one broke down or Ctrl-C came twice, the others put down what they hold
+        for job in jobs:  # after another error or a second Ctrl-C, the others free what they hold
             job.turns.close()
     return [outcomes[place] for place in range(len(jobs))]

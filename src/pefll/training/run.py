@@ -1,4 +1,4 @@
-"""A trained run: how good it is, and personal models from it."""
+"""A trained run: its scores, and personal models made with it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from rich.console import Console
 from torch import nn
@@ -55,20 +54,17 @@ from pefll.runs.record import RunFolder, last_round, rounds_of
 from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
 from pefll.training.summary import counting
 
-Array = npt.NDArray[Any]
-_COLUMNS = ("label_column", "client_column")
-
 
 class ClientScore(NamedTuple):
-    """What a client's personal model does on one split of the client's samples.
+    """How good a client's personal model is on one split of the client's samples.
 
     Attributes:
         client: its number in the federation.
         name: what the data calls it.
         seen: whether it took part in training.
         samples: how many.
-        correct: how many were right.
-        masked: how many were right with classes absent from its training labels ruled out.
+        correct: how many the model classifies correctly.
+        masked: the same, but classes that its training labels lack are ruled out.
         loss: the summed cross-entropy.
     """
 
@@ -82,30 +78,22 @@ class ClientScore(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """Right answers over samples; NaN without samples."""
+        """The share of correct samples; NaN without samples."""
         return self.correct / self.samples if self.samples else math.nan
 
 
 def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
     """Return the accuracies of seen and unseen clients from each client's own score."""
-    groups = (
-        accuracy_of(
-            np.array(
-                [(one.samples, one.correct, one.masked, one.loss) for one in clients if one.seen == seen],
-                dtype=np.float64,
-            ).reshape(-1, 4)
-        )
-        for seen in (True, False)
-    )
-    return Evaluation(*groups)
+    groups = ([one[3:] for one in clients if one.seen == seen] for seen in (True, False))  # samples to loss
+    return Evaluation(*(accuracy_of(np.array(sums, dtype=np.float64).reshape(-1, 4)) for sums in groups))
 
 
 class ClientsFailed(PefllError):
-    """Some of several clients got no model.
+    """Some clients got no model.
 
     Attributes:
-        models: those of the others, by client.
-        errors: why, by client.
+        models: of the other clients, by client.
+        errors: by client.
     """
 
     def __init__(self, models: dict[Name, PersonalModel], errors: dict[Name, PefllError]) -> None:
@@ -120,17 +108,17 @@ class ClientsFailed(PefllError):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained method, ready to personalise.
+    """A trained method that makes personal models.
 
     Attributes:
-        config: what was asked for.
+        config: its settings.
         method: with its hyper-parameters.
         server: the method's state at the best round.
         final: the method's state after the last round.
-        facts: what the models take: see `PersonalModel.facts`.
-        summary: what came out, as in summary.json; empty for a run that is not finished.
+        facts: about the models' input and output; see `PersonalModel.facts`.
+        summary: results, as in summary.json; empty if the run is not finished.
         federation: the data; None for a run loaded from its folder.
-        history: its evaluations while it was trained, oldest first, as in history.jsonl.
+        history: evaluations during training, oldest first, as in history.jsonl.
     """
 
     config: Config
@@ -148,11 +136,11 @@ class Run:
     def evaluate(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
     ) -> Evaluation:
-        """Score personal models of all clients, seen and unseen, on one split of their own samples.
+        """Return the accuracies of all clients' personal models on one split of the clients' own samples.
 
         Args:
             split: train, validation or test.
-            federation: other data of the same kind; by default what the run was trained on.
+            federation: other data of the same kind; None for the data that the run was trained on.
             console: shows progress; None for silence.
         """
         return evaluation_of_clients(self.evaluate_clients(split, federation, console))
@@ -160,7 +148,7 @@ class Run:
     def evaluate_clients(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
     ) -> list[ClientScore]:
-        """Do as `evaluate`, but return each client's own score, seen clients first."""
+        """Return each client's own score, seen clients first; see `evaluate`."""
         number = split_number(split)
         if federation is not None:
             check_is_federation(federation)
@@ -176,48 +164,36 @@ class Run:
             and federation is not None
             and federation.fingerprint() != self.config.data_sha256
         ):
-            data = dataclasses.replace(federation, num_seen=0)  # nobody here took part in training
-        hardware = pick_hardware(
-            self.method.problem,
-            self.config.device,
-            self.config.engine,
-            self.config.precision,
-            self.config.processes,
-        )
+            data = dataclasses.replace(federation, num_seen=0)  # no client here took part in training
+        config = self.config
+        hardware = pick_hardware(self.method.problem, config.device, config.engine, config.precision, config.processes)
         with (
-            open_engine(hardware, data, self.method, self.config.seed, 0) as engine,
+            open_engine(hardware, data, self.method, config.seed, 0) as engine,
             queue_of(engine).turn(),
             monitor(console, "evaluating", data.num_clients) as watch,
         ):
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
             everyone = np.arange(data.num_clients)
             sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
-        return [
-            ClientScore(
-                client,
-                data.name_of(client),
-                client < data.num_seen,
-                int(samples),
-                int(correct),
-                int(masked),
-                float(loss),
-            )
-            for client, (samples, correct, masked, loss) in enumerate(sums)
-        ]
+        scores = []
+        for client, (samples, correct, masked, loss) in enumerate(sums):
+            name, seen = data.name_of(client), client < data.num_seen
+            scores.append(ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss)))
+        return scores
 
     @property
     def columns(self) -> Columns:
-        """Where tables like those that the run was trained on have what."""
-        features, label, client = (self.facts.get(what) for what in ("feature_names", *_COLUMNS))
+        """The names of columns in tables like those that the run was trained on."""
+        features, label, client = map(self.facts.get, ("feature_names", "label_column", "client_column"))
         return Columns(features or (), label or self.config.label, client or self.config.client_column)
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
-        """Return a model for a client that was never seen: one forward pass, no training of shared weights.
+        """Return a model for a new client; with PeFLL, this is one forward pass and no training.
 
         Args:
-            x: [m, ...] the client's samples, as in the training data; or a table, pandas' or polars', whose columns are
-                found by their names. A column of clients may be in it if it names one client only.
-            y: [m] its labels; None for a client without labels, or for those in the table.
+            x: [m, ...] the client's samples, as in the training data; or a table of pandas or polars, whose columns are
+                found by name. A column of clients in it must name one client only.
+            y: [m] its labels; None for a client without labels, or for labels in the table.
         """
         if is_frame(x):
             x, y = self._from_frame(x, y)
@@ -229,35 +205,40 @@ class Run:
                 f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
             )
             raise PefllError(
-                f"this run needs labels to personalise; train one that does not with {words}", code="PEFLL-T122"
+                f"this run needs labels to personalise; train a run that needs none with {words}", code="PEFLL-T122"
             )
         labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, self.facts["class_names"], "y")
-        one = self._alone(x, labels)
+        samples = Samples(
+            x=x,
+            y=labels,
+            classes=self.facts["classes"],
+            normalise=Normalise(*map(tuple, self.facts["normalise"])) if self.facts["normalise"] else None,
+            name="the new client",
+            tokens=self.facts["tokens"],
+        )
+        one = _one_client(samples, num_seen=0)
         if y is None:
-            one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # no class at all, in place of the first one
-        engine = SerialEngine(one, self.method, self.config.seed, 0, dtype_of(self.config))
-        try:
+            one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # no class, in place of the first one
+        engine = SerialEngine(one, self.method, self.config.seed, 0, _dtype_of(self.config))
+        with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
-            with torch.no_grad():
-                theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
-                # A method whose models are more than a network with other weights makes them itself.
-                make = getattr(self.method, "personal_module", None)
-                module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
-        finally:
-            engine.close()
+            theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
+            # Some methods make models that are more than a network with other weights.
+            make = getattr(self.method, "personal_module", None)
+            module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
         facts = self.facts | ({"neighbours": module.settings} if isinstance(module, NeighbourModel) else {})
         return PersonalModel(module.eval(), facts)
 
     def personalize_each(self, x: Any, y: Any = None, client: Any = None) -> dict[Name, PersonalModel]:
-        """Return a model for each of several clients that were never seen, by the names that the data has for them.
+        """Return a model for each of several new clients, by the clients' names in the data.
 
         Args:
             x: [N, ...] the samples of all clients; or a table, see `personalize`, with a column of clients.
-            y: [N] their labels; None for clients without labels, or for those in the table.
-            client: [N] whose each sample is; for a table the name of that column, by default the run's.
+            y: [N] their labels; None for clients without labels, or for labels in the table.
+            client: [N] the client of each sample; for a table the name of that column, or None for the run's.
 
         Raises:
-            ClientsFailed: when some clients' samples are faulty, after all others have their models; it has these.
+            ClientsFailed: if some clients' samples are faulty. It holds the models of the others.
         """
         models: dict[Name, PersonalModel] = {}
         errors: dict[Name, PefllError] = {}
@@ -275,8 +256,7 @@ class Run:
         if not is_frame(x):
             if client is None:
                 raise PefllError(
-                    "there is nothing that says whose each sample is: give client=[N], or a table with a column of "
-                    "clients",
+                    "the client of each sample is unknown: give client=[N], or a table with a column of clients",
                     code="PEFLL-M035",
                 )
             return by_client(x, y, client, "the samples")
@@ -291,38 +271,24 @@ class Run:
         return from_frame(x, columns, y, tokens=self.facts["tokens"])
 
     def _from_frame(self, frame: Any, y: Any) -> tuple[Any, Any]:
-        """Return one client's samples and labels in a table; PefllError where they are several clients'."""
-        columns, there = self.columns, set(columns_of(frame))
-        # Without the names of features a column with the usual name is a feature.
+        """Return one client's samples and labels in a table; PefllError if the table has several clients."""
+        columns = self.columns
+        # If the names of features are unknown, a column with the usual name is a feature.
         candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
-        found = ((each, find_column(frame, each, "the table")) for each in candidates)
-        for name, owners in islice(((name, owners) for name, owners in found if owners is not None), 1):
-            count = number_of_clients(owners, name, "the table")
-            if count > 1:
-                raise PefllError(
-                    f"the table holds the samples of {count} clients, by its column {name!r}; give those of one, or "
-                    f"make a model for each with run.personalize_each(frame, client={name!r})",
-                    code="PEFLL-M037",
-                )
-        if y is None and columns.label in there:
+        found = ((name, find_column(frame, name, "the table")) for name in candidates)
+        name, owners = next(((name, owners) for name, owners in found if owners is not None), ("", None))
+        if owners is not None and (count := number_of_clients(owners, name, "the table")) > 1:
+            raise PefllError(
+                f"the table holds the samples of {count} clients, by its column {name!r}; give those of one client, or "
+                f"make a model for each with run.personalize_each(frame, client={name!r})",
+                code="PEFLL-M037",
+            )
+        if y is None and columns.label in columns_of(frame):
             y = column(frame, columns.label, "the table")
         if not columns.features:
             warn_of_positions()
         chosen = features_in(frame, columns, "the table")
         return matrix_by_name(frame, chosen, "the table", tokens=self.facts["tokens"]), y
-
-    def _alone(self, x: Array, y: Array) -> Federation:
-        """Return a federation of one client that holds these samples for training."""
-        samples = Samples(
-            x=x,
-            y=y,
-            classes=self.facts["classes"],
-            normalise=Normalise(*map(tuple, self.facts["normalise"])) if self.facts["normalise"] else None,
-            name="the new client",
-            tokens=self.facts["tokens"],
-        )
-        nobody_else = np.zeros(len(x), dtype=np.int64)
-        return assemble(samples, nobody_else, nobody_else.astype(np.int8), num_seen=0, partition="one client")
 
 
 def load(
@@ -331,16 +297,15 @@ def load(
     model: nn.Module | str | None = None,
     method: str | None = None,
 ) -> Run:
-    """Read a run from its folder: the state of its best round, without data.
+    """Return the run in a folder, with the state of its best round and without data.
 
     Args:
         path: the folder.
-        console: is told of damaged checkpoints that are passed over, and of a run that is not finished; where it is
-            None, these are warnings.
-        model: the architecture, for a run that was trained on code of your own: its name, `package.module:function`, or
-            an `nn.Module` with the same buffers and frozen parameters, since these are not in the run. One that gives a
-            made-up sample other scores is refused.
-        method: `package.module:Class`, for a run of a method of your own.
+        console: shows notes about damaged checkpoints and about a run that is not finished; None for warnings instead.
+        model: for a run on a model of your own: its name, `package.module:function`, or an `nn.Module`. Buffers and
+            frozen parameters are not in the run, so they must be the same. A model that gives other scores for a test
+            input is refused.
+        method: for a run of a method of your own: `package.module:Class`.
     """
     if model is not None and not isinstance(model, nn.Module | str):
         raise PefllError(
@@ -384,7 +349,7 @@ def load(
     learner = build_checked_method(_method_of(config, method, path), problem, config.settings)
     template = method_template(learner, config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
-    # Only now: a model of another size has a sentence of its own.
+    # After `restore`, which has a clearer sentence for a model of another size.
     found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
     check_same_model(facts, found, str(path))
     try:
@@ -396,19 +361,19 @@ def load(
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:
-    """Return the name of a run's method; code of the user's own may have been moved, and then goes by another name."""
+    """Return the name of a run's method; a user's own method may have been moved, and has another name then."""
     if given in (None, config.method):
         return config.method
     if ":" in config.method and ":" in str(given):
         return str(given)
     raise PefllError(
-        f"{path} was trained with the method {config.method}, not {given}; leave {argument('method', given)} away",
+        f"{path} was trained with the method {config.method}, not {given}; leave out {argument('method', given)}",
         code="PEFLL-M002",
     )
 
 
 def method_template(method: Method[Any], config: Config) -> Tree:
-    """Return a state of the right shape and type for a method, from one made-up client."""
+    """Return a state of the method's shapes and types, from one made-up client."""
     problem = method.problem
     kind = np.int64 if problem.tokens else np.float32
     samples = Samples(
@@ -417,16 +382,16 @@ def method_template(method: Method[Any], config: Config) -> Tree:
         classes=problem.classes,
         tokens=problem.tokens,
     )
-    zeros = np.zeros(2, dtype=np.int64)
-    engine = SerialEngine(
-        assemble(samples, zeros, zeros.astype(np.int8), 1, "one client"), method, 0, 1, dtype_of(config)
-    )
-    try:
+    with closing(SerialEngine(_one_client(samples, num_seen=1), method, 0, 1, _dtype_of(config))) as engine:
         return engine.start()
-    finally:
-        engine.close()
 
 
-def dtype_of(config: Config) -> torch.dtype:
+def _one_client(samples: Samples, num_seen: int) -> Federation:
+    """Return a federation of one client with these samples for training."""
+    zeros = np.zeros(len(samples.x), dtype=np.int64)
+    return assemble(samples, zeros, zeros.astype(np.int8), num_seen, "one client")
+
+
+def _dtype_of(config: Config) -> torch.dtype:
     """Return the type of weights and inputs."""
     return torch.float64 if config.precision == "float64" else torch.float32

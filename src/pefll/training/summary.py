@@ -1,4 +1,4 @@
-"""What is known about a run when it ends: accuracies, costs, and how it was made."""
+"""The summary of a run: accuracies, costs, and how it was made."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from pefll.training.evaluation import accuracy_of, client_scores, counts_of, des
 from pefll.training.loop import local_steps
 from pefll.version import __version__
 
-MAP_CLIENTS = 10_000  # a descriptor map of more clients shows no more
-STRANGERS = 100  # so many seen clients come as if they were new when what new clients do is tuned
-COUNTED_CLIENTS = 10_000  # a summary with the counts of more clients is no longer small
+MAP_CLIENTS = 10_000  # most clients of a descriptor map
+AS_NEW_CLIENTS = 100  # seen clients that count as new ones when a search tunes what new clients train
+COUNTED_CLIENTS = 10_000  # most clients whose counts are in a summary, which should stay small
 
 
 def counting(watch: Monitor) -> Callable[[int], None]:
-    """Return what moves a monitor on by the number of clients done since it was last called."""
+    """Return a function that moves a monitor on by a number of clients."""
     finished = 0
 
     def report(clients: int) -> None:
@@ -59,21 +59,20 @@ def summary_of(
     screen: Display,
     asked_to_stop: Signals,
 ) -> dict[str, Any]:
-    """Score the best and the last state on the test split and gather everything about the run.
+    """Score the best and the last state on test samples and return the run's summary.
 
-    A run that is part of a search is scored on the validation samples of seen clients, and of those that it holds out;
-    and where new clients train something of their own, also with seen clients that come as if they were new, so that
-    this can be tuned too.
+    A trial of a search is scored on validation samples of seen clients and of held-out ones. If new clients train
+    something, some seen clients are also scored as if they were new, so that this can be tuned.
 
     Raises:
-        Stopped: when asked to stop. All rounds are saved, and testing is done again when the run is resumed.
+        Stopped: after a signal. All rounds are saved; a resumed run is tested again.
     """
     spec = run.spec
     config, federation, method = spec.config, spec.federation, spec.method
     split = VALIDATION if spec.tunes else TEST
     clients = federation.num_seen if spec.tunes and not spec.holds_out else federation.num_clients
     new_ones_train = spec.tunes and method.trains_in_rounds and method.trains_new_clients
-    strangers = min(federation.num_seen, STRANGERS) if new_ones_train else 0
+    as_new_clients = min(federation.num_seen, AS_NEW_CLIENTS) if new_ones_train else 0
     moments = ("best",) if spec.tunes else ("best", "final")
     different = "final" in moments and progress.best_round != progress.round
     started = time.perf_counter()
@@ -81,8 +80,8 @@ def summary_of(
     doing = "testing" if method.trains_in_rounds else "training and testing"
     title = f"{doing} {spec.label or f'seed {config.seed}'}"
     with (
-        screen.line(title, clients * (1 + different) + strangers) as watch,
-        # One client may train for half a minute, and nothing that is broken off is wanted again.
+        screen.line(title, clients * (1 + different) + as_new_clients) as watch,
+        # One client may train for half a minute, and a test that is broken off keeps nothing.
         asked_to_stop.raising(stopped) if engine.breaks_off else nullcontext(),
     ):
         count = counting(watch)
@@ -95,13 +94,15 @@ def summary_of(
         sums = {"best": client_scores(engine, method, progress.best, np.arange(clients), split, report)}
         if different:
             sums["final"] = client_scores(engine, method, progress.server, np.arange(clients), split, report)
-        if strangers:
-            sums["as new"] = client_scores(engine, method, progress.best, np.arange(strangers), split, report, True)
+        if as_new_clients:
+            sums["as new"] = client_scores(
+                engine, method, progress.best, np.arange(as_new_clients), split, report, True
+            )
     accuracy = {}
     for moment in moments:
         result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
         accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
-    as_new = accuracy_of(sums["as new"]) if strangers else None
+    as_new = accuracy_of(sums["as new"]) if as_new_clients else None
     c = spec.clients_per_round
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
@@ -152,9 +153,9 @@ def summary_of(
 
 
 def _timing(lockstep: int, device: torch.device) -> str:
-    """Return how the seconds of a run are to be read, in words.
+    """Return a sentence about what the seconds of a run include.
 
-    What other processes do on the device cannot be seen from here; whoever starts several says PEFLL_SHARED=1.
+    A run does not see other processes on its device. Set PEFLL_SHARED=1 if there are some.
     """
     others = counted(lockstep - 1, "other run")
     takes_turns = lockstep == 1 or device.type == "cpu"
@@ -173,8 +174,8 @@ def _timing(lockstep: int, device: torch.device) -> str:
 def write_descriptors(
     engine: Engine, method: Method[Any], server: Tree, federation: Federation, folder: RunFolder
 ) -> None:
-    """Keep what all clients look like to the server, for the descriptor map."""
-    if federation.num_clients > MAP_CLIENTS or not len(federation.rows):  # or where only clients know their labels
+    """Write the descriptors of all clients to the run's folder, for the descriptor map."""
+    if federation.num_clients > MAP_CLIENTS or not len(federation.rows):  # no rows: only clients have labels
         return
     v = descriptors(engine, method, server)
     if v is not None:
@@ -187,8 +188,8 @@ def write_descriptors(
 
 
 def commit() -> str:
-    """Return the git commit the package runs from, "+changes" where files differ from it, or "" outside a checkout."""
-    if "PEFLL_COMMIT" in os.environ:  # for copies of the code that are not a checkout
+    """Return the package's git commit, with "+changes" if files differ from it; "" outside a checkout."""
+    if "PEFLL_COMMIT" in os.environ:  # for a copy of the code without git
         return os.environ["PEFLL_COMMIT"]
     here = Path(__file__).parent
     try:
@@ -197,6 +198,6 @@ def commit() -> str:
     except OSError:
         return ""
     tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
-    if name.returncode or tracked.returncode:  # no checkout, or one that the package is merely installed in
+    if name.returncode or tracked.returncode:  # no checkout, or the checkout of another project
         return ""
     return name.stdout.strip() + ("+changes" if state.stdout.strip() else "")

@@ -1,4 +1,4 @@
-"""TensorBoard's events, where the `tensorboard` package is installed."""
+"""A callback that writes TensorBoard's events; it needs the `tensorboard` package."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class TensorBoard(Callback):
     A resumed run writes a second file in the same folder; TensorBoard shows both as one run.
 
     Args:
-        folder: for the events, with a folder for each run inside; None for the folders of the runs.
+        folder: for the events, with a folder for each run in it; None for the runs' own folders.
 
     Raises:
-        PefllError: where the package is not installed.
+        PefllError: if the package is not installed.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -33,8 +33,8 @@ class TensorBoard(Callback):
         """Open a file."""
         if self._folder is None and run.spec.folder is None:
             raise PefllError(
-                "TensorBoard's events need a folder: give the run one with out=..., or say where with "
-                "pefll.TensorBoard('events')",
+                "TensorBoard's events need a folder: give the run one with out=..., or give "
+                "pefll.TensorBoard('events') one",
                 code="PEFLL-T129",
             )
         title = safe_file_name(run.spec.title.replace(" ", "-"))
@@ -43,7 +43,7 @@ class TensorBoard(Callback):
             self._writers[run] = _writer_class()(str(place))
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
-        """Append the figures, so that a running TensorBoard sees them at once."""
+        """Append the figures; a running TensorBoard shows them at once."""
         writer = self._writers[run]
         with sentences_for_disk_errors("TensorBoard's events"):
             for group in GROUPS:
@@ -58,7 +58,7 @@ class TensorBoard(Callback):
 
 
 def _writer_class() -> Any:
-    """Return torch's writer of events, which needs a package that pefll itself does not."""
+    """Return torch's writer of events; PefllError if the package that it needs is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
