@@ -108,15 +108,10 @@ def save(
     then: str = "",
     history: bytes | None = None,
 ) -> Path:
-    """Write a checkpoint atomically, then remove old ones, and return its folder.
+    """Write a checkpoint atomically to a folder of checkpoints, remove old ones, and return its own folder.
 
-    Args:
-        folder: of all checkpoints of a run.
-        round_: rounds done.
-        tensors: by name.
-        facts: anything that JSON can hold.
-        then: what a user should do after correcting a disk error.
-        history: the content of history.jsonl; None for none.
+    The facts are anything that JSON can hold, the history is the content of history.jsonl. `then` says what a user
+    should do after correcting a disk error.
     """
     final = manifest.folder_of(folder, round_)
     building = folder / f".building-{secrets.token_hex(8)}"
@@ -166,9 +161,7 @@ def _write(path: Path, parts: Iterable[memoryview]) -> dict[str, Any]:
 def load(path: Path, run: str = "") -> Checkpoint:
     """Return the checkpoint in a folder; PefllError if a byte is wrong, or it is in the wrong place.
 
-    Args:
-        path: the folder.
-        run: the ID of the run that it must belong to; empty for any run.
+    It must belong to the run with the ID `run`; empty for any run.
     """
     found = manifest.read(path, run)
     contents = {name: _read(path, name, wanted) for name, wanted in found.files.items()}
@@ -190,12 +183,9 @@ def _read(path: Path, name: str, wanted: dict[str, Any]) -> bytes:
 
 
 def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkpoint:
-    """Return the newest checkpoint that is not damaged; PefllError if there is none.
+    """Return the newest checkpoint of a run that is not damaged; PefllError if there is none.
 
-    Args:
-        folder: of all checkpoints of a run.
-        report: gets a sentence for each damaged checkpoint.
-        run: see `load`.
+    `report` gets a sentence for each damaged checkpoint.
     """
     candidates = manifest.newest_first(folder)
     if not candidates:

@@ -77,10 +77,7 @@ class Rows(NamedTuple):
 def checked_line(row: Mapping[str, Any], before: str, run: str) -> bytes:
     """Return a row as a line of JSON, with a check of it and of all rows before it.
 
-    Args:
-        row: one evaluation.
-        before: the check of the row before it; empty for the first.
-        run: the run's ID; empty for a line without a check.
+    `before` is the check of the row before it, empty for the first. Without a run's ID the line has no check.
     """
     content = dict(row)
     if run:
@@ -91,11 +88,8 @@ def checked_line(row: Mapping[str, Any], before: str, run: str) -> bytes:
 def read_rows(content: bytes, run: str) -> Rows:
     """Return the rows of a history up to its end, or up to the first damaged line.
 
-    A killed writer leaves a last line without an end. It is left out, and is not damage.
-
-    Args:
-        content: of the file.
-        run: the run's ID; empty for a run of an earlier version, whose rows carry no checks.
+    A killed writer leaves a last line without an end. It is left out, and is not damage. Runs of earlier versions have
+    no ID, and their rows carry no checks.
     """
     found = Rows([], [], [])
     *lines, rest = content.split(b"\n")

@@ -72,9 +72,7 @@ def read_file(path: Path, name: str) -> bytes:
 def read(path: Path, run: str = "") -> Manifest:
     """Return the manifest of a checkpoint's folder; PefllError if it is damaged, or of another round or run.
 
-    Args:
-        path: the folder.
-        run: the ID of the run that it must belong to; empty for any run.
+    It must belong to the run with the ID `run`; empty for any run.
     """
     content = read_file(path, MANIFEST)
     try:

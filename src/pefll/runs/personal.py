@@ -249,7 +249,7 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
     listed = isinstance(x, list | tuple)
     x = as_array(x, "x", "the samples")
     if x.shape == expected and expected[:1] != (1,):  # (1, h, w) may also be one image without channels
-        raise _one_sample(expected)
+        raise _wrong_shape(x.shape, expected)
     if listed and facts["normalise"] and x.dtype.kind == "i" and x.size and 0 <= x.min() <= x.max() <= 255:
         x = x.astype(np.uint8)  # a list has no type
     if tuple(x.shape[1:]) != expected or x.dtype.kind not in "uif" or facts["tokens"]:
@@ -258,7 +258,7 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
     if len(x) == 0:
         raise PefllError("there are no samples", code="PEFLL-R110")
     if tuple(x.shape[1:]) != expected:
-        raise _other_shape(tuple(x.shape[1:]), expected)
+        raise _wrong_shape(x.shape, expected)
     if facts["normalise"] and x.dtype != np.uint8:
         raise PefllError(
             f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them",
@@ -298,10 +298,8 @@ def warn_of_positions() -> None:
 def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
     """Raise PefllError if a tensor does not have the shape [b, ...] and type of samples; values are not checked."""
     expected = tuple(facts["input_shape"])
-    if tuple(x.shape) == expected:
-        raise _one_sample(expected)
     if x.dim() == 0 or tuple(x.shape[1:]) != expected:
-        raise _other_shape(tuple(x.shape[1:]), expected)
+        raise _wrong_shape(x.shape, expected)
     if facts["normalise"] and x.dtype != torch.uint8:
         raise PefllError(
             f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them, or give "
@@ -315,16 +313,12 @@ def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
         )
 
 
-def _one_sample(expected: tuple[int, ...]) -> PefllError:
+def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> PefllError:
+    """Return the error for samples of a wrong shape, or for one sample without the axis of samples."""
+    if tuple(found) == expected:
+        return PefllError(f"x has the shape of one sample, {expected}, without rows: write x[None]", code="PEFLL-R116")
+    rows, shape = ", ".join(map(str, ("N", *expected))), tuple(found[1:])
     return PefllError(
-        f"x has the shape of one sample, {expected}, but there must be a row per sample: write x[None]",
-        code="PEFLL-R116",
-    )
-
-
-def _other_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> PefllError:
-    rows = ", ".join(map(str, ("N", *expected)))
-    return PefllError(
-        f"the samples have shape {found}, but the run was trained on {expected}; N samples are an array [{rows}]",
+        f"the samples have shape {shape}, but the run was trained on {expected}; N samples are an array [{rows}]",
         code="PEFLL-R117",
     )
