@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from pefll.core import tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.tree import from_named, leaves, map_tree, named_leaves
 from pefll.runs import checkpoint
@@ -48,7 +49,7 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 def test_tensors_of_every_type_and_shape_are_what_the_library_reads(tmp_path):
-    many = {f"t.{kind}".replace("torch.", ""): torch.arange(5).float().to(kind) for kind in checkpoint.TYPES}
+    many = {f"t.{kind}".replace("torch.", ""): torch.arange(5).float().to(kind) for kind in tensorfile.TYPES}
     many |= {"scalar": torch.tensor(-2.5), "none": torch.zeros(0, 3), 'a "name" é': torch.ones(2, 3, 1).double()}
     many |= {"odd": torch.ones(3, 4).T, "some": torch.arange(10.0)[3:7], "again": torch.arange(10.0)[::2]}
     path = checkpoint.save(tmp_path, 1, many, FACTS) / checkpoint.TENSORS
@@ -62,7 +63,7 @@ def test_tensors_of_every_type_and_shape_are_what_the_library_reads(tmp_path):
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     for entry in json.loads(content[8 : 8 + length]).values():  # so that memory can be used as it lies in the file
-        size = next(kind.itemsize for kind, name in checkpoint.TYPES.items() if name == entry["dtype"])
+        size = next(kind.itemsize for kind, name in tensorfile.TYPES.items() if name == entry["dtype"])
         assert (8 + length + entry["data_offsets"][0]) % size == 0
     with pytest.raises(PefllError, match=r"cannot hold wave, a tensor of torch\.complex64.*PEFLL-R101"):
         checkpoint.save(tmp_path, 2, {"wave": torch.ones(2, dtype=torch.complex64)}, FACTS)
@@ -246,6 +247,7 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from pefll.runs import checkpoint
+from pefll.core import tensorfile
 from pefll.core.errors import PefllError
 folder = Path(sys.argv[1])
 for round_ in (1, 2):

@@ -113,7 +113,7 @@ def test_files_that_are_wrong(refused, tmp_path):
         ("a.npz", "PEFLL-D175"),
         ("a.txt", "PEFLL-D184"),
         ("b.npz", "has no array y; it has x; save it again with np.savez(path, x=..., y=...)"),
-        ("c.npz", "does not say whose each sample is; add --partition"),
+        ("c.npz", "does not name the client of each sample; add --partition"),
     ):
         assert part in refused("train", "--data", tmp_path / name, *SMALL[2:], "--out", tmp_path / "r")
 
@@ -122,9 +122,9 @@ def test_data_that_is_gone_or_has_changed(pefll, refused, tmp_path):
     path = features(tmp_path / "mine.npz")
     assert pefll("train", "--data", path, *SMALL[2:], "--out", tmp_path / "run").code == 0
     features(path, y=np.arange(96) % 3)
-    assert f"what is in {path} is not what the run was trained on" in refused("evaluate", tmp_path / "run")
+    assert f"the data in {path} is not what the run was trained on" in refused("evaluate", tmp_path / "run")
     path.unlink()
-    assert f"{path}, which is not there any more" in refused("evaluate", tmp_path / "run")
+    assert f"{path}, which does not exist any more" in refused("evaluate", tmp_path / "run")
 
 
 def table(arrays: Path, path: Path, **named: str) -> Path:
@@ -151,7 +151,7 @@ def test_labels_with_gaps_are_taken_with_a_note(pefll, tmp_path, kind):
     if kind == "csv":
         pytest.importorskip("pandas")
         path = table(path, tmp_path / "mine.csv")
-    note = "mine: the largest label is 7, so that there are 8 classes, but 1, 2, 4, 5 and 6 have no sample\n"
+    note = "mine: the largest label is 7, so there are 8 classes, but 1, 2, 4, 5 and 6 have no sample\n"
     said = pefll("data", "summary", path, "--data-dir", tmp_path)
     assert said.code == 0
     assert said.err.count(note) == 1

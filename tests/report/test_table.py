@@ -6,6 +6,7 @@ import statistics
 import pytest
 from rich.console import Console
 
+from pefll.report.runs import read_runs
 from pefll.report.table import costs_table, duration, grouped_table, percent, runs_table
 
 from .conftest import MakeRun, printed
@@ -17,7 +18,7 @@ def line_of(text: str, start: str) -> str:
 
 
 def test_a_finished_run_shows_its_test_accuracies(make_run: MakeRun, console: Console) -> None:
-    text = printed(console, runs_table([make_run("mine", seen=0.8123, unseen=0.7)]))
+    text = printed(console, runs_table(read_runs([make_run("mine", seen=0.8123, unseen=0.7)])))
     cells = re.split(r"\s{2,}", line_of(text, "mine").strip())
     assert cells == ["mine", "pefll", "90", "81.2 / 70.0", "76.2 / 65.0", "83.2 / 72.0", "51.2 / 40.0"]
     assert "not finished" not in text
@@ -25,7 +26,7 @@ def test_a_finished_run_shows_its_test_accuracies(make_run: MakeRun, console: Co
 
 def test_an_unfinished_run_shows_marked_validation_accuracy(make_run: MakeRun, console: Console) -> None:
     folders = [make_run("going", finished=False, evaluations=5, seen=0.8, unseen=0.7), make_run("done")]
-    text = printed(console, runs_table(folders))
+    text = printed(console, runs_table(read_runs(folders)))
     cells = re.split(r"\s{2,}", line_of(text, "going").strip())
     assert cells == ["going", "pefll", "—", "—", "40.0 / 35.0*", "42.0 / 37.0*", "10.0 /", "5.0*"]
     assert "*" not in line_of(text, "done")
@@ -35,16 +36,16 @@ def test_an_unfinished_run_shows_marked_validation_accuracy(make_run: MakeRun, c
 def test_missing_values_are_em_dashes(make_run: MakeRun, console: Console) -> None:
     nothing = make_run("nothing", finished=False, evaluations=0)
     alone = make_run("alone", unseen=None, client_steps_per_second=None)
-    text = printed(console, runs_table([nothing, alone]))
+    text = printed(console, runs_table(read_runs([nothing, alone])))
     assert line_of(text, "nothing").split()[2:] == ["—"] * 5
     assert "80.0 /    —" in line_of(text, "alone")
-    text = printed(console, costs_table([nothing, alone]))
+    text = printed(console, costs_table(read_runs([nothing, alone])))
     assert line_of(text, "nothing").split() == ["nothing", "cifar10", "—", "0", "of", "0", "—", "—", "—", "—"]
 
 
 def test_costs(make_run: MakeRun, console: Console) -> None:
     folders = [make_run("mine", seed=3), make_run("going", finished=False, evaluations=5)]
-    text = printed(console, costs_table(folders))
+    text = printed(console, costs_table(read_runs(folders)))
     assert re.split(r"\s{2,}", line_of(text, "mine").strip()) == [
         *("mine", "CIFAR-10", "90+10", "100", "3", "1 h 02 m", "8,612", "300", "100")
     ]
@@ -53,18 +54,18 @@ def test_costs(make_run: MakeRun, console: Console) -> None:
 
 
 def test_time_on_a_shared_device_is_marked(make_run: MakeRun, console: Console) -> None:
-    text = printed(console, costs_table([make_run("three", lockstep=3), make_run("one", lockstep=1)]))
+    text = printed(console, costs_table(read_runs([make_run("three", lockstep=3), make_run("one", lockstep=1)])))
     assert "1 h 02 m*" in line_of(text, "three")
     assert "*" not in line_of(text, "one")
     assert "* trained together with other runs" in text
-    assert "*" not in printed(console, costs_table([make_run("older")]))
+    assert "*" not in printed(console, costs_table(read_runs([make_run("older")])))
     others = make_run("processes", lockstep=1, timing="shared the device with other processes: seconds are of ...")
-    assert "1 h 02 m*" in line_of(printed(console, costs_table([others])), "processes")
+    assert "1 h 02 m*" in line_of(printed(console, costs_table(read_runs([others]))), "processes")
 
 
 def test_time_of_runs_that_took_turns_is_their_own(make_run: MakeRun, console: Console) -> None:
     turns = make_run("three", lockstep=3, timing="took turns with 2 other runs; seconds are of this run's own turns")
-    text = printed(console, costs_table([turns, make_run("one", lockstep=1, timing="alone")]))
+    text = printed(console, costs_table(read_runs([turns, make_run("one", lockstep=1, timing="alone")])))
     assert "1 h 02 m‡" in line_of(text, "three")
     assert "‡ took turns with other runs: the time is that of its own turns" in text
     assert "*" not in text
@@ -73,12 +74,12 @@ def test_time_of_runs_that_took_turns_is_their_own(make_run: MakeRun, console: C
 
 def test_a_run_without_rounds_trains_as_it_is_tested(make_run: MakeRun, console: Console) -> None:
     alone = make_run("alone", method="local", evaluations=0, rounds=0, train_seconds=0.0, test_seconds=75.2, lockstep=2)
-    text = printed(console, costs_table([alone, make_run("mine", test_seconds=5.0)]))
+    text = printed(console, costs_table(read_runs([alone, make_run("mine", test_seconds=5.0)])))
     assert "1 m 15 s*†" in line_of(text, "alone")
     assert "1 h 02 m " in line_of(text, "mine")
     assert "* trained together" in text
     assert "† no rounds: clients train during the test, and this is its time" in text
-    assert "†" not in printed(console, costs_table([make_run("other")]))
+    assert "†" not in printed(console, costs_table(read_runs([make_run("other")])))
 
 
 @pytest.mark.parametrize("make_table", [runs_table, costs_table, grouped_table])
@@ -88,7 +89,7 @@ def test_readable_at_80_columns(make_run: MakeRun, console: Console, make_table:
         for seed in range(2)
     ]
     folders += [make_run("not-finished-yet", method="fedavg", finished=False, seen=1.0)]
-    text = printed(console, make_table(folders))  # type: ignore[operator]
+    text = printed(console, make_table(read_runs(folders)))  # type: ignore[operator]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "…" not in text, "a cut number"
     if make_table is not grouped_table:
@@ -102,7 +103,7 @@ def test_mean_and_sample_std_over_seeds(make_run: MakeRun, console: Console) -> 
         make_run(f"a{seed}", seed=seed, seen=s, unseen=u) for seed, (s, u) in enumerate(zip(seen, unseen, strict=True))
     ]
     folders += [make_run("other", method="fedavg", unseen=None), make_run("a9", seed=9, finished=False)]
-    table = grouped_table(folders)
+    table = grouped_table(read_runs(folders))
     assert table is not None
     lines = [re.split(r"\s{2,}", line.strip()) for line in printed(console, table).splitlines()]
 
@@ -117,12 +118,12 @@ def test_mean_and_sample_std_over_seeds(make_run: MakeRun, console: Console) -> 
 
 
 def test_no_groups_no_table(make_run: MakeRun) -> None:
-    assert grouped_table([make_run("a", seed=0), make_run("b", seed=1, settings={"lr": 1.0})]) is None
+    assert grouped_table(read_runs([make_run("a", seed=0), make_run("b", seed=1, settings={"lr": 1.0})])) is None
 
 
 def test_fewer_values_than_seeds_is_said(make_run: MakeRun, console: Console) -> None:
     folders = [make_run("a", seed=0), make_run("b", seed=1), make_run("c", seed=2, accuracy={})]
-    assert "80.0 ± 0.0 (2)" in printed(console, grouped_table(folders))
+    assert "80.0 ± 0.0 (2)" in printed(console, grouped_table(read_runs(folders)))
 
 
 def test_durations_and_percents() -> None:

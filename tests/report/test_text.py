@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pefll.report.runs import read_run, read_runs
 from pefll.report.text import braille_plot, run_plot, sparkline, sparklines
 
 from .conftest import MakeRun, printed
@@ -50,19 +51,19 @@ def test_braille_plot_of_one_point_and_of_nothing() -> None:
 
 
 def test_run_plot_shows_both_groups(make_run: MakeRun) -> None:
-    text = run_plot(make_run(seen=0.8, unseen=0.6), width=40)
+    text = run_plot(read_run(make_run(seen=0.8, unseen=0.6)), width=40)
     assert text.plain.startswith("Validation accuracy in %: seen 80.0  unseen 60.0")
     assert max(len(line) for line in text.plain.splitlines()[1:]) <= 48
     colours = {str(span.style) for span in text.spans}
     assert {"cyan", "yellow"} <= colours
-    assert "unseen" not in run_plot(make_run("alone", unseen=None)).plain
-    assert run_plot(make_run("new", finished=False, evaluations=0)).plain == ""
+    assert "unseen" not in run_plot(read_run(make_run("alone", unseen=None))).plain
+    assert run_plot(read_run(make_run("new", finished=False, evaluations=0))).plain == ""
 
 
 @pytest.mark.parametrize("unseen", [0.4, None])
 def test_sparklines_share_one_scale(make_run: MakeRun, console: Console, unseen: float | None) -> None:
     folders = [make_run("high[er]", seen=0.8, unseen=unseen), make_run("low", seen=0.4, unseen=unseen)]
-    lines = printed(console, sparklines(folders)).splitlines()
+    lines = printed(console, sparklines(read_runs(folders))).splitlines()
     assert lines[0].strip() == "Validation accuracy in %, from 4.0 (▁) to 80.0 (█)"
     high = next(line for line in lines if line.startswith("high[er]")).split()
     low = next(line for line in lines if line.startswith("low")).split()

@@ -30,7 +30,7 @@ def whole_number(value: Any, name: str, least: int | None = None, most: int = MO
     """Return a whole number from `least` to `most`; PefllError for anything else, also for 3.0, "3" and True."""
     number = plain(value)
     if isinstance(number, bool) or not isinstance(number, int):
-        advice = f", for example {int(number)}" if _is_whole(number) else ""
+        advice = f", for example {int(number)}" if isinstance(number, float) and number.is_integer() else ""
         raise PefllError(f"{name} is {shown(value)}; it must be a whole number{advice}", code="PEFLL-A001")
     if least is not None and number < least:
         reason = "it cannot be negative" if least == 0 else f"it must be at least {least}"
@@ -110,8 +110,9 @@ def listed(values: Any, name: str, example: str) -> list[Any]:
 def shown(value: Any) -> str:
     """Return a value for a sentence: short, on one line; of a large one only the type."""
     if isinstance(value, int) and not isinstance(value, bool):
-        # Python refuses to print thousands of digits.
-        return f"{value:,}" if value.bit_length() < 80 else f"a whole number of {_digits(value):,} digits"
+        # Python refuses to print thousands of digits, so they are estimated.
+        digits = int(value.bit_length() * math.log10(2)) + 1
+        return f"{value:,}" if value.bit_length() < 80 else f"a whole number of {digits:,} digits"
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if not isinstance(value, str | float | bool | bytes | list | tuple | dict | None) and not hasattr(value, "item"):
@@ -130,12 +131,3 @@ def _is_small(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) <= 10 and all(_is_small(each) for each in value)
     return not hasattr(value, "__len__") or len(value) <= 80 if getattr(value, "ndim", 1) else True
-
-
-def _digits(value: int) -> int:
-    """Return about how many decimal digits a whole number has."""
-    return int(value.bit_length() * math.log10(2)) + 1
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()

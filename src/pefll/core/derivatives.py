@@ -30,13 +30,8 @@ def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tenso
 def network_vjp(network: Any, function: Callable[..., Tensor], parameters: Tensor, *inputs: Tensor) -> tuple[Any, Any]:
     """Return `function(parameters, *inputs)`, and its vector-Jacobian product for parameters and inputs.
 
-    The gradient of the parameters may be one vector or tensors by name; `pefll.methods.optim` takes both.
-
-    Args:
-        network: the `Network` that has these parameters.
-        function: of a vector [size] or tensors by name, and the inputs.
-        parameters: [size].
-        inputs: of the function.
+    The parameters, [size], belong to the `Network` `network`. Their gradient may be one vector or tensors by name;
+    `pefll.methods.optim` takes both.
     """
     del network
     return torch.func.vjp(function, parameters, *inputs)  # type: ignore[return-value]

@@ -27,6 +27,8 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u0
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _HASHED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
 _LONGEST = 200  # bytes of a name; file systems allow 255, and endings are added
+_SPACE = "free some space"
+_REMEDIES = {errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE, errno.EFBIG: "raise the limit that `ulimit -f` shows"}
 # First characters of a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # The closing quote is optional, so that an unclosed string is scanned once and not again from each quote.
@@ -35,24 +37,17 @@ _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 @contextmanager
 def sentences_for_disk_errors(what: str, then: str = "") -> Iterator[None]:
-    """Turn an OSError inside the block into a PefllError that names the file and the reason.
+    """Turn an OSError inside the block into a PefllError that names the file, `what`, and the reason.
 
-    Args:
-        what: the file or folder that is written.
-        then: what to do after correcting the cause; by default choose another place.
+    `then` says what to do after correcting the cause; by default choose another place.
     """
     try:
         yield
     except OSError as error:
-        causes = {
-            errno.ENOSPC: "free some space",
-            errno.EDQUOT: "free some space",
-            errno.EFBIG: "raise the limit that `ulimit -f` shows",
-        }
-        cause = causes.get(error.errno or 0, "")
+        cause = _REMEDIES.get(error.errno or 0, "")
         advice = f"{cause} or choose another place" if cause else "choose another place"
         if then:
-            advice = f"{cause}, then {then}" if cause else f"correct that, then {then}"
+            advice = f"{cause or 'correct that'}, then {then}"
         raise PefllError(f"cannot write {what}: {error.strerror or error}; {advice}", code="PEFLL-A102") from error
 
 
@@ -69,9 +64,7 @@ def check_folder(path: Path) -> None:
 def make_folder(path: Path, private: bool = False) -> None:
     """Create a folder and its parents if they are missing; PefllError if that fails.
 
-    Args:
-        path: the folder.
-        private: whether only its owner may enter a new folder; an existing one does not change.
+    With `private` only the owner may enter a new folder; an existing one does not change.
     """
     check_folder(path)  # its message is plainer than "File exists" if a file is in the way
     with sentences_for_disk_errors(str(path)):
@@ -154,11 +147,7 @@ def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
     """Remove the incomplete files of killed writers from a folder.
 
     A living writer holds a lock on its file, here or on another machine. On file systems without locks nothing is
-    removed.
-
-    Args:
-        folder: without its subfolders.
-        older: names of such files of earlier versions, which held no locks; only if the caller owns the folder.
+    removed. `older` matches names of earlier versions, which held no locks; only for a caller that owns the folder.
     """
     with suppress(OSError):
         with os.scandir(folder) as entries:
@@ -197,12 +186,7 @@ def set_aside(path: Path) -> Path:
 
 
 def check_file_name(name: str, what: str) -> None:
-    """Raise PefllError for a file name that does not work on every system.
-
-    Args:
-        name: without folders.
-        what: what it should be, for the error.
-    """
+    """Raise PefllError for a file name that does not work on every system; `what` is the file, for the error."""
     reason = ""
     if not name or name.startswith(".") or name.endswith((".", " ")) or name != name.strip():
         reason = "it is empty, or begins with a dot or a space, or ends with one"
@@ -278,11 +262,9 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes | str, depth: int | None = None) -> Any:
-    """Return the content of JSON; ValueError if it is not JSON or nested too deeply.
+    """Return the content of JSON, a text or UTF-8; ValueError if it is not JSON or nested too deeply.
 
-    Args:
-        content: a text, or UTF-8.
-        depth: the most levels of brackets; None for Python's own limit.
+    `depth` is the largest number of levels of brackets; None for Python's own limit.
     """
     text = content if isinstance(content, str) else content.decode()
     if depth is not None and is_nested_deeper(text, depth):

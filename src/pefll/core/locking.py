@@ -17,12 +17,7 @@ PRIVATE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def lock(handle: int, wait: bool = True) -> None:
-    """Lock an open file until it is closed or the process ends.
-
-    Args:
-        handle: the file.
-        wait: for another process to unlock it; otherwise a locked file is an OSError.
-    """
+    """Lock an open file until it is closed or the process ends; OSError if it is locked, unless `wait`."""
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -33,17 +33,8 @@ def available_memory() -> int | None:
 
 def _meminfo(key: str) -> int | None:
     """Return a row of /proc/meminfo in bytes."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        rows = MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    for row in rows:
-        name, _, value = row.partition(":")
-        if name == key and value.split()[:1] and value.split()[0].isdecimal():
-            return 1024 * int(value.split()[0])
-    return None
+    rows = _rows(MEMINFO) if sys.platform.startswith("linux") else []
+    return next((1024 * int(row[1]) for row in rows if row[0] == f"{key}:" and row[1:] and row[1].isdecimal()), None)
 
 
 def _left_in_cgroups() -> list[int]:
@@ -79,18 +70,20 @@ def _cgroups() -> list[tuple[Path, str, str]]:
     return found
 
 
-def _number_in(path: Path) -> int | None:
+def _rows(path: Path) -> list[list[str]]:
+    """Return the words of each row of a file; none if it cannot be read."""
     try:
-        text = path.read_text().strip()
+        return [row.split() for row in path.read_text().splitlines() if row.strip()]
     except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+        return []
+
+
+def _number_in(path: Path) -> int | None:
+    rows = _rows(path)
+    return int(rows[0][0]) if rows and rows[0][0].isdecimal() else None
 
 
 def _statistic(path: Path, names: tuple[str, ...]) -> int:
     """Return the largest of some rows of a memory.stat file in bytes; 0 if there is none."""
-    try:
-        rows = [row.split() for row in path.read_text().splitlines()]
-    except OSError:
-        return 0
-    return max((int(row[1]) for row in rows if len(row) == 2 and row[0] in names and row[1].isdecimal()), default=0)
+    rows = [row for row in _rows(path) if len(row) == 2 and row[0] in names and row[1].isdecimal()]
+    return max((int(value) for _, value in rows), default=0)

@@ -61,12 +61,7 @@ def is_allowed(reference: str) -> bool:
 def import_name(reference: str, what: str) -> Any:
     """Return the object that `package.module:name` names, also from the current folder.
 
-    Args:
-        reference: the name.
-        what: its kind, for example `"model"`, for errors.
-
-    Raises:
-        PefllError: if the user did not name it, or it cannot be imported.
+    PefllError if the user did not name it, or it cannot be imported. `what` is its kind, for example `"model"`.
     """
     if not is_allowed(reference):
         raise PefllError(

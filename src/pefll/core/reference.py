@@ -40,11 +40,9 @@ def reference(plain: Callable[P, R]) -> Callable[P, R]:
 
 
 def fast(of: Callable[..., Any], when: Callable[..., bool]) -> Callable[[Version], Version]:
-    """Register a faster version of a reference.
+    """Register a faster version of the reference `of`.
 
-    Args:
-        of: the reference.
-        when: takes the same arguments and returns whether the version applies; the first that applies is used.
+    `when` takes the same arguments and returns whether the version applies. The first that applies is used.
     """
 
     def register(version: Version) -> Version:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of the terminal: a run notes them and stops when it can."""
+"""Ctrl-C, SIGTERM and SIGHUP: a run records them and stops when it can."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPING = "stopping after the rounds that are under way; Ctrl-C again ends at once"
-TIME_IS_UP = 14  # what stands for a signal where a run was given only so many seconds: the number of SIGALRM
-HANGUP = getattr(signal, "SIGHUP", None)  # the end of the terminal, on Unix systems
+TIME_IS_UP = 14  # in place of a signal when a run's seconds are over: the number of SIGALRM
+HANGUP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Unix systems only
 STOPS = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])]
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop, and did; what it had done is saved if it has a folder.
+    """The run stopped because of a signal. Its rounds are saved if it has a folder.
 
     Attributes:
         round: rounds done.
         signal: the signal's number, or TIME_IS_UP.
-        testing: whether all rounds were done, and clients were being tested; nothing of that is saved.
+        testing: whether the final test was stopped, of which nothing is saved.
     """
 
     def __init__(self, round_: int, number: int, testing: bool = False) -> None:
@@ -29,11 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Signals(list[int]):
-    """The signals that came, to be looked at by whoever can stop.
-
-    Args:
-        tell: is told, in a sentence, when the first one comes; None for silence.
-    """
+    """The signals received so far. `tell` gets a sentence at the first one."""
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         super().__init__()
@@ -42,10 +38,9 @@ class Signals(list[int]):
 
     @contextmanager
     def raising(self, error: Callable[[int], BaseException]) -> Iterator[None]:
-        """Let a signal end the block wherever it is: for work that takes long and leaves nothing half done behind.
+        """Raise `error(signal)` inside the block when a signal comes, or at once if one came before.
 
-        Args:
-            error: what is raised, of the signal's number; at once, where a signal has come already.
+        For long work that leaves nothing incomplete when it is interrupted.
         """
         if self:
             raise error(self[0])
@@ -56,11 +51,11 @@ class Signals(list[int]):
             self._error = None
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Take in a signal, as its handler; the second one ends everything."""
+        """Record a signal, as its handler; the second one raises KeyboardInterrupt."""
         del frame
         if number == HANGUP and self:
-            return  # a terminal that is closed sends it twice, by way of the shell and itself
-        # Never so for the end of the terminal: the other one may come between the line above and this one.
+            return  # a closed terminal sends it twice: directly, and through the shell
+        # SIGHUP never counts as the second signal: its copy may arrive between the line above and this one.
         again = number != HANGUP and any(earlier != TIME_IS_UP for earlier in self)
         self.append(number)
         if again:
@@ -68,22 +63,22 @@ class Signals(list[int]):
         if self._error is not None:
             raise self._error(number)
         if self._tell is not None:
-            # By a thread: this one may be in the middle of writing to the very place that is written to.
+            # In a thread: this one may have been interrupted while it was printing.
             threading.Thread(target=self._tell, args=(STOPPING,), daemon=True).start()
 
 
 @contextmanager
 def stop_signals(seconds: float | None = None, tell: Callable[[str], None] | None = None) -> Iterator[Signals]:
-    """Collect Ctrl-C, SIGTERM and the end of the terminal instead of dying of them; one more ends everything.
+    """Yield the list that collects Ctrl-C, SIGTERM and SIGHUP inside the block; a second signal ends the process.
 
-    But not the end of the terminal: whoever has asked to stop may then close it.
+    SIGHUP does not count as the second one: a user who asked to stop may close the terminal.
 
     Args:
-        seconds: after which TIME_IS_UP is among the signals; None for never.
-        tell: is told, in a sentence, when the first signal comes; None for silence.
+        seconds: after which TIME_IS_UP is added to the list; None for never.
+        tell: gets a sentence at the first signal; None for silence.
     """
     received = Signals(tell)
-    # Only the main thread may ask for signals; and who started this with `nohup` wants to hear nothing of the terminal.
+    # Only the main thread may handle signals. With `nohup` SIGHUP stays ignored.
     caught = STOPS if threading.current_thread() is threading.main_thread() else []
     if HANGUP and signal.getsignal(HANGUP) is signal.SIG_IGN:
         caught = [number for number in caught if number != HANGUP]

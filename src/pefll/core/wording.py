@@ -29,10 +29,8 @@ def either(command: str, python: str) -> str:
 def argument(name: str, value: object = None, *, option: str = "") -> str:
     """Return an argument as the reader writes it: `device='cpu'`, or `--device cpu` on the command line.
 
-    Args:
-        name: of the function's argument.
-        value: for an example; None for the name alone, and True for an option without a value.
-        option: of the command, if its name differs from the argument's.
+    Without a value it is the name alone. An option whose value is True has none. `option` is the command's name for it
+    if that differs.
     """
     option = option or f"--{name.replace('_', '-')}"
     if value is None:

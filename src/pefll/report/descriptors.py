@@ -59,14 +59,9 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
 
 
 def principal_plane(points: Array) -> tuple[Array, Array]:
-    """Project points onto their two directions of greatest variance.
+    """Return points [n, l] projected onto their two principal directions, [n, 2], and these' shares of variance, [2].
 
-    Args:
-        points: [n, l].
-
-    Returns:
-        The projection, [n, 2], and each direction's share of the variance, [2]. A direction that does not exist
-        (l = 1, or fewer than three points) is zero.
+    A direction that does not exist (l = 1, or fewer than three points) is zero.
     """
     centred = points - points.mean(axis=0)
     u, s, vt = np.linalg.svd(centred, full_matrices=False)
@@ -102,13 +97,10 @@ def _ranks(values: Array) -> Array:
 
 
 def distances(found: Descriptors) -> tuple[Array, Array]:
-    """Return the distances between probes and all other clients.
+    """Return the distances between probes and all other clients, [probes, others], for descriptors and labels.
 
-    The probes are the unseen clients, or all clients if none is unseen. Above MOST_PROBES probes or MOST_CLIENTS
-    clients, evenly spaced ones are used.
-
-    Returns:
-        Distances of descriptors ‖v_i - v_j‖ and of label distributions ‖π_i - π_j‖, [probes, others] each.
+    They are ‖v_i - v_j‖ of descriptors and ‖π_i - π_j‖ of label distributions. The probes are the unseen clients, or
+    all clients if none is unseen. Above MOST_PROBES probes or MOST_CLIENTS clients, evenly spaced ones are used.
     """
     n = len(found.seen)
     kept = _spaced(np.arange(n), MOST_CLIENTS)
@@ -130,12 +122,7 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
 def mean_correlation(d_v: Array, d_pi: Array) -> float:
     """Return the paper's "Analysis of Client Descriptors": the mean over probes of Spearman's correlation.
 
-    Args:
-        d_v: distances of descriptors, [probes, others].
-        d_pi: distances of label distributions, [probes, others].
-
-    Returns:
-        The mean over the rows that have a correlation; NaN if none has.
+    It takes the result of `distances`. Rows without a correlation are left out; NaN if none has one.
     """
     each = np.array([spearman(a, b) for a, b in zip(d_v, d_pi, strict=True)])
     each = each[~np.isnan(each)]

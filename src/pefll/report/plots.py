@@ -42,7 +42,7 @@ INK, FAINT = "#333333", "#8a8a8a"
 MOST_SHOWN = 60
 MOST_DOTS = 3_000
 MOST_LETTERS = 160  # in one line across the picture
-_DASHES = (0, (3.2, 1.8))
+_STYLES: dict[str, Any] = {"seen": "-", "unseen": (0, (3.2, 1.8))}  # of lines
 
 _STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -70,11 +70,8 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     """Draw validation accuracy over rounds and over the megabytes that were sent.
 
     Lines are solid for seen clients and dashed for unseen ones. Seeds become their mean with a band of one standard
-    deviation. A dot marks the best round on seen clients. The title warns if runs are of different data.
-
-    Args:
-        folders: the runs; runs without an evaluation are ignored.
-        out: the file to write.
+    deviation. A dot marks the best round on seen clients. The title warns if runs are of different data. Runs without
+    an evaluation are ignored.
     """
     runs = [run for run in read_runs(folders) if run.history]
     found = [curve for group in group_runs(runs) if len((curve := _curve(group)).rounds)]
@@ -104,12 +101,7 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
 
 
 def descriptor_map(folder: RunFolder, out: Path) -> None:
-    """Draw the descriptors of a run in their principal plane, and their distances over those of label distributions.
-
-    Args:
-        folder: a run with descriptors.npz.
-        out: the file to write.
-    """
+    """Draw the descriptors of a run in their principal plane, and their distances over those of label distributions."""
     found = read_descriptors(folder)
     plane, shares = principal_plane(found.descriptors)
     d_v, d_pi = distances(found)
@@ -231,7 +223,7 @@ def _draw_curve(axes: Axes, curve: _Curve, by: str, colour: str) -> None:
     if by == "megabytes" and x[-1] == 0:
         return  # this method sends nothing
     for who, mean in curve.mean.items():
-        axes.plot(x, mean, color=colour, linewidth=1.8, linestyle="-" if who == "seen" else _DASHES)
+        axes.plot(x, mean, color=colour, linewidth=1.8, linestyle=_STYLES[who])
         if curve.std is not None:
             low, high = np.clip(mean - curve.std[who], 0, None), np.clip(mean + curve.std[who], None, 100)
             axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
@@ -297,10 +289,9 @@ def _line_legend(figure: Figure, found: Sequence[_Curve]) -> None:
     from matplotlib.patches import Patch
 
     entries: list[Any] = []
-    if any("seen" in curve.mean for curve in found):
-        entries.append(Line2D([], [], color=FAINT, linewidth=1.8, label="seen clients"))
-    if any("unseen" in curve.mean for curve in found):
-        entries.append(Line2D([], [], color=FAINT, linewidth=1.8, linestyle=_DASHES, label="unseen clients"))
+    for who, style in _STYLES.items():
+        if any(who in curve.mean for curve in found):
+            entries.append(Line2D([], [], color=FAINT, linewidth=1.8, linestyle=style, label=f"{who} clients"))
     if any(curve.best is not None for curve in found):
         entries.append(Line2D([], [], color=FAINT, marker="o", linestyle="", mec="white", label="best round"))
     if any(curve.std is not None for curve in found):
@@ -336,10 +327,8 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
     below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
     axes.add_artist(axes.legend(handles=kinds, **below))
     if few:
-        dot: dict[str, Any] = {"linestyle": "", "mew": 0}
-        entries = [
-            Line2D([], [], marker=MARKERS[k % len(MARKERS)], color=CLASSES[k], label=str(k), **dot) for k in present
-        ]
+        marks = [(MARKERS[k % len(MARKERS)], CLASSES[k], str(k)) for k in present]
+        entries = [Line2D([], [], marker=m, color=c, label=label, linestyle="", mew=0) for m, c, label in marks]
         beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
         axes.legend(handles=entries, title="most frequent\nclass", alignment="left", **beside)
     else:

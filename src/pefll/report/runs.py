@@ -65,10 +65,7 @@ class StoredRun:
     def accuracy(self, moment: str, group: str, measure: str) -> float | None:
         """Return a test accuracy in 0..1, or None if the summary has none.
 
-        Args:
-            moment: `"best"` or `"final"`.
-            group: `"seen"` or `"unseen"`.
-            measure: one of `record.MEASURES`.
+        The moment is `"best"` or `"final"`, the group `"seen"` or `"unseen"`, the measure one of `record.MEASURES`.
         """
         value: Any = (self.summary or {}).get("accuracy")
         for key in (moment, group, measure):

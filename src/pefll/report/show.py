@@ -19,39 +19,29 @@ from pefll.runs.record import RunFolder
 
 
 def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
-    """Print tables and curves of runs; write curves.png, and descriptors.png for runs that have descriptors.
+    """Print tables and curves of runs, which may be unfinished; draw pictures and return their paths.
 
-    Args:
-        paths: run folders; runs may be unfinished.
-        out: a folder for the pictures; the first run's folder by default.
-        console: where to print.
-
-    Returns:
-        The paths of the pictures; none without matplotlib.
+    The pictures are curves.png, and descriptors.png for runs that have descriptors; none without matplotlib. They go
+    to the folder `out`, by default the first run's.
     """
     runs = read_runs([RunFolder(path) for path in paths])
     if not runs:
         return []
-    folders = [run.folder for run in runs]
-    for folder in folders:
-        if age := folder.note_of_age():
+    for run in runs:
+        if age := run.folder.note_of_age():
             say(console, age)
-    _print_tables(folders, console)
-    if data := different_data(runs):
-        say(console, f"These runs are of different data ({'; '.join(data)}): their accuracies cannot be compared.\n")
-    _print_curves(runs, console)
-    return _draw(runs, folders[0].path if out is None else out, console)
-
-
-def _print_tables(folders: list[RunFolder], console: Console) -> None:
-    for table in (runs_table(folders), grouped_table(folders), costs_table(folders)):
+    for table in (runs_table(runs), grouped_table(runs), costs_table(runs)):
         if table is not None:
             console.print(table)
             console.print()
+    if data := different_data(runs):
+        say(console, f"These runs are of different data ({'; '.join(data)}): their accuracies cannot be compared.\n")
+    _print_curves(runs, console)
+    return _draw(runs, runs[0].folder.path if out is None else out, console)
 
 
 def _print_curves(runs: list[StoredRun], console: Console) -> None:
-    with_history = [run.folder for run in runs if run.history]
+    with_history = [run for run in runs if run.history]
     if not with_history:
         return
     if len(runs) == 1:

@@ -9,19 +9,18 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import MISSING, SeedGroup, StoredRun, group_runs, mean_std_text, number, read_runs
-from pefll.runs.record import GROUPS, TOOK_TURNS, RunFolder, own_seconds
+from pefll.report.runs import MISSING, SeedGroup, StoredRun, group_runs, mean_std_text, number
+from pefll.runs.record import GROUPS, TOOK_TURNS, own_seconds
 
 # The moment and the measure of each column of accuracies.
 _COLUMNS = (("best", "per_sample"), ("final", "per_sample"), ("best", "masked"), ("best", "worst_tenth"))
 
 
-def runs_table(folders: Sequence[RunFolder]) -> Table:
+def runs_table(runs: Sequence[StoredRun]) -> Table:
     """Return a table of test accuracies, one row per run; unfinished runs show their latest validation accuracy.
 
     Accuracies are per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round.
     """
-    runs = read_runs(folders)
     table = new_table("Test accuracy in %, seen / unseen clients")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("method", overflow="fold")
@@ -39,14 +38,13 @@ def runs_table(folders: Sequence[RunFolder]) -> Table:
     return table
 
 
-def costs_table(folders: Sequence[RunFolder]) -> Table:
+def costs_table(runs: Sequence[StoredRun]) -> Table:
     """Return a table of the data and the cost of each run."""
     table = new_table("Data and cost")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("data", overflow="fold")
     for heading in ("seen +\nunseen", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
         table.add_column(heading, justify="right", no_wrap=True)
-    runs = read_runs(folders)
     notes = (
         (_shared, "* trained together with other runs: the time is that of a shared device"),
         (_in_turns, "‡ took turns with other runs: the time is that of its own turns"),
@@ -56,9 +54,7 @@ def costs_table(folders: Sequence[RunFolder]) -> Table:
     table.caption_justify = "left"
     for run in runs:
         latest = run.history[-1] if run.history else {}
-        sent = [number(run.fact(key)) for key in ("bytes_down", "bytes_up")]
-        if not run.finished:
-            sent = [number(latest.get(key)) for key in ("bytes_down", "bytes_up")]
+        sent = [number((run.fact if run.finished else latest.get)(key)) for key in ("bytes_down", "bytes_up")]
         _add_row(
             table,
             run.name,
@@ -98,9 +94,9 @@ def _in_turns(run: StoredRun) -> str:
     return "‡" if str(run.fact("timing")).startswith(TOOK_TURNS) else ""
 
 
-def grouped_table(folders: Sequence[RunFolder]) -> Table | None:
+def grouped_table(runs: Sequence[StoredRun]) -> Table | None:
     """Return a table of means ± standard deviations over seeds; None if no two finished runs differ only by seed."""
-    groups = group_runs([run for run in read_runs(folders) if run.finished])
+    groups = group_runs([run for run in runs if run.finished])
     if all(len(group.runs) < 2 for group in groups):
         return None
     table = new_table("Test accuracy in %, mean ± standard deviation over n seeds")
@@ -156,10 +152,7 @@ def _pair(seen: float | None, unseen: float | None) -> str:
 
 
 def _finished(run: StoredRun) -> list[str]:
-    pairs = [
-        _pair(run.accuracy(moment, "seen", measure), run.accuracy(moment, "unseen", measure))
-        for moment, measure in _COLUMNS
-    ]
+    pairs = [_pair(*(run.accuracy(moment, who, measure) for who in GROUPS)) for moment, measure in _COLUMNS]
     return [_whole(run.best_round), *pairs]
 
 

@@ -9,9 +9,9 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Array, StoredRun, read_runs
+from pefll.report.runs import Array, StoredRun
 from pefll.report.table import percent
-from pefll.runs.record import GROUPS, RunFolder
+from pefll.runs.record import GROUPS
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"seen": "cyan", "unseen": "yellow"}
@@ -20,13 +20,10 @@ _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 
 
 def sparkline(values: Array, width: int, low: float | None = None, high: float | None = None) -> str:
-    """Return a curve one character high.
+    """Return a curve of values [n], one character high and at most `width` long; NaN is a missing value.
 
-    Args:
-        values: [n], NaN for a missing value.
-        width: characters at most; a longer curve is averaged over equal intervals.
-        low: the value of the lowest block; by default the smallest value.
-        high: the value of the highest block; by default the largest value.
+    A longer curve is averaged over equal intervals. The lowest block is `low`, by default the smallest value, and the
+    highest is `high`, by default the largest.
     """
     values = np.asarray(values, dtype=np.float64)
     known = values[~np.isnan(values)]
@@ -78,9 +75,8 @@ def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int
     return text
 
 
-def run_plot(folder: RunFolder, width: int = 64, height: int = 9) -> Text:
+def run_plot(run: StoredRun, width: int = 64, height: int = 9) -> Text:
     """Return a plot of a run's validation accuracy on seen and unseen clients; empty without evaluations."""
-    (run,) = read_runs([folder])
     curves = _validation_curves(run)
     if not curves:
         return Text("")
@@ -91,9 +87,8 @@ def run_plot(folder: RunFolder, width: int = 64, height: int = 9) -> Text:
     return Text("\n").join([title, plot])
 
 
-def sparklines(folders: Sequence[RunFolder], width: int = 32) -> Lines:
+def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
     """Return the validation accuracy over rounds, one line per run and group of clients, all on one scale."""
-    runs = read_runs(folders)
     known = np.concatenate([np.empty(0), *(run.validation(group, "per_sample") for run in runs for group in GROUPS)])
     known = known[~np.isnan(known)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)

@@ -1,8 +1,4 @@
-"""Checkpoints: safetensors and a manifest with SHA-256, atomic; a damaged one is noticed and the one before it used.
-
-They are large, several times the hypernetwork, and a GPU has better things to do than to wait for a disk: a `Writer`
-writes in the background, part by part, so that there is no second copy in memory.
-"""
+"""Checkpoints: a folder with tensors and a manifest, which appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,52 +7,32 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
-import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
+from pefll.core import tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors, set_aside, sync_folder
 from pefll.runs import manifest
-from pefll.runs.manifest import MANIFEST
+from pefll.runs.manifest import MANIFEST, damaged
 
 KEEP = 2
 TENSORS, HISTORY = "state.safetensors", "history.jsonl"
-# What safetensors calls the types that a state may have.
-TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.bool: "BOOL",
-}
 
 
 class Checkpoint(NamedTuple):
-    """What is read back.
+    """The content of a checkpoint.
 
     Attributes:
         round: rounds done.
         tensors: by name.
-        facts: what the writer put into the manifest.
-        history: the run's evaluations until then, as the file has them; None where an earlier version wrote it.
+        facts: of the manifest.
+        history: the content of history.jsonl up to this round; None in a checkpoint of an earlier version.
     """
 
     round: int
@@ -66,12 +42,12 @@ class Checkpoint(NamedTuple):
 
 
 class Writer:
-    """Writes the checkpoints of a run, one at a time, while the run goes on.
+    """Writes the checkpoints of a run in a thread, one at a time, while the run continues.
 
     Args:
         folder: of all checkpoints of the run.
-        before: called before a checkpoint is written, in the background too; for what must be on the disk before it.
-        then: what to do where it cannot be written, when that is mended.
+        before: called in the thread before each checkpoint, to write what must be on disk first.
+        then: what a user should do after correcting a disk error.
     """
 
     def __init__(self, folder: Path, before: Callable[[], None] = lambda: None, then: str = "") -> None:
@@ -83,48 +59,40 @@ class Writer:
     def begin(
         self, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any], history: bytes | None = None
     ) -> None:
-        """Start to write a checkpoint, as soon as the one before is written; see `save` and `wait`.
+        """Start to write a checkpoint, after the previous one is written. The arguments are those of `save`.
 
-        Args:
-            round_: rounds done.
-            tensors: by name, in the host's memory; nobody writes to them any more.
-            facts: anything JSON can hold.
-            history: the run's evaluations until then, to be kept beside them.
+        The tensors are in the host's memory, and must not change.
         """
         self.wait()
-        # Held here until somebody waits: memory that a GPU copied into is not to be freed by another thread,
-        # which would ask the GPU about it in the middle of a recording.
+        # Kept until `wait`. This thread must free memory that a GPU copied into: another thread would call the GPU's
+        # driver, which fails while a CUDA graph is captured.
         self._held = tensors
-        context = copy_context()  # sentences about a full disk are made there
+        context = copy_context()  # errors name options or arguments: see `wording`
 
         def work() -> None:
             try:
                 context.run(self._before)
                 context.run(save, self._folder, round_, tensors, facts, self._then, history)
-            except BaseException as error:  # noqa: BLE001 (raised again by who waits)
+            except BaseException as error:  # noqa: BLE001 (`wait` raises it)
                 self._error = error
 
-        # Not a daemon: when Python ends, it waits for what is half written.
+        # Not a daemon: Python waits at its end until the checkpoint is complete.
         self._thread = Thread(target=work, name="checkpoint")
         self._thread.start()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
-        """Return when nothing is being written any more; PefllError where it could not be written."""
-        error = self._finished()
+        """Wait until the checkpoint is on disk; PefllError if it cannot be written."""
+        error = self.close()
         if error is not None:
             raise error
 
-    @property
-    def busy(self) -> bool:
-        """Whether something is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def close(self) -> None:
-        """Let what is being written be finished, and raise nothing: the run ends for reasons of its own."""
-        self._finished()
-
-    def _finished(self) -> BaseException | None:
-        """Wait, and return what went wrong."""
+    def close(self) -> BaseException | None:
+        """Wait until nothing is being written; return the error instead of raising it."""
         if self._thread is not None:
             self._thread.join()
         error = self._error
@@ -140,18 +108,10 @@ def save(
     then: str = "",
     history: bytes | None = None,
 ) -> Path:
-    """Write a checkpoint; it appears whole or not at all, and older ones go only afterwards.
+    """Write a checkpoint atomically to a folder of checkpoints, remove old ones, and return its own folder.
 
-    Args:
-        folder: of all checkpoints of a run.
-        round_: rounds done.
-        tensors: by name, in the host's memory.
-        facts: anything JSON can hold.
-        then: what to do where it cannot be written, when that is mended.
-        history: the run's evaluations until then; None for none.
-
-    Returns:
-        The folder of this checkpoint.
+    The facts are anything that JSON can hold, the history is the content of history.jsonl. `then` says what a user
+    should do after correcting a disk error.
     """
     final = manifest.folder_of(folder, round_)
     building = folder / f".building-{secrets.token_hex(8)}"
@@ -159,13 +119,13 @@ def save(
         try:
             sweep(folder)
             building.mkdir(parents=True)
-            written = {TENSORS: _write(building / TENSORS, _safetensors(tensors))}
+            written = {TENSORS: _write(building / TENSORS, tensorfile.parts(tensors))}
             if history is not None:
                 written[HISTORY] = _write(building / HISTORY, [memoryview(history)])
             text = json.dumps(manifest.write(round_, written, facts), indent=2) + "\n"
             _write(building / MANIFEST, [memoryview(text.encode())])
             sync_folder(building)
-            if os.path.lexists(final):  # a folder cannot be moved onto another one
+            if os.path.lexists(final):  # a folder cannot replace another one
                 final.rename(folder / f".building-{secrets.token_hex(8)}")
             building.rename(final)
             sync_folder(folder)
@@ -178,7 +138,7 @@ def save(
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half written; for who holds the run's folder alone."""
+    """Remove the incomplete checkpoints of killed processes; the caller must hold the lock of the run's folder."""
     for left_over in folder.glob(".building-*"):
         if left_over.is_symlink():
             left_over.unlink(missing_ok=True)
@@ -186,7 +146,7 @@ def sweep(folder: Path) -> None:
 
 
 def _write(path: Path, parts: Iterable[memoryview]) -> dict[str, Any]:
-    """Write a file that lasts when this returns, and return how many bytes it has and their SHA-256."""
+    """Write a file to disk, and return its entry in the manifest: size and SHA-256."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for part in parts:
@@ -198,103 +158,56 @@ def _write(path: Path, parts: Iterable[memoryview]) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _safetensors(tensors: dict[str, Tensor]) -> Iterator[memoryview]:
-    """Yield the parts of a safetensors file: the length of its header, the header, and every tensor as it lies there.
-
-    Its library would first make a copy of everything, and let no other thread go on meanwhile.
-    """
-    # Larger numbers first, so that each lies at a multiple of its size.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, end = {}, 0
-    for name in order:
-        tensor = tensors[name]
-        if tensor.dtype not in TYPES:
-            raise PefllError(
-                f"a checkpoint cannot hold {name}, a tensor of {tensor.dtype}; keep it as another type",
-                code="PEFLL-R101",
-            )
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield memoryview(len(text).to_bytes(8, "little"))
-    yield memoryview(text)
-    for name in order:
-        yield tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 def load(path: Path, run: str = "") -> Checkpoint:
-    """Read one checkpoint and check every byte of it.
+    """Return the checkpoint in a folder; PefllError if a byte is wrong, or it is in the wrong place.
 
-    Args:
-        path: its folder.
-        run: the number of the run that it should be of; empty where that is not known.
-
-    Raises:
-        PefllError: where it is damaged, or in another's place; the sentence says how.
+    It must belong to the run with the ID `run`; empty for any run.
     """
     found = manifest.read(path, run)
     contents = {name: _read(path, name, wanted) for name, wanted in found.files.items()}
     try:
-        tensors = safetensors.torch.load(contents[TENSORS])
-    except (safetensors.SafetensorError, ValueError, TypeError, RuntimeError, KeyError) as error:
-        raise _damaged(path, f"its tensors cannot be read ({error})") from error
+        tensors = tensorfile.read(contents[TENSORS])
+    except (ValueError, KeyError) as error:
+        raise damaged(path, f"its tensors cannot be read ({error})") from error
     return Checkpoint(found.round, tensors, found.facts, contents.get(HISTORY))
 
 
 def _read(path: Path, name: str, wanted: dict[str, Any]) -> bytes:
-    """Return the content of a checkpoint's file, where it is what its manifest says."""
-    try:
-        content = (path / name).read_bytes()
-    except FileNotFoundError as error:
-        raise PefllError(
-            f"the checkpoint {path} is incomplete: {error.filename} is missing", code="PEFLL-R004"
-        ) from error
-    except OSError as error:
-        raise _damaged(path, f"{name} cannot be read ({error.strerror})") from error
+    """Return the content of a checkpoint's file; PefllError if it differs from its entry in the manifest."""
+    content = manifest.read_file(path, name)
     if len(content) != wanted["bytes"]:
-        raise _damaged(path, f"{name} has {len(content):,} bytes instead of {wanted['bytes']:,}")
+        raise damaged(path, f"{name} has {len(content):,} bytes instead of {wanted['bytes']:,}")
     if hashlib.sha256(content).hexdigest() != wanted["sha256"]:
-        raise _damaged(path, f"the SHA-256 of {name} is wrong")
+        raise damaged(path, f"the SHA-256 of {name} is wrong")
     return content
 
 
-def _damaged(path: Path, how: str) -> PefllError:
-    return PefllError(f"the checkpoint {path} is damaged: {how}", code="PEFLL-R004")
-
-
 def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkpoint:
-    """Return the newest checkpoint that is whole.
+    """Return the newest checkpoint of a run that is not damaged; PefllError if there is none.
 
-    Args:
-        folder: of all checkpoints of a run.
-        report: told of each damaged one that was passed over.
-        run: the run's number; see `load`.
-
-    Raises:
-        PefllError: where there is none.
+    `report` gets a sentence for each damaged checkpoint.
     """
     candidates = manifest.newest_first(folder)
     if not candidates:
         raise PefllError(
-            f"{folder.parent} has no checkpoint yet: the run was stopped before its first one; start it anew",
+            f"{folder.parent} has no checkpoint: the run was stopped before its first one; start it anew",
             code="PEFLL-R015",
         )
-    reasons: list[str] = []
+    misplaced: list[str] = []
     for path in candidates:
         try:
             return load(path, run)
         except PefllError as error:
             report(f"{error.args[0]}; it is passed over")
             if error.code in (manifest.OTHER_ROUND, manifest.OTHER_RUN):
-                reasons.append(error.args[0])
-    if reasons:  # nothing is lost yet
-        raise PefllError(f"no checkpoint in {folder} is in its place: {reasons[0]}", code="PEFLL-R018")
+                misplaced.append(error.args[0])
+    if misplaced:  # the user can still put them right
+        raise PefllError(f"no checkpoint in {folder} is in its place: {misplaced[0]}", code="PEFLL-R018")
     raise PefllError(f"no checkpoint in {folder} is whole; start the run anew", code="PEFLL-R007")
 
 
 def set_newer_aside(folder: Path, round_: int, report: Callable[[str], None]) -> None:
-    """Rename the checkpoints after a round, which are damaged: they must not push out whole ones."""
+    """Rename the damaged checkpoints after a round, so that `save` counts only good ones."""
     for path in manifest.newest_first(folder):
         if int(path.name[6:]) > round_:
             report(f"{path} is kept as {set_aside(path).name}")

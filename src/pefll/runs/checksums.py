@@ -1,8 +1,8 @@
-"""What the files of a run carry, so that damage and files of other runs are noticed.
+"""Checks in the files of a run, which find damage and files of other runs.
 
-Every run has a number of its own. It stands with a SHA-256 in the first line of config.toml, and goes into the check of
-every line of history.jsonl, of summary.json and of each checkpoint's manifest. These checks find accidents. Whoever
-wants to deceive can compute them too.
+Every run has a random ID. The first line of config.toml has it with a SHA-256. The checks of each line of
+history.jsonl, of summary.json and of each checkpoint's manifest depend on it. They find accidents. They do not stop an
+attacker, who can compute them too.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any, NamedTuple
 
 from pefll.core.files import parse_json
 
-CHECK = "check"  # the key that is added to a row and to a summary
+CHECK = "check"  # key of the check in a row and in a summary
 _FIRST_LINE = re.compile(r"# pefll run ([0-9a-f]{16}), sha256 of the lines below: ([0-9a-f]{64})")
 
 
 def new_run() -> str:
-    """Return a number for a run that no other run has."""
+    """Return a random ID for a new run."""
     return secrets.token_hex(8)
 
 
 def digest(content: Any) -> str:
-    """Return the SHA-256 of what JSON can hold, however it is laid out in a file."""
+    """Return the SHA-256 of a JSON value; it does not depend on the layout of a file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def with_first_line(text: str, run: str) -> str:
-    """Return settings as TOML with a comment in front that names the run and checks the rest."""
+    """Return settings as TOML below a comment with the run's ID and a check of the settings."""
     return f"# pefll run {run}, sha256 of the lines below: {_of_text(text, run)}\n{text}"
 
 
 def read_first_line(text: str) -> tuple[str, bool | None]:
-    """Return the run that settings name and whether their check is right; "" and None where they carry none."""
+    """Return the run's ID, and whether the check is right; "" and None without a check, "" and False if it is wrong."""
     first, _, rest = text.partition("\n")
     if not first.startswith("# pefll run "):
         return "", None
@@ -54,13 +54,13 @@ def _of_text(text: str, run: str) -> str:
 
 
 class Rows(NamedTuple):
-    """The lines of history.jsonl, as far as they are whole.
+    """The lines of history.jsonl before the first damaged one.
 
     Attributes:
         rows: one per evaluation, oldest first, without their checks.
         checks: of each row; empty texts for rows of an earlier version.
-        lines: as they stand in the file, with their ends.
-        damage: what is wrong with the line after them, in words; empty where nothing is.
+        lines: of the file, with their line ends.
+        damage: of the next line, in words; empty for none.
     """
 
     rows: list[dict[str, Any]]
@@ -68,14 +68,16 @@ class Rows(NamedTuple):
     lines: list[bytes]
     damage: str = ""
 
+    @property
+    def last_check(self) -> str:
+        """The check of the last row; empty without rows."""
+        return self.checks[-1] if self.checks else ""
+
 
 def checked_line(row: Mapping[str, Any], before: str, run: str) -> bytes:
     """Return a row as a line of JSON, with a check of it and of all rows before it.
 
-    Args:
-        row: one evaluation.
-        before: the check of the row before it; empty for the first.
-        run: the run's number; empty for a line without a check.
+    `before` is the check of the row before it, empty for the first. Without a run's ID the line has no check.
     """
     content = dict(row)
     if run:
@@ -84,40 +86,31 @@ def checked_line(row: Mapping[str, Any], before: str, run: str) -> bytes:
 
 
 def read_rows(content: bytes, run: str) -> Rows:
-    """Read the lines of a history until its end, or the first one that is damaged.
+    """Return the rows of a history up to its end, or up to the first damaged line.
 
-    A last line without an end was cut off when its writer was killed: it is left out, and is no damage.
-
-    Args:
-        content: of the file.
-        run: the run's number; empty for a run of an earlier version, whose rows carry no checks.
+    A killed writer leaves a last line without an end. It is left out, and is not damage. Runs of earlier versions have
+    no ID, and their rows carry no checks.
     """
     found = Rows([], [], [])
     *lines, rest = content.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        before = found.checks[-1] if found.checks else ""
+    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
         try:
-            row, check = _read_row(line, before, run)
+            row, check = _read_row(line, found.last_check, run)
         except ValueError as error:
-            return found._replace(damage=f"line {number} {error}")
+            is_last = number > len(lines)
+            cut_off = is_last and line.isascii() and line.startswith(b"{") and line.count(b"{") > line.count(b"}")
+            return found if cut_off else found._replace(damage=f"line {number} {error}")
         found.rows.append(row)
         found.checks.append(check)
         found.lines.append(line + b"\n")
-    if not rest:
-        return found
-    try:
-        row, check = _read_row(rest, found.checks[-1] if found.checks else "", run)  # only its end may be missing
-    except ValueError as error:
-        cut_off = rest.isascii() and rest.startswith(b"{") and rest.count(b"{") > rest.count(b"}")
-        return found if cut_off else found._replace(damage=f"line {len(lines) + 1} {error}")
-    return Rows([*found.rows, row], [*found.checks, check], [*found.lines, rest + b"\n"])
+    return found
 
 
 def last_check(path: Path) -> str:
-    """Return the check of the last line of a history, without a look at the others; empty where there is none."""
+    """Return the check of the last line of a history without reading the whole file; empty if there is none."""
     with suppress(OSError, ValueError), path.open("rb") as file:
         end, size, lines = file.seek(0, os.SEEK_END), 1 << 12, list[bytes]()
-        while len(lines) < 2:  # the last one is whole where there is one before it
+        while len(lines) < 2:  # with another line before it, the last one is complete
             file.seek(max(0, end - size))
             lines = file.read().splitlines()
             if size >= end:
@@ -129,7 +122,7 @@ def last_check(path: Path) -> str:
 
 
 def _read_row(line: bytes, before: str, run: str) -> tuple[dict[str, Any], str]:
-    """Return a row and its check; ValueError with the end of a sentence where it is damaged."""
+    """Return a row and its check; ValueError with the end of a sentence if it is damaged."""
     try:
         row = parse_json(line)
     except ValueError as error:

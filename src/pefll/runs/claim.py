@@ -20,10 +20,7 @@ from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
     """Raise PefllError if a folder holds another run, or this run with other settings or another model.
 
-    Args:
-        folder: of the run; None if it has none.
-        config: its settings.
-        facts: about its problem.
+    A run without a folder, None, passes. `facts` describe its problem.
     """
     if folder is None:
         return
@@ -47,12 +44,7 @@ def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any])
 
 
 def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoint | None:
-    """Return the last state of a finished run; None if the run is unfinished or damaged.
-
-    Args:
-        folder: of the run; None if it has none.
-        rounds: how many the run should have.
-    """
+    """Return the last state of a run that has finished `rounds` rounds; None if it is unfinished or damaged."""
     if folder is None:
         return None
     try:
@@ -86,16 +78,10 @@ class ClaimingRun(Protocol):
 
 @contextmanager
 def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Iterator[None]:
-    """Lock the folders of runs inside the block, and write their settings there.
+    """Lock the folders of runs inside the block, and write their settings there; PefllError as in `check_claim`.
 
-    All folders are locked before anything is written to one.
-
-    Args:
-        runs: those without a folder need nothing.
-        report: gets a sentence for each folder that an earlier version wrote.
-
-    Raises:
-        PefllError: if another process trains into a folder, or see `check_claim`.
+    All folders are locked before anything is written to one. `report` gets a sentence for each folder that an earlier
+    version wrote.
     """
     with_folder = [(run.folder, run.config, run.facts) for run in runs if run.folder is not None]
     for folder, _, _ in with_folder:

@@ -1,4 +1,4 @@
-"""What a run was asked to do. Every field has a type and a default; a misspelt key is refused."""
+"""The settings of a run. Every setting has a type and a default; unknown names are errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pefll.runs.checksums import read_first_line, with_first_line
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector", "flower")
-# What may differ when a run is resumed: where things are and how fast they go. Another engine or device computes the
-# same, but rounds differently.
+# Settings that may differ when a run is resumed: places and speed. Another engine or device computes the same, except
+# for rounding.
 MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
 
-# No run of more rounds would end in a lifetime, at a ten thousandth of a second for each.
+# At 0.1 ms per round this takes three years.
 MOST_ROUNDS = 10**12
 
-# What does not belong into the command that makes a run again elsewhere.
+# Settings that `Config.command` leaves out: another machine has its own.
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
 MOST_CHARACTERS = 16_384  # of a file of settings
 
@@ -37,26 +37,25 @@ class Config:
     Attributes:
         method: a key of METHODS, or package.module:Class.
         settings: the method's hyper-parameters that differ from its defaults.
-        data: a data set's name, or a path to one's own data; "arrays" for data given in Python.
-        data_dir: where data sets lie.
+        data: a data set's name, or a path to a user's data; "arrays" for data given in Python.
+        data_dir: the folder of data sets.
         partition: "by-class K", "dirichlet A", "dirichlet A/B", "natural", or "" for the data set's own.
-        clients: how many clients to make; 0 for the data set's own number.
+        clients: number of clients; 0 for the data set's own number.
         unseen: the share of clients that never take part in training.
-        model: what clients run: auto, lenet, cnn, resnet20, mlp, or package.module:function.
+        model: of the clients: auto, lenet, cnn, resnet20, mlp, or package.module:function.
         rounds: of training.
         clients_per_round: c; 0 for 5% of all clients.
         seed: of everything random.
-        engine: auto, serial, vector; flower for a run whose clients are on other machines.
+        engine: auto, serial, vector; flower for clients on other machines.
         device: auto, cpu, cuda, cuda:1, ...
-        precision: auto, float32, tf32 or bf16 (products of float32 numbers rounded for a GPU's tensor cores), float64;
-            auto is tf32 on a GPU.
+        precision: auto, float32, float64, tf32 or bf16 (a GPU's tensor cores round products); auto is tf32 on a GPU.
         processes: of the serial engine; 0 for one per core.
         eval_every: rounds between evaluations.
-        eval_clients: how many clients evaluations during training use; 0 for as many as cost little beside training.
-            The final test always uses all.
-        checkpoint_every: rounds between checkpoints (one is also made every five minutes).
-        label: the label's column, for data in a table, or array, in an .npz, where "label" stands for y.
-        client_column: the client's column, for data in a table, or array, in an .npz.
+        eval_clients: clients per evaluation during training; 0 for as many as cost little beside training. The final
+            test uses all.
+        checkpoint_every: rounds between checkpoints; one is also written every five minutes.
+        label: column of the label in a table, or array in an .npz, where "label" stands for y.
+        client_column: column of the client in a table, or array in an .npz.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """
 
@@ -99,25 +98,20 @@ class Config:
         return "\n".join(lines) + "\n"
 
     def save(self, path: Path, run: str = "") -> None:
-        """Write the settings as TOML.
-
-        Args:
-            path: the file.
-            run: the number of the run; with it the file gets a first line that checks the others.
-        """
+        """Write the settings as TOML; with a run's ID, the first line checks the others."""
         text = self.toml()
         write_whole(path, (with_first_line(text, run) if run else text).encode())
 
     @classmethod
     def load(cls, path: Path, trained: str | None = None) -> Config:
-        """Read settings from TOML; see `read_settings`."""
+        """Return the settings in a TOML file; see `read_settings`."""
         values = read_settings(path, trained)
         known = {each.name for each in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
                 raise unknown(f"setting in {path}", key, known)
         try:
-            with for_the_command_line(False):  # the file has names of fields
+            with for_the_command_line(False):  # the file has names of fields, not options
                 return cls(**values)
         except PefllError as error:
             raise PefllError(f"{path}: {error.args[0]}", error.code) from error
@@ -128,7 +122,7 @@ class Config:
             least = 1 if name in ("eval_every", "checkpoint_every") else 0
             value = whole_number(value, argument(name), least, **({"most": MOST_ROUNDS} if name == "rounds" else {}))
         elif kind == "float":
-            value = share(value, argument(name))  # the only one is `unseen`
+            value = share(value, argument(name))  # `unseen` is the only float
         elif kind == "str":
             value = text(value, argument(name))
         elif not isinstance(value, dict):
@@ -136,11 +130,11 @@ class Config:
         object.__setattr__(self, name, value)  # a number of NumPy is Python's own from here on
 
     def command(self) -> str:
-        """Return the command that makes this run again: the data, and all settings that differ from their defaults."""
+        """Return the command that repeats this run: the data, and all settings that differ from their defaults."""
         words = ["pefll", "train"]
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            # `pefll train` asks for the data: what it trains on is never left to a default.
+            # `pefll train` has no default for the data.
             if each.name in SILENT or (value == each.default and each.name != "data"):
                 continue
             if each.name == "settings":
@@ -150,12 +144,12 @@ class Config:
         return shlex.join(words)
 
     def check_same(self, other: Config) -> None:
-        """Raise PefllError where `other`, asked for on resuming, would compute something else."""
+        """Raise PefllError if resuming with `other` would compute something else."""
         advice = f"start a new run in another folder, with {argument('out')}"
         for each in dataclasses.fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.name == "data_sha256" and mine and theirs and mine != theirs:
-                raise PefllError(f"the data is not what the run was started on; {advice}", code="PEFLL-R103")
+                raise PefllError(f"the data is not that of the run; {advice}", code="PEFLL-R103")
             if each.name not in MAY_CHANGE and mine != theirs:
                 was = f"settings {mine!r}" if each.name == "settings" else argument(each.name, mine)
                 raise PefllError(
@@ -170,20 +164,17 @@ class Config:
 
 
 def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
-    """Return what a file of settings holds, where that is what was written and what its run was trained with.
+    """Return the content of a settings file; PefllError if it is damaged or was changed by hand.
 
     Args:
         path: the file.
-        trained: the settings in the run's newest checkpoint, as TOML; empty where it has none, and None for a file that
-            is no run's.
-
-    Raises:
-        PefllError: where the file is damaged, or was changed by hand.
+        trained: the settings in the run's newest checkpoint, as TOML; empty without a checkpoint, None for a file that
+            is not of a run.
     """
     try:
         text = path.read_bytes().decode()
-        if len(text) > MOST_CHARACTERS:  # tables inside each other take time and memory with the square of their depth
-            raise ValueError(f"it has {len(text):,} characters, and settings have at most {MOST_CHARACTERS:,}")
+        if len(text) > MOST_CHARACTERS:  # nested tables cost time and memory quadratic in their depth
+            raise ValueError(f"it has {len(text):,} characters, but settings have at most {MOST_CHARACTERS:,}")
         values = tomllib.loads(text)
         if _depth(values) > 4:
             raise RecursionError
@@ -192,8 +183,8 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise PefllError(f"there is no {path}", code="PEFLL-R022") from error
     except (OSError, ValueError, RecursionError) as error:
-        reason = "it has too many brackets inside each other" if isinstance(error, RecursionError) else error
-        advice = "; its newest checkpoint's manifest.json has a copy, facts.run.config: put it back" if trained else ""
+        reason = "it has too many levels of brackets" if isinstance(error, RecursionError) else error
+        advice = "; put back the copy in manifest.json of the newest checkpoint, facts.run.config" if trained else ""
         raise PefllError(f"{path} is damaged: {reason}{advice}", code="PEFLL-R001") from error
     new_run = f"start a new run with another {argument('out')}"
     differing = _differences(values, tomllib.loads(trained)) if trained else {}
@@ -214,7 +205,7 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
 
 
 def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return both values, in words, of each setting that differs; a setting of a later version had its default."""
+    """Return both values, as TOML, of each setting that differs; a setting that is not in `trained` had its default."""
     defaults = {
         each.name: each.default for each in dataclasses.fields(Config) if each.default is not dataclasses.MISSING
     }
@@ -233,7 +224,7 @@ def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, t
 
 
 def _depth(value: Any) -> int:
-    """Return how many tables and lists are inside each other."""
+    """Return the levels of nested tables and lists."""
     depth, level = 0, [value]
     while level := [one for one in level if isinstance(one, dict | list)]:
         depth += 1
@@ -249,6 +240,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # TOML's basic strings have JSON's escapes, and want DEL escaped too.
+        # TOML strings have JSON's escapes, and also escape DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)  # of a date too, which a file may have
+    return str(value)  # also a date, which a changed file may have

@@ -1,4 +1,4 @@
-"""The federation that a config names: its data, read and dealt to clients."""
+"""The federation of a config: its data, split among clients."""
 
 from __future__ import annotations
 
@@ -16,28 +16,24 @@ from pefll.runs.config import Config
 
 
 def federation_of(config: Config, console: Console | None) -> Federation:
-    """Read the data that a config names and deal it to clients.
-
-    Raises:
-        PefllError: where it cannot be read, or is not what the config was saved with.
-    """
+    """Return the federation of a config; PefllError if its data cannot be read, or has changed."""
     return federations_of([config], console)[0]
 
 
 def federations_of(configs: Sequence[Config], console: Console | None) -> list[Federation]:
-    """Do as `federation_of` for several configs, whose federations share the samples that they have in common."""
+    """Return the federation of each config; federations of the same data share its samples."""
     known: dict[tuple[str, ...], Samples] = {}
     federations = []
     for config in configs:
         source = (config.data, config.data_dir, config.label, config.client_column)
         if source not in known:
             known[source] = _samples_of(config, console)
-        federations.append(_deal(known[source], config))
+        federations.append(_partitioned(known[source], config))
     return federations
 
 
 def data_of_python(config: Config) -> bool:
-    """Return whether the data of a run has only a name, and no place: it was given in Python."""
+    """Return whether the data of a run was given in Python: it has a name, but no file."""
     return _is_gone(config) and not Path(config.data).suffix and len(Path(config.data).parts) == 1
 
 
@@ -54,7 +50,7 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         )
     if _is_gone(config):
         raise PefllError(
-            f"the run was trained on {config.data}, which is not there any more; put it back", code="PEFLL-T118"
+            f"the run was trained on {config.data}, which does not exist any more; put it back", code="PEFLL-T118"
         )
     samples = load_samples(
         config.data,
@@ -63,25 +59,21 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         label=config.label,
         client=config.client_column,
     )
-    # Not where a run goes on or is evaluated: it was said when the run began.
-    if (
-        console
-        and config.data not in DATASETS
-        and not config.data_sha256
-        and (gaps := classes_without_samples(samples))
-    ):
+    # Only at the start of a run: later its config has a fingerprint.
+    is_new = config.data not in DATASETS and not config.data_sha256
+    if console and is_new and (gaps := classes_without_samples(samples)):
         largest, classes = samples.classes - 1, samples.classes
-        say(console, f"{samples.name}: the largest label is {largest}, so that there are {classes} classes, but {gaps}")
+        say(console, f"{samples.name}: the largest label is {largest}, so there are {classes} classes, but {gaps}")
     return samples
 
 
-def _deal(samples: Samples, config: Config) -> Federation:
+def _partitioned(samples: Samples, config: Config) -> Federation:
     source = DATASETS.get(config.data)
     partition = config.partition or (source.partition if source else "")
     if not partition:
         if samples.client is None:
             raise PefllError(
-                f"{config.data} does not say whose each sample is; add {argument('partition', 'by-class 2')} and "
+                f"{config.data} does not name the client of each sample; add {argument('partition', 'by-class 2')} and "
                 f"{argument('clients', 50)}",
                 code="PEFLL-T119",
             )
@@ -90,6 +82,6 @@ def _deal(samples: Samples, config: Config) -> Federation:
     clients = None if natural_number else config.clients or (source.clients if source else None)
     federation = make_federation(samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen)
     if config.data_sha256 and federation.fingerprint() != config.data_sha256:
-        where = f"the data in {config.data_dir}" if source else f"what is in {config.data}"
-        raise PefllError(f"{where} is not what the run was trained on", code="PEFLL-T120")
+        where = config.data_dir if source else config.data
+        raise PefllError(f"the data in {where} is not what the run was trained on", code="PEFLL-T120")
     return federation

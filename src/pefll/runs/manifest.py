@@ -1,4 +1,4 @@
-"""The manifests of checkpoints: which files each has, their SHA-256, its round and its run. Tensors are not read."""
+"""Manifests of checkpoints: each names its run, its round and its files. Reading one reads no tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NAME = re.compile(r"round-[0-9]{8,}")
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says about itself.
+    """The content of a manifest.
 
     Attributes:
         round: rounds done.
-        files: for the name of each of its files, `bytes` and `sha256`.
-        facts: what the writer added; `run` has the run's number `id`, its settings `config` as TOML, and `history`, the
-            check of the last evaluation that every longer run has too. Earlier versions wrote no `run`.
+        files: `bytes` and `sha256` of each file, by name.
+        facts: what the writer added. `run` has the run's ID `id`, its settings `config` as TOML, and `history`, the
+            check of the last evaluation that `eval_every` asked for. Earlier versions wrote no `run`.
     """
 
     round: int
@@ -32,7 +32,7 @@ class Manifest(NamedTuple):
 
     @property
     def run(self) -> dict[str, str]:
-        """What it says about its run; {} where an earlier version wrote it."""
+        """The facts about its run; {} in a manifest of an earlier version."""
         found: dict[str, str] = self.facts.get("run", {})
         return found
 
@@ -43,7 +43,7 @@ def folder_of(checkpoints: Path, round_: int) -> Path:
 
 
 def newest_first(checkpoints: Path) -> list[Path]:
-    """Return the folders of all checkpoints, whole or not."""
+    """Return the folders of all checkpoints, damaged ones included."""
     found = [path for path in checkpoints.glob("round-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name[6:]), reverse=True)
 
@@ -54,30 +54,35 @@ def write(round_: int, files: dict[str, dict[str, Any]], facts: dict[str, Any]) 
     return manifest | {"sha256": digest(manifest)}
 
 
-def read(path: Path, run: str = "") -> Manifest:
-    """Read a checkpoint's manifest.
+def damaged(path: Path, how: str) -> PefllError:
+    """Return the error for a damaged checkpoint."""
+    return PefllError(f"the checkpoint {path} is damaged: {how}", code="PEFLL-R004")
 
-    Args:
-        path: the checkpoint's folder.
-        run: the number of the run that it should be of; empty where that is not known.
 
-    Raises:
-        PefllError: where it is damaged, of another round than its folder's name says, or of another run.
-    """
+def read_file(path: Path, name: str) -> bytes:
+    """Return the content of a checkpoint's file; PefllError if it cannot be read."""
     try:
-        content = parse_json((path / MANIFEST).read_bytes())
-        if content.pop("sha256") != digest(content):
-            raise ValueError("its SHA-256 is wrong")
-        found = Manifest(content["round"], content["files"], content["facts"])
-        _check(found)
+        return (path / name).read_bytes()
     except FileNotFoundError as error:
-        raise PefllError(
-            f"the checkpoint {path} is incomplete: {error.filename} is missing", code="PEFLL-R004"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise PefllError(
-            f"the checkpoint {path} is damaged: its manifest cannot be read ({error})", code="PEFLL-R004"
-        ) from error
+        raise damaged(path, f"{name} is missing") from error
+    except OSError as error:
+        raise damaged(path, f"{name} cannot be read ({error.strerror})") from error
+
+
+def read(path: Path, run: str = "") -> Manifest:
+    """Return the manifest of a checkpoint's folder; PefllError if it is damaged, or of another round or run.
+
+    It must belong to the run with the ID `run`; empty for any run.
+    """
+    content = read_file(path, MANIFEST)
+    try:
+        values = parse_json(content)
+        if values.pop("sha256") != digest(values):
+            raise ValueError("its SHA-256 is wrong")
+        found = Manifest(values["round"], values["files"], values["facts"])
+        _check(found)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise damaged(path, f"its manifest cannot be read ({error})") from error
     wanted = folder_of(path.parent, found.round).name
     if path.name != wanted:
         raise PefllError(
@@ -93,27 +98,23 @@ def read(path: Path, run: str = "") -> Manifest:
 
 
 def _check(found: Manifest) -> None:
-    """Raise ValueError where a manifest, whose SHA-256 anybody can compute, holds what none was written with."""
+    """Raise ValueError if a manifest holds what `write` never wrote: anybody can compute its SHA-256."""
     if type(found.round) is not int or found.round < 0:
-        raise ValueError("its round is no whole number")
+        raise ValueError("its round is not a whole number")
     if not isinstance(found.files, dict) or not isinstance(found.facts, dict):
-        raise ValueError("its files or its facts are no tables")
-    for name, wanted in found.files.items():
-        if Path(name).name != name or "\0" in name:  # what lies elsewhere is none of its files
-            raise ValueError(f"{name!r} is no name of a file in its folder")
-        if (
-            not isinstance(wanted, dict)
-            or type(wanted.get("bytes")) is not int
-            or type(wanted.get("sha256")) is not str
-        ):
-            raise ValueError(f"it does not say how many bytes {name} has, and their SHA-256")
+        raise ValueError("its files or its facts are not a table")
+    for name, entry in found.files.items():
+        if Path(name).name != name or "\0" in name:  # no file outside of the folder
+            raise ValueError(f"{name!r} is not the name of a file in its folder")
+        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
+            raise ValueError(f"it does not give the size and the SHA-256 of {name}")
     if not isinstance(found.run, dict) or not all(isinstance(value, str) for value in found.run.values()):
-        raise ValueError("what it says about its run is no table of texts")
+        raise ValueError("its facts about the run are not texts")
     tomllib.loads(found.run.get("config", ""))
 
 
 def newest(checkpoints: Path, run: str = "") -> Manifest | None:
-    """Return the newest manifest that is whole; None where there is none."""
+    """Return the newest manifest that is not damaged; None if there is none."""
     for path in newest_first(checkpoints):
         try:
             return read(path, run)

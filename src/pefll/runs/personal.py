@@ -1,4 +1,4 @@
-"""A personal model: an ordinary `nn.Module` that takes samples as they are stored, and the file it travels in."""
+"""A personal model: an ordinary `nn.Module` that takes samples as the data stores them, and its file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pefll.core import arguments
+from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
 from pefll.core.plugins import allow
@@ -27,9 +27,8 @@ from pefll.models.spec import ModelSpec, parse_facts
 from pefll.runs import modelfile
 
 Array = npt.NDArray[Any]
-# Types of weights that are rounded into each other; all others must be the architecture's own.
+# A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_TYPES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
 
 
 class PersonalModel(nn.Module):
@@ -37,8 +36,8 @@ class PersonalModel(nn.Module):
 
     Attributes:
         network: the plain architecture with the client's weights; takes normalised samples.
-        facts: where the model comes from and what it takes: model, input_shape, classes, normalise, tokens,
-            class_names, and what the run adds.
+        facts: the input and origin of the model: model, input_shape, classes, normalise, tokens, class_names, and
+            more from the run.
     """
 
     def __init__(self, network: nn.Module, facts: dict[str, Any]) -> None:
@@ -46,14 +45,14 @@ class PersonalModel(nn.Module):
         self.network = network
         self.facts = facts
         self.normalise = Normalise(*map(tuple, facts["normalise"])) if facts["normalise"] else None
-        self.eval()  # it is made to predict; whoever trains it further says so with `train()`
+        self.eval()  # to train it further, call `train()` first
 
     def forward(self, x: Any) -> Tensor:
-        """Map samples, as stored in the training data, to scores [b, classes].
+        """Return the scores [b, classes] of samples as the training data stores them.
 
         Args:
-            x: [b, ...] uint8 pixels 0..255, float features, or tokens. A tensor is on the model's device, and gradients
-                reach its features; an array or a list is taken as `predict` takes it.
+            x: [b, ...] uint8 pixels 0..255, float features, or tokens. A tensor must be on the model's device, and
+                gradients reach its features. For other types see `predict`.
         """
         weight = next(part for part in self.network.parameters() if part.is_floating_point())
         if isinstance(x, Tensor):
@@ -72,72 +71,59 @@ class PersonalModel(nn.Module):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One per class, in the order of `probabilities`; numbers where the data has no names."""
+        """The name of each class, in the order of `probabilities`; numbers if the data has no names."""
         return tuple(self.facts.get("class_names") or map(str, range(self.facts["classes"])))
 
     @torch.no_grad()
     def probabilities(self, x: Any) -> Array:
-        """Return the probability of each class for samples [N, ...], float [N, classes].
-
-        Args:
-            x: see `predict`.
-        """
-        # As a tensor, whose values are not looked at again.
+        """Return the probability of each class for samples [N, ...], float [N, classes]; see `predict`."""
+        # As a tensor, so that `forward` does not check the values again.
         samples = torch.from_numpy(check_input(x, self.facts))
         device = next(self.network.parameters()).device
-        # The same numbers must give the same result, however and wherever they lie: sums might be rounded otherwise.
-        alike = (part.clone(memory_format=torch.contiguous_format) for part in torch.split(samples, 512))
-        parts = [self(part.to(device)).softmax(dim=1) for part in alike]
+        # Copies have the same layout and alignment, so that equal samples give equal results: both change the rounding.
+        copies = (part.clone(memory_format=torch.contiguous_format) for part in torch.split(samples, 512))
+        parts = [self(part.to(device)).softmax(dim=1) for part in copies]
         return torch.cat(parts).cpu().numpy()
 
     def predict(self, x: Any, *, names: bool = False) -> Array:
-        """Return the most likely class of each sample, int64 [N]; or its name, as texts [N].
+        """Return the most likely class of each sample, int64 [N]; with `names` its name, as texts [N].
 
         Args:
-            x: [N, ...] samples as an array, a list or a tensor; or a table, pandas' or polars', whose columns are found
-                by the names that the model was trained on. Its other columns are passed over.
-            names: whether to return names of classes, not their numbers.
+            x: [N, ...] samples as an array, a list or a tensor; or a pandas or polars table. Its columns are found by
+                the names of the training data; other columns are ignored.
+            names: whether to return the names of classes.
         """
         classes: Array = self.probabilities(x).argmax(axis=1)
         return np.asarray(self.class_names)[classes] if names else classes
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
-        """Write weights and facts as one safetensors file, which other programs can read too, and only its owner.
-
-        Args:
-            path: the file.
-            overwrite: whether a file that is there already may be replaced.
-
-        Raises:
-            PefllError: where it is there and may not, or cannot be written.
-        """
+        """Write weights and facts as one safetensors file; PefllError if it exists, unless `overwrite` allows it."""
         path = arguments.path(path)
         if path.is_file() and not overwrite:
             may = argument("overwrite", True, option="--force")
             raise PefllError(
                 f"{path} is there already: choose another name, or replace it with {may}", code="PEFLL-R106"
             )
-        # Cloned, because a weight that is used twice is written under both of its names.
-        tensors = {name: value.contiguous().clone() for name, value in self.network.state_dict().items()}
+        tensors = self.network.state_dict()
         if bad := _not_finite(tensors):
             raise PefllError(
-                f"the model is not saved as {path}: its weights {bad} are not all finite; it would predict nothing",
+                f"cannot save the model as {path}: its weights {bad} have NaN or infinite values; train it anew",
                 code="PEFLL-M015",
             )
         try:
             ModelSpec.from_facts(self.facts)
         except ValueError as error:
-            raise PefllError(f"the model is not saved as {path}: {error}", code="PEFLL-M016") from None
-        # Only for its owner: a model tells of the samples it was made from, and one with neighbours holds them.
+            raise PefllError(f"cannot save the model as {path}: {error}", code="PEFLL-M016") from None
+        # Only its owner may read it: a model reveals something of its samples, and one with neighbours holds them.
         write_whole(path, modelfile.to_bytes(tensors, json.dumps(self.facts)), private=True)
 
     @classmethod
     def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
-        """Read a model that `save` wrote.
+        """Return a model that `save` wrote.
 
         Args:
             path: the file.
-            network: the architecture, where it is not one that the package can build by name.
+            network: the architecture, if the package cannot build it by name.
             architecture: the same, as a model's name or `package.module:function`.
         """
         path = arguments.path(path)
@@ -155,7 +141,7 @@ class PersonalModel(nn.Module):
             raise modelfile.damaged(path, str(error), "PEFLL-M017") from None
         allow(architecture)
         name = architecture or spec.model
-        # A file from elsewhere must not choose code to run, so functions are named by the caller only.
+        # A file must not choose the code that runs, so only the caller names functions.
         if network is None and architecture is None and name not in MODELS:
             give = argument("architecture", "module:function", option="--model")
             module = either("", "; or the module itself, as network")
@@ -164,11 +150,11 @@ class PersonalModel(nn.Module):
                 code="PEFLL-M051",
             )
         shape, classes = spec.input_shape, spec.classes
-        # Before anything is built or read: what the file asks for must be what it brings.
+        # Before anything is built or read, so that a file cannot ask for a huge model.
         _check_fits(path, header.specs, facts, _weights_without_values(network, name, shape, classes))
         tensors = modelfile.read_tensors(path, header)
         if bad := _not_finite(tensors):
-            raise modelfile.damaged(path, f"its weights {bad} are not all finite", "PEFLL-M018")
+            raise modelfile.damaged(path, f"its weights {bad} have NaN or infinite values", "PEFLL-M018")
         if network is None:
             network = build_model(name, shape, classes)
             _check_fits(path, header.specs, facts, network.state_dict())
@@ -182,8 +168,8 @@ class PersonalModel(nn.Module):
             ) from error
         if not header.checked:
             warnings.warn(
-                f"{path} was written by an earlier version and has no SHA-256, so that damage to it goes unnoticed; "
-                "`pefll personalize` makes one that has",
+                f"{path} was written by an earlier version and has no SHA-256, so damage is not noticed; make it again "
+                "with `pefll personalize`",
                 stacklevel=2,
             )
         return cls(network, facts)
@@ -192,27 +178,23 @@ class PersonalModel(nn.Module):
 def _weights_without_values(
     network: nn.Module | None, name: str, shape: tuple[int, ...], classes: int
 ) -> dict[str, Tensor] | None:
-    """Return what weights an architecture has; None for code of a user's own that must be run to know."""
+    """Return an architecture's weights, which may have no values; None if only running a user's code can tell."""
     if network is not None:
         return dict(network.state_dict())
     try:
         return weights_of(name, shape, classes)
     except (PefllError, RuntimeError, OverflowError, TypeError, ValueError):
         if name in MODELS:
-            return {}  # no sizes like these: nothing fits
+            return {}  # the model cannot have such sizes: no file fits
         return None
 
 
 def _check_fits(
     path: Path, specs: dict[str, modelfile.Spec], facts: dict[str, Any], weights: dict[str, Tensor] | None
 ) -> None:
-    """Raise PefllError where a file's tensors are not those of an architecture, in names, shapes and types.
+    """Raise PefllError if a file's tensors differ from an architecture's weights in names, shapes or types.
 
-    Args:
-        path: of the file.
-        specs: of its tensors.
-        facts: what it says of itself.
-        weights: of the architecture; None where they are not known.
+    Unknown weights, None, are not checked.
     """
     if weights is None:
         return
@@ -221,7 +203,7 @@ def _check_fits(
     fits = others.keys() == ({"bank", "labels"} if facts.get("neighbours") else set()) and all(
         name in specs
         and specs[name].shape == tuple(weight.shape)
-        and (specs[name].dtype in _FLOATS if weight.is_floating_point() else specs[name].dtype == _type_of(weight))
+        and specs[name].dtype in (_FLOATS if weight.is_floating_point() else [tensorfile.TYPES.get(weight.dtype)])
         for name, weight in named.items()
     )
     if not fits:
@@ -233,12 +215,8 @@ def _check_fits(
         )
 
 
-def _type_of(weight: Tensor) -> str:
-    return "BOOL" if weight.dtype == torch.bool else _TYPES.get(weight.dtype, "")
-
-
 def _not_finite(tensors: dict[str, Tensor]) -> str:
-    """Return the name of the first tensor that holds a NaN or infinite number; nothing where none does."""
+    """Return the name of the first tensor with a NaN or infinite value; empty if there is none."""
     floats = ((name, value) for name, value in tensors.items() if value.is_floating_point())
     return next((name for name, value in floats if not bool(value.isfinite().all())), "")
 
@@ -246,7 +224,7 @@ def _not_finite(tensors: dict[str, Tensor]) -> str:
 def _with_neighbours(
     path: Path, network: nn.Module, tensors: dict[str, Tensor], facts: dict[str, Any]
 ) -> NeighbourModel:
-    """Return a network with the samples of its client that a file holds beside it."""
+    """Return a network with the client's samples that a file holds beside its weights."""
     bank, labels = tensors["bank"], tensors["labels"]
     last = network.get_submodule(last_linear(network))
     fits = (
@@ -259,28 +237,28 @@ def _with_neighbours(
         and bank.shape[1] == getattr(last, "in_features", -1)
     )
     if not fits:
-        raise modelfile.damaged(path, "the samples that it keeps are not like those it takes", "PEFLL-M020")
+        raise modelfile.damaged(path, "its samples do not fit its network", "PEFLL-M020")
     return NeighbourModel(network, bank, labels, facts["neighbours"])
 
 
 def check_input(x: Any, facts: dict[str, Any]) -> Array:
-    """Return samples [N, ...] as the training data stores them; PefllError where they are not like it."""
+    """Return samples [N, ...] in the type and layout of the training data; PefllError if they do not fit it."""
     expected = tuple(facts["input_shape"])
     if is_frame(x):
         x = _matrix(x, facts)
     listed = isinstance(x, list | tuple)
     x = as_array(x, "x", "the samples")
-    if x.shape == expected and expected[:1] != (1,):  # a grey image is also a stack of one without channels
-        raise _one_sample(expected)
+    if x.shape == expected and expected[:1] != (1,):  # (1, h, w) may also be one image without channels
+        raise _wrong_shape(x.shape, expected)
     if listed and facts["normalise"] and x.dtype.kind == "i" and x.size and 0 <= x.min() <= x.max() <= 255:
-        x = x.astype(np.uint8)  # a list has no way to say it
+        x = x.astype(np.uint8)  # a list has no type
     if tuple(x.shape[1:]) != expected or x.dtype.kind not in "uif" or facts["tokens"]:
-        # Other layouts of images, as in the training data; and what is wrong.
+        # Converts other layouts of images, and raises PefllError for what cannot be samples.
         x = inputs(x, "the samples", tokens=facts["tokens"])
     if len(x) == 0:
         raise PefllError("there are no samples", code="PEFLL-R110")
     if tuple(x.shape[1:]) != expected:
-        raise _other_shape(tuple(x.shape[1:]), expected)
+        raise _wrong_shape(x.shape, expected)
     if facts["normalise"] and x.dtype != np.uint8:
         raise PefllError(
             f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them",
@@ -288,15 +266,16 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
         )
     if facts["tokens"] and facts["model"] == "lstm" and int(x.max()) >= facts["classes"]:
         raise PefllError(
-            f"there is a token {int(x.max())}, but the run knows only {facts['classes']} characters", code="PEFLL-R112"
+            f"the samples have a token {int(x.max())}, but the run knows only {facts['classes']} characters",
+            code="PEFLL-R112",
         )
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-        raise PefllError("there is a NaN or infinite value among the samples; remove or fill it", code="PEFLL-R113")
+        raise PefllError("the samples have a NaN or infinite value; remove or fill it", code="PEFLL-R113")
     return np.ascontiguousarray(x if facts["normalise"] or facts["tokens"] else x.astype(np.float32))
 
 
 def _matrix(frame: Any, facts: dict[str, Any]) -> Any:
-    """Return a table's columns as a model takes them: by name, or by position where the model knows no names."""
+    """Return the columns of a table, found by name, or by position if the model has no names."""
     if facts.get("feature_names"):
         return matrix_by_name(frame, facts["feature_names"], "the table", tokens=facts["tokens"])
     warn_of_positions()
@@ -309,24 +288,22 @@ def _matrix(frame: Any, facts: dict[str, Any]) -> Any:
 
 
 def warn_of_positions() -> None:
-    """Tell the user that a table's columns are not found by name."""
+    """Warn that the columns of a table are taken by position, not by name."""
     warnings.warn(
-        "the model does not know the names of its columns, so that those of the table are taken by their position",
+        "the model does not know the names of its columns, so the table's columns are taken by position",
         stacklevel=4,
     )
 
 
 def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
-    """Raise PefllError where a tensor's shape or type is not that of samples [b, ...]; its values are not looked at."""
+    """Raise PefllError if a tensor does not have the shape [b, ...] and type of samples; values are not checked."""
     expected = tuple(facts["input_shape"])
-    if tuple(x.shape) == expected:
-        raise _one_sample(expected)
     if x.dim() == 0 or tuple(x.shape[1:]) != expected:
-        raise _other_shape(tuple(x.shape[1:]), expected)
+        raise _wrong_shape(x.shape, expected)
     if facts["normalise"] and x.dtype != torch.uint8:
         raise PefllError(
-            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them, or give what "
-            "is normalised already to model.network",
+            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them, or give "
+            "normalised samples to model.network",
             code="PEFLL-R114",
         )
     if x.is_complex() or x.dtype == torch.bool or (facts["tokens"] and x.is_floating_point()):
@@ -336,16 +313,12 @@ def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
         )
 
 
-def _one_sample(expected: tuple[int, ...]) -> PefllError:
+def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> PefllError:
+    """Return the error for samples of a wrong shape, or for one sample without the axis of samples."""
+    if tuple(found) == expected:
+        return PefllError(f"x has the shape of one sample, {expected}, without rows: write x[None]", code="PEFLL-R116")
+    rows, shape = ", ".join(map(str, ("N", *expected))), tuple(found[1:])
     return PefllError(
-        f"x has the shape of one sample, {expected}, but there must be a row per sample: write x[None]",
-        code="PEFLL-R116",
-    )
-
-
-def _other_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> PefllError:
-    rows = ", ".join(map(str, ("N", *expected)))
-    return PefllError(
-        f"the samples have shape {found}, but the run was trained on {expected}; N samples are an array [{rows}]",
+        f"the samples have shape {shape}, but the run was trained on {expected}; N samples are an array [{rows}]",
         code="PEFLL-R117",
     )

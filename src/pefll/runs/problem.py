@@ -1,4 +1,4 @@
-"""What a run's clients learn: the model, built and checked, and the facts that a personal model carries."""
+"""The learning problem of a run, and the facts of its personal models."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from pefll.models.check import probe
 
 
 def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
-    """Return what there is to learn, and the facts a personal model carries with it."""
-    name = resolve_model(model, federation.input_shape, federation.tokens) if isinstance(model, str) else ""
-    shape, classes = federation.input_shape, federation.classes
-    module = model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes)
-    network = Network(module)
-    check_model(network, federation.input_shape, federation.classes, federation.tokens)
-    problem = Problem(network, federation.input_shape, federation.classes, federation.num_clients, federation.tokens)
+    """Return the learning problem of a federation, and the facts that its personal models carry."""
+    shape, classes, tokens = federation.input_shape, federation.classes, federation.tokens
+    name = resolve_model(model, shape, tokens) if isinstance(model, str) else ""
+    network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes))
+    check_model(network, shape, classes, tokens)
     facts = {
         "model": name,
-        "input_shape": list(federation.input_shape),
-        "classes": federation.classes,
+        "input_shape": list(shape),
+        "classes": classes,
         "normalise": [list(part) for part in federation.normalise] if federation.normalise else None,
-        "tokens": federation.tokens,
+        "tokens": tokens,
         "class_names": list(federation.class_names),
         "feature_names": list(federation.feature_names),
         "label_column": federation.label_column,
@@ -37,19 +35,13 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         "num_clients": federation.num_clients,
         "dataset": federation.name,
         "weights": network.size,
-        "probe": probe(network, federation.input_shape, federation.tokens),
+        "probe": probe(network, shape, tokens),
     }
-    return problem, facts
+    return Problem(network, shape, classes, federation.num_clients, tokens), facts
 
 
 def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Do as `build_model`; PefllError before a model of the package is made that is too large for the machine.
-
-    Args:
-        name: of the model.
-        input_shape: of one sample.
-        classes: width of the output.
-    """
+    """Return the model of `build_model`; PefllError if a model of this package is too large for the machine."""
     if name in MODELS:
         with torch.device("meta"):
             sketch = MODELS[name](input_shape, classes)
@@ -58,7 +50,7 @@ def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -
 
 
 def build_checked_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:
-    """Do as `build_method`; PefllError before networks are made that are too large for the machine."""
+    """Return the method of `build_method`; PefllError if its networks are too large for the machine."""
     build = partial(build_method, name, problem, settings)
     check_model_fits(f"the server of {name}", networks_of(build))
     return build()

@@ -1,4 +1,4 @@
-"""How far a run is, written to checkpoints and read from them."""
+"""The state of a run between rounds, restored from checkpoints."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from pefll.runs import checkpoint, manifest
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 
+# The fields of `Progress` that a manifest holds: see `check_progress`.
+SAVED = ("best_round", "best_value", "train_seconds", "eval_seconds", "wall_seconds", "lockstep", "engines")
+
 
 class Best(NamedTuple):
-    """A best round: see `Progress`."""
+    """The state of a method at a best round, the round, and its accuracy; see `Progress`."""
 
     state: Tree
     round: int
@@ -29,7 +32,7 @@ class Best(NamedTuple):
 
 @dataclass
 class Progress:
-    """Where a run is: with the federation and the config, all that the rest of the run depends on.
+    """The state of a run. With the federation and the config it decides the rest of the run.
 
     Attributes:
         round: rounds done.
@@ -37,13 +40,13 @@ class Progress:
         best: the state at the best round.
         best_round: the round with the best seen-client validation accuracy so far.
         best_value: that accuracy; -1 before the first evaluation.
-        train_seconds: spent in rounds; on a GPU with the time that other runs, and this one's evaluations, took away.
-        eval_seconds: spent in evaluations; on a GPU beside rounds, so that it is no share of anything.
-        wall_seconds: by the clock, with everything: compiling, recording, waiting for other runs.
-        lockstep: the most runs that were trained together with this one, itself included.
-        scheduled: the best that `eval_every` asked for, where an evaluation that only the end of the run asked for was
-            better: a longer run, which this may become, has no such evaluation.
-        engines: which engine did the rounds, each as (its name, rounds done before it); the last one goes on.
+        train_seconds: spent in rounds; on a GPU including the time taken by other runs and by evaluations.
+        eval_seconds: spent in evaluations; a GPU runs them beside rounds.
+        wall_seconds: spent in all: also compiling, capturing and waiting for other runs.
+        lockstep: the largest number of runs that were trained together, including this one.
+        scheduled: the best of the rounds that `eval_every` asked for, if the evaluation at the end of the run was
+            better: a longer run does not have that evaluation.
+        engines: (name, rounds done before it) of each engine that did rounds; the last one continues.
     """
 
     round: int
@@ -59,7 +62,7 @@ class Progress:
     engines: list[tuple[str, int]] = field(default_factory=list)
 
     def take_over(self, engine: str) -> str:
-        """Note which engine does the rounds from here on; return which one did those before, where it was another."""
+        """Set the engine of the next rounds, and return the name of the engine before it; empty if it is the same."""
         before = self.engines[-1][0] if self.engines else ""
         if before != engine:
             self.engines.append((engine, self.round))
@@ -69,30 +72,26 @@ class Progress:
 def start_or_resume(
     engine: Engine, config: Config, folder: RunFolder | None, say: Callable[[str], None]
 ) -> tuple[Progress, list[dict[str, Any]]]:
-    """Return how far a run is, and its evaluations until then. Its folder keeps nothing of what comes after that.
+    """Return the progress of a new or resumed run, and its evaluations; later evaluations are removed from its folder.
 
-    Args:
-        engine: reaches the clients.
-        config: the run's settings.
-        folder: of the run; None if it has none.
-        say: gets a sentence for what is unusual.
+    `say` gets a sentence for everything unusual.
     """
     progress, copy = resume(engine, folder, say) or (_begin(engine), None)
     if before := progress.take_over(engine.name):
-        say(f"rounds up to {progress.round} were done by the engine {before}; {engine.name} goes on with them")
+        say(f"the engine {before} did the first {progress.round} rounds; {engine.name} continues")
     between = progress.round < config.rounds and progress.round % config.eval_every != 0
-    if between and progress.scheduled is not None:  # the run ended here, and is being extended
+    if between and progress.scheduled is not None:  # the run had ended here, and is being extended
         progress.best, progress.best_round, progress.best_value = progress.scheduled
         progress.scheduled = None
     if folder is None:
         return progress, []
-    # Also where a run was stopped before its first checkpoint. The evaluation where it ended before goes too, but
-    # not where that one's state is the best: checkpoints of earlier versions have no other.
+    # An extended run has no evaluation at its former end. It stays if its state is the best: checkpoints of earlier
+    # versions have no other best state.
     gone = between and progress.best_round < progress.round
     if progress.round == 0 and os.path.lexists(folder.history_file) and config.rounds:
         say(f"{folder.path} has no checkpoint: the run starts anew")
     history = folder.keep_history_until(progress.round - gone, copy, say)
-    # Of a run that is being extended; not before, so that one that cannot go on keeps its results.
+    # Last, so that a run that cannot be extended keeps its results.
     folder.put_summary_away(say)
     return progress, history
 
@@ -105,7 +104,7 @@ def _begin(engine: Engine) -> Progress:
 def resume(
     engine: Engine, folder: RunFolder | None, say: Callable[[str], None]
 ) -> tuple[Progress, bytes | None] | None:
-    """Return how far the run in a folder is, and its evaluations until then; None for one that has not begun."""
+    """Return the progress of the run in a folder, and its history.jsonl; None without a checkpoint."""
     if folder is None or not manifest.newest_first(folder.checkpoints):
         return None
     saved = checkpoint.latest(folder.checkpoints, say, folder.run_id())
@@ -113,7 +112,7 @@ def resume(
     check_progress(saved.facts, folder.path)
     numbers = dict(saved.facts["progress"])
     template = engine.start()
-    vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, whose exchange it already counts
+    vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`: the ledger already counts its exchange
     scheduled = saved.facts.get("scheduled")
     numbers["engines"] = [(str(name), int(first)) for name, first in numbers.get("engines", [])]
     numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # of an earlier version
@@ -127,24 +126,17 @@ def resume(
     return progress, saved.history
 
 
-_COUNTS = ("best_round", "lockstep")
-_SECONDS = ("train_seconds", "eval_seconds", "wall_seconds")
-
-
 def check_progress(facts: dict[str, Any], where: object) -> None:
-    """Raise PefllError where a checkpoint's facts do not say how far its run is.
-
-    Args:
-        facts: of the checkpoint.
-        where: the run, for the sentence.
-    """
+    """Raise PefllError if the progress in a checkpoint's facts makes no sense; `where` names the run."""
     numbers, scheduled = facts.get("progress"), facts.get("scheduled")
     makes_sense = (
         isinstance(numbers, dict)
         and {"best_round", "best_value", "train_seconds", "eval_seconds", "ledger"} <= numbers.keys()
-        and numbers.keys() <= {*_COUNTS, *_SECONDS, "best_value", "engines", "ledger"}
-        and all(_is_count(numbers.get(name, 0)) for name in _COUNTS)
-        and all(_is_number(numbers.get(name, 0)) for name in ("best_value", *_SECONDS))
+        and numbers.keys() <= {*SAVED, "ledger"}
+        and all(_is_count(numbers.get(name, 0)) for name in ("best_round", "lockstep"))
+        and all(
+            _is_number(numbers.get(name, 0)) for name in ("best_value", "train_seconds", "eval_seconds", "wall_seconds")
+        )
         and _are_engines(numbers.get("engines", []))
         and isinstance(numbers["ledger"], dict)
         and numbers["ledger"].keys() <= vars(Ledger()).keys()
@@ -183,7 +175,7 @@ def _is_scheduled(value: Any) -> bool:
 
 
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
-    """Return a state shaped as `template` from the tensors of a checkpoint; PefllError where it is of another model."""
+    """Return a state like `template` from the tensors of a checkpoint; PefllError if they do not fit."""
     chosen = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
     for name, old in named_leaves(template):
         if name not in chosen:
@@ -197,5 +189,5 @@ def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
                 f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients",
                 code="PEFLL-T124",
             )
-    # Copied into memory of torch's own: numbers at odd addresses would be rounded differently on a CPU.
+    # Copies are aligned: a CPU rounds sums of unaligned numbers differently.
     return map_tree(lambda old, new: torch.empty_like(old).copy_(new), template, from_named(template, chosen))

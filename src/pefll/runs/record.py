@@ -31,28 +31,24 @@ from pefll.core.wording import counted, either
 from pefll.runs import manifest
 from pefll.runs.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
 
-LOCK = ".lock"  # the file in a run's folder that whoever trains into it holds
-# Files that killed writers of earlier versions left half written.
+LOCK = ".lock"  # a process that trains into the folder holds a lock on this file
+# Incomplete files of killed writers of earlier versions.
 _HALF_WRITTEN = re.compile(r"\.(config\.toml|history\.jsonl|summary\.json|descriptors\.npz)\.[0-9]+\.tmp")
 GROUPS = ("seen", "unseen")
-# How `timing` in a summary, which tells readers what its seconds are, says that they are the run's own.
+# First words of `timing` in a summary if its seconds are the run's own.
 ALONE, TOOK_TURNS = "alone", "took turns"
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run.
-
-    Attributes:
-        path: the folder.
-    """
+    """The files of the run in the folder `path`."""
 
     path: Path
 
     @property
     def config_file(self) -> Path:
-        """What was asked for."""
+        """The settings as TOML."""
         return self.path / "config.toml"
 
     @property
@@ -62,7 +58,7 @@ class RunFolder:
 
     @property
     def summary_file(self) -> Path:
-        """What came out; there once the run is finished."""
+        """The results of a finished run."""
         return self.path / "summary.json"
 
     @property
@@ -77,31 +73,29 @@ class RunFolder:
 
     @property
     def earlier_summary_file(self) -> Path:
-        """What came out of a run that is being extended, until the longer one is finished."""
+        """The results of a run that is being extended, until the longer run is finished."""
         return self.path / "summary.before.json"
 
     @property
     def going_on(self) -> str:
-        """What to do to go on with the run, for sentences."""
+        """The command or call that continues the run."""
         return either(f"`pefll train --resume {self.path}`", f"pefll.fit(federation, ..., out={str(self.path)!r})")
 
     @property
     def go_on(self) -> str:
-        """What to do once the run's folder can be written again, for sentences."""
+        """Advice for a user after correcting a disk error."""
         return f"go on from the last checkpoint, if there is one, with {self.going_on}"
 
     def check_is_run(self) -> None:
-        """Raise PefllError where the folder is not a run's, or has what cannot be read to an end."""
+        """Raise PefllError if this is not the folder of a run, or has a pipe or a device in it."""
         if self.config_file.is_file():
             self._check_ordinary()
             return
-        seeds = _of_seeds(self.path)
-        if seeds:
+        if seeds := _of_seeds(self.path):
             raise PefllError(
                 f"{self.path} holds runs of several seeds; name one of them, such as {seeds[0].path}", code="PEFLL-R118"
             )
-        inside = sorted(self.path.glob("*/config.toml"))
-        if inside:
+        if inside := sorted(self.path.glob("*/config.toml")):
             raise PefllError(
                 f"{self.path} is not a run folder but holds some; name one, such as {inside[0].parent}",
                 code="PEFLL-R119",
@@ -111,7 +105,7 @@ class RunFolder:
         raise PefllError(f"{self.path} is not a run folder: {reason}; {make} makes one", code="PEFLL-R120")
 
     def _check_ordinary(self) -> None:
-        """Raise PefllError where a pipe or a device is in the folder, or a link to one: reading it might never end."""
+        """Raise PefllError if there is a pipe or a device in the folder: reading it might never end."""
         for folder, _, names in os.walk(self.path):
             for name in names:
                 place = Path(folder) / name
@@ -120,11 +114,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Make the folder where there is none, and keep everybody else from training into it inside the block.
-
-        Raises:
-            PefllError: where somebody does so already, or the folder cannot be made.
-        """
+        """Create the folder and lock it inside the block; PefllError if another process has locked it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -140,16 +130,16 @@ class RunFolder:
             sweep(self.path, _HALF_WRITTEN)
             yield
         finally:
-            with suppress(OSError):  # not only closed: processes that other threads have forked have copies of it
+            with suppress(OSError):  # closing is not enough: processes forked by other threads have copies
                 locking.unlock(handle)
             os.close(handle)
-            if not self.config_file.exists():  # nothing came of it
+            if not self.config_file.exists():  # the run did not start
                 with suppress(OSError):
                     lock.unlink()
                     self.path.rmdir()
 
     def run_id(self) -> str:
-        """Return the number that the run's files carry; empty for a run of an earlier version, and for none."""
+        """Return the run's ID, which its files carry; empty for a run of an earlier version, or without a run."""
         with suppress(OSError, ValueError):
             run, _ = read_first_line(self.config_file.read_bytes().decode())
             if run:
@@ -157,26 +147,22 @@ class RunFolder:
         return self._newest_checkpoint().get("id", "")
 
     def trained_with(self) -> str:
-        """Return the settings that the newest checkpoint was made with, as TOML; empty where there is none."""
-        # Of this run's checkpoints; where config.toml is another run's, any of them says what differs.
+        """Return the settings in the newest checkpoint, as TOML; empty without a checkpoint."""
+        # If config.toml is of another run, any checkpoint shows the difference.
         return (self._newest_checkpoint(self.run_id()) or self._newest_checkpoint()).get("config", "")
 
     def note_of_age(self) -> str:
-        """Return a sentence for a run whose files carry no checks; empty for any other."""
+        """Return a note for a run of an earlier version, whose files carry no checks; else an empty text."""
         if self.run_id() or not self.config_file.is_file():
             return ""
-        return f"{self.path} was written by an earlier version: its files carry no checks, and damage may go unnoticed"
+        return f"{self.path} was written by an earlier version: its files carry no checks, so damage may go unnoticed"
 
     def _newest_checkpoint(self, run: str = "") -> dict[str, str]:
         found = manifest.newest(self.checkpoints, run)
         return found.run if found else {}
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the evaluations so far, oldest first; a line cut off by a crash is left out.
-
-        Raises:
-            PefllError: where they are not what was written.
-        """
+        """Return the evaluations so far, oldest first, without a line that a crash cut off; PefllError if damaged."""
         found = self._read_history()
         if found.damage:
             raise PefllError(
@@ -186,7 +172,7 @@ class RunFolder:
         return found.rows
 
     def _read_history(self) -> Rows:
-        """Return the evaluations as far as they are whole, and what is wrong after them."""
+        """Return the evaluations before the first damaged one, and the damage."""
         run = self.run_id()
         try:
             found = read_rows(self.history_file.read_bytes(), run)
@@ -198,28 +184,28 @@ class RunFolder:
             return found
         saved = self._newest_checkpoint(run).get("history", "")
         if saved and saved not in found.checks:
-            return found._replace(damage="evaluations that the newest checkpoint knows of are missing")
+            return found._replace(damage="evaluations before the newest checkpoint are missing")
         last = self._summary_check().get("history")
-        if last is not None and last != (found.checks[-1] if found.checks else ""):
-            return found._replace(damage="its last line is not the one that summary.json knows of")
+        if last is not None and last != found.last_check:
+            return found._replace(damage="its last line does not belong to summary.json")
         return found
 
     def history_to_keep(self, eval_every: int) -> tuple[bytes, str]:
-        """Return all evaluations so far as the file has them, and the check of the last that `eval_every` asked for."""
+        """Return the content of the file, and the check of the last evaluation that `eval_every` asked for."""
         found = self._read_history()
         pairs = zip(found.rows, found.checks, strict=True)
         scheduled = [check for row, check in pairs if row["round"] % eval_every == 0]
         return b"".join(found.lines), scheduled[-1] if scheduled else ""
 
     def append_history(self, row: dict[str, Any]) -> None:
-        """Add one evaluation; others can read it at once, but it lasts only after `sync_history`."""
+        """Add one evaluation; it is on disk only after `sync_history`."""
         run = self.run_id()
         line = checked_line(row, last_check(self.history_file) if run else "", run)
         with sentences_for_disk_errors(str(self.history_file), self.go_on), self.history_file.open("ab") as file:
             file.write(line)
 
     def sync_history(self) -> None:
-        """Wait until the evaluations so far are on the disk; where it is busy with a checkpoint, that takes long."""
+        """Wait until the evaluations are on disk."""
         if not self.history_file.is_file():
             return
         with sentences_for_disk_errors(str(self.history_file), self.go_on), self.history_file.open("a") as file:
@@ -229,35 +215,31 @@ class RunFolder:
     def keep_history_until(
         self, round_: int, copy: bytes | None = None, report: Callable[[str], None] = lambda sentence: None
     ) -> list[dict[str, Any]]:
-        """Drop evaluations after a round: a resumed run makes them again. Return the others.
+        """Remove evaluations after a round, which a resumed run repeats, and return the others.
 
-        A damaged file is kept aside, and its evaluations are restored.
+        A damaged file is renamed, and its evaluations are restored from the checkpoint.
 
         Args:
-            round_: that the run goes on from.
-            copy: the evaluations until then as the checkpoint has them; None where it has none.
-            report: is told of damage.
+            round_: the round from which the run continues.
+            copy: the content of the file in the checkpoint; None if it has none.
+            report: gets a sentence about damage.
         """
         run, found = self.run_id(), self._read_history()
         if not found.damage and not os.path.lexists(self.history_file):
             return []
         if found.damage:
             kept = set_aside(self.history_file).name if os.path.lexists(self.history_file) else "nothing"
-            restored = found if copy is None else read_rows(copy, run)
-            report(
-                f"{self.history_file} is damaged: {found.damage}; it is kept as {kept}, and "
-                f"{counted(sum(row['round'] <= round_ for row in restored.rows), 'evaluation')} of it are restored"
-            )
-            found = restored
+            damage, found = found.damage, found if copy is None else read_rows(copy, run)
+            count = counted(sum(row["round"] <= round_ for row in found.rows), "evaluation")
+            report(f"{self.history_file} is damaged: {damage}; it is kept as {kept}, and {count} of it are restored")
         kept_rows = [pair for pair in zip(found.rows, found.lines, strict=True) if pair[0]["round"] <= round_]
         write_whole(self.history_file, b"".join(line for _, line in kept_rows))
         return [row for row, _ in kept_rows]
 
     def give_checks(self, run: str) -> None:
-        """Write the evaluations and the summary of an earlier version anew, with checks; damaged ones stay as they are.
+        """Add checks to the history and the summary of an earlier version, unless they are damaged.
 
-        Args:
-            run: the number that the run gets; to be written into config.toml afterwards.
+        The caller writes the run's new ID into config.toml afterwards.
         """
         found = self._read_history()
         if found.rows and not found.damage:
@@ -267,18 +249,17 @@ class RunFolder:
                 content, before = content + line, str(parse_json(line)[CHECK])
             write_whole(self.history_file, content)
         with suppress(PefllError):
-            summary = self.summary()
-            if summary is not None:
+            if (summary := self.summary()) is not None:
                 self.write_summary(summary, run)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the summary, or None while the run is not finished.
+        """Return the summary, or None while the run is not finished; PefllError if it is damaged or of another run."""
+        return self._read_summary()[0]
 
-        Raises:
-            PefllError: where it is damaged, or of another run.
-        """
+    def _read_summary(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Return the summary and its check of other files."""
         if not os.path.lexists(self.summary_file):
-            return None
+            return None, {}
         advice = f"move it away, and {self.going_on} makes it again"
         try:
             summary: Any = read_json(self.summary_file)
@@ -288,23 +269,21 @@ class RunFolder:
             raise PefllError(f"{self.summary_file} is damaged: it must hold a JSON object; {advice}", code="PEFLL-R009")
         run, check = self.run_id(), summary.pop(CHECK, None)
         if not run:
-            return summary
+            return summary, check if isinstance(check, dict) else {}
         if not isinstance(check, dict) or check.pop("sha256", "") != digest([summary, check]):
             raise PefllError(f"{self.summary_file} is damaged: it is not what was written; {advice}", code="PEFLL-R009")
         if check.get("run") != run:
             raise PefllError(f"{self.summary_file} is of another run than config.toml; {advice}", code="PEFLL-R010")
-        return summary
+        return summary, check
 
     def _summary_check(self) -> dict[str, Any]:
-        """Return what the summary says about other files; {} where there is none, or it is damaged."""
+        """Return the summary's check of other files; {} without a summary, or if it is damaged."""
         with suppress(PefllError):
-            if self.summary() is not None:
-                check = read_json(self.summary_file).get(CHECK)
-                return check if isinstance(check, dict) else {}
+            return self._read_summary()[1]
         return {}
 
     def check_other_files(self) -> None:
-        """Raise PefllError where a file that the summary knows of is missing or damaged."""
+        """Raise PefllError if a file that the summary checks is missing or damaged."""
         for name, wanted in self._summary_check().get("files", {}).items():
             path, reason = self.path / name, "is damaged: its SHA-256 is wrong"
             try:
@@ -322,19 +301,18 @@ class RunFolder:
         run = run or self.run_id()
         if run:
             others = [self.descriptors_file] if self.descriptors_file.is_file() else []
-            found = self._read_history()
             check = {
                 "run": run,
-                "history": found.checks[-1] if found.checks else "",
+                "history": self._read_history().last_check,
                 "files": {path.name: _hash_of(path.read_bytes()) for path in others},
             }
-            summary = parse_json(json.dumps(summary).encode())  # as it is read again
+            summary = parse_json(json.dumps(summary).encode())  # tuples become lists, as in the file
             summary = summary | {CHECK: check | {"sha256": digest([summary, check])}}
         write_json(self.summary_file, summary)
         self.earlier_summary_file.unlink(missing_ok=True)
 
     def put_summary_away(self, report: Callable[[str], None]) -> None:
-        """Rename the summary of a run that goes on: it is kept until the new one is written, and longer if damaged."""
+        """Rename the summary of a run that continues. `write_summary` removes it, unless it is damaged."""
         if not os.path.lexists(self.summary_file):
             return
         try:
@@ -351,17 +329,15 @@ def _hash_of(content: bytes) -> str:
 
 
 def rounds_of(summary: Mapping[str, Any] | None) -> int:
-    """Return the rounds that a summary is of; -1 where there is none, or it does not say."""
+    """Return the rounds of a finished run; -1 without a summary, or if it does not say."""
     rounds = (summary or {}).get("rounds")
     return rounds if type(rounds) is int else -1
 
 
 def last_round(summary: Mapping[str, Any] | None, rounds: int) -> int:
-    """Return with which round a run ends that is to have so many: an earlier one, where a callback stopped it.
+    """Return the last round of a run of `rounds` rounds: an earlier one if a callback stopped it.
 
-    Args:
-        summary: of the run; None where there is none.
-        rounds: that are asked for; more than when it was stopped go on with it.
+    More rounds than it was stopped with continue it.
     """
     stopped = (summary or {}).get("stopped")
     asked = stopped.get("rounds") if isinstance(stopped, dict) else None
@@ -369,12 +345,12 @@ def last_round(summary: Mapping[str, Any] | None, rounds: int) -> int:
 
 
 def own_seconds(summary: Mapping[str, Any]) -> bool:
-    """Return whether the seconds in a summary are the run's own; False where others slowed it down, or nobody knows."""
+    """Return whether the seconds in a summary are the run's own; False if other runs slowed it down, or unknown."""
     return str(summary.get("timing", "")).startswith((ALONE, TOOK_TURNS))
 
 
 def _lock(handle: int, path: Path) -> None:
-    """Lock an open file, until it is closed or the process ends, however it ends."""
+    """Lock an open file until it is closed or the process ends; PefllError if another process has locked it."""
     try:
         locking.lock(handle, wait=False)
     except OSError as error:
@@ -390,29 +366,27 @@ def _lock(handle: int, path: Path) -> None:
 
 
 def seed_folder(path: Path, seed: int) -> Path:
-    """Return the folder of one seed, among those of several that were trained together into `path`."""
+    """Return the folder of one of several seeds that are trained into `path`."""
     return path / f"seed-{seed}"
 
 
 def run_folders(path: Path) -> list[RunFolder]:
-    """Return the run in a folder, or all runs of several seeds that were trained together into it."""
+    """Return the run in a folder, or the runs of all seeds that were trained into it."""
     folder = RunFolder(path)
     return [folder] if folder.config_file.is_file() else _of_seeds(path) or [folder]
 
 
 def _of_seeds(path: Path) -> list[RunFolder]:
-    """Return the runs of several seeds below a folder, in the order of the seeds."""
-    names = [
-        below for below in path.glob("seed-*") if below.name[5:].isdecimal() and RunFolder(below).config_file.is_file()
-    ]
-    found = [RunFolder(below) for below in sorted(names, key=lambda below: int(below.name[5:]))]
+    """Return the runs in the folders `seed-N` of a folder, ordered by seed."""
+    below = [RunFolder(each) for each in path.glob("seed-*") if each.name[5:].isdecimal()]
+    found = sorted((run for run in below if run.config_file.is_file()), key=lambda run: int(run.path.name[5:]))
     for folder in found:
         _check_seed(folder)
     return found
 
 
 def _check_seed(folder: RunFolder) -> None:
-    """Raise PefllError where the folder of a seed holds the run of another one; damage is left to who reads it."""
+    """Raise PefllError if the folder of a seed holds the run of another seed; damaged settings are not reported."""
     try:
         seed = tomllib.loads(folder.config_file.read_bytes().decode()).get("seed")
     except (OSError, ValueError, RecursionError):
