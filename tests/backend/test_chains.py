@@ -193,7 +193,7 @@ def test_a_bias_has_the_float32_sum_of_gradients_that_are_rounded():
     s = Geometry(4, 9, 9, 8, 3, 3, 1, 1, 2, True)
     x, w, g = random(2, 3, 4, 9, 9), random(2, 8, 4, 3, 3, seed=1), random(2, 3, 8, 4, 4, seed=2).bfloat16()
     made = convolution.forward(x, w, None, s, "bf16")
-    narrow, wide = (conv_backward_bf16.let_through(part, made.route, made.laid, s) for part in (g, g.float()))
+    narrow, wide = (conv_backward_bf16.routed_gradient(part, made.route, made.nhwc, s) for part in (g, g.float()))
     assert torch.equal(narrow[0], wide[0])
     # On a GPU threads hold more numbers of the smaller type, and add them in another order.
     torch.testing.assert_close(narrow[1], wide[1], rtol=0, atol=0 if DEVICE == "cpu" else 1e-5)
@@ -218,7 +218,7 @@ def test_what_one_writes_is_the_memory_that_the_other_reads(kernels, first_layer
     read = calls_of(conv_backward_bf16, "weight_gradient", monkeypatch)
     given_back = calls_of(conv_backward_bf16, "input_gradient", monkeypatch)
     got = calls_of(
-        *((pictures, "weight_gradient") if kernels == CUDA else (conv_backward_bf16, "let_through")), monkeypatch
+        *((pictures, "weight_gradient") if kernels == CUDA else (conv_backward_bf16, "routed_gradient")), monkeypatch
     )
     run("LeNet", True, wants_input=False)
     y, x, dx, g = written[0][1][0], read[0][0][2], given_back[0][1], got[-1][0][0]

@@ -103,12 +103,12 @@ def test_convolution(products, case):
 
 
 def test_rows_are_ordered_by_block_where_many_would_look_beyond_the_border():
-    from pefll.backend.kernels.conv_input_grad import way_back
+    from pefll.backend.kernels.conv_input_grad import block_cells
 
     # LeNet's second: 7 x 7 blocks of 2 x 2 pixels, which 5 x 5 cells have windows of 3 x 3 in.
-    assert way_back(Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True)) == (2, -2, -2, 3, 3, True)
+    assert block_cells(Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True)) == (2, -2, -2, 3, 3, True)
     # ResNet's: of 32 x 32 pixels all but those at the border look at 3 x 3 outputs.
-    assert way_back(Geometry(16, 32, 32, 16, 3, 3, 1, 1, 1, True)) == (1, -1, -1, 3, 3, False)
+    assert block_cells(Geometry(16, 32, 32, 16, 3, 3, 1, 1, 1, True)) == (1, -1, -1, 3, 3, False)
 
 
 # Those of models that people train: several tiles and shares of a sum, and windows that are fetched 16 bytes at a time.

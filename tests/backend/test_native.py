@@ -97,9 +97,9 @@ def test_a_picture_that_ends_where_memory_does_is_not_read_beyond_it():
     kernels = pooled._kernels(pooled._constants(s))
     flat = torch.zeros(8 * 8 * 3)
     tight = flat.as_strided((1, 3, 8, 8), (192, 1, 24, 3))
-    assert pooled._laid(tight, s, kernels).data_ptr() != flat.data_ptr()
-    roomy = pooled._pictures(1, 8, 8, 3)
-    assert pooled._laid(roomy, s, kernels).data_ptr() == roomy.data_ptr()
+    assert pooled._as_nhwc(tight, s, kernels).data_ptr() != flat.data_ptr()
+    roomy = pooled._empty_nhwc(1, 8, 8, 3)
+    assert pooled._as_nhwc(roomy, s, kernels).data_ptr() == roomy.data_ptr()
 
 
 @needs_a_compiler

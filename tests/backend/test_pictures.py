@@ -169,7 +169,7 @@ def test_halves(s, g_last):
     """Outputs that are written as bfloat16 are the others rounded, and gradients of that type are used as they are."""
     x, w, bias = random(2, 3, s.ci, s.h, s.w), random(2, s.co, s.ci, s.kh, s.kw, seed=1), random(2, s.co, seed=2)
     (y, route), (narrow, same_route) = (
-        pictures.forward(x, w, bias, s, "bf16", channels_first=False, halves=halves) for halves in (False, True)
+        pictures.forward(x, w, bias, s, "bf16", channels_first=False, bf16_out=bf16) for bf16 in (False, True)
     )
     assert narrow.dtype == torch.bfloat16
     assert narrow.stride() == y.stride()

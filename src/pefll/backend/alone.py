@@ -29,7 +29,7 @@ def gradient(loss: Callable[..., Tensor], theta: Tensor, *arguments: Any) -> Ten
     """Return the gradient of `loss(theta, *arguments)` with respect to theta, shaped as theta."""
     with torch.enable_grad():  # also where somebody evaluates, and so has switched it off
         leaf = theta.detach().requires_grad_()
-        return _of(loss(leaf, *arguments), leaf)
+        return _derivative(loss(leaf, *arguments), leaf)
 
 
 def gradients(loss: Callable[..., Tensor], parts: dict[str, Tensor], *arguments: Any) -> tuple[Tensor, ...]:
@@ -47,7 +47,7 @@ def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tenso
     """Return the cotangent of the output of `function`, pulled back to its input `at`, shaped as `at`."""
     with torch.enable_grad():
         leaf = at.detach().requires_grad_()
-        return _of(function(leaf), leaf, cotangent)
+        return _derivative(function(leaf), leaf, cotangent)
 
 
 @fast(classification.cross_entropy, when=lambda scores, y: alone())
@@ -56,7 +56,7 @@ def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(scores, y, reduction="none")
 
 
-def _of(value: Tensor, leaf: Tensor, cotangent: Tensor | None = None) -> Tensor:
+def _derivative(value: Tensor, leaf: Tensor, cotangent: Tensor | None = None) -> Tensor:
     """Return the derivative of a value with respect to a leaf, which it need not depend on, shaped as the leaf."""
     if not value.requires_grad:  # autograd refuses that, where transforms return zeros
         return torch.zeros_like(leaf, requires_grad=False)

@@ -57,8 +57,8 @@ def conv_block(
     """
     if client_axis.convolves(x, weight, stride, padding, dilation, groups, pool):
         numbers = (_side(stride), _side(padding), pool, relu)
-        halves = feeds_convolution and following is not None and _passes_halves(x, weight, *numbers[:3], following)
-        return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution, halves=halves)
+        bf16_out = feeds_convolution and following is not None and _passes_bf16(x, weight, *numbers[:3], following)
+        return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution, bf16_out=bf16_out)
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),), feeds_convolution)
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
@@ -114,12 +114,12 @@ def cross_entropy(task: Task, output: Tensor, batch: Batch) -> Tensor:
     return client_axis.cross_entropy(output, batch.y, batch.weight)
 
 
-def _passes_halves(x: Tensor, weight: Tensor, stride: int, padding: int, pool: int, following: ConvBlock) -> bool:
+def _passes_bf16(x: Tensor, weight: Tensor, stride: int, padding: int, pool: int, following: ConvBlock) -> bool:
     """Whether a convolution of x may hand bfloat16 numbers to the next one: both would round them to that."""
-    shape = client_axis.shape_after(x, weight, stride, padding, pool)
+    shape = client_axis.output_shape(x, weight, stride, padding, pool)
     next_weight, _, next_stride, next_padding, dilation, groups, _, next_pool = following
-    reads = client_axis.reads_halves(shape, next_weight, next_stride, next_padding, dilation, groups, next_pool)
-    return reads and client_axis.writes_halves(x, weight, stride, padding, pool)
+    reads = client_axis.reads_bf16(shape, next_weight, next_stride, next_padding, dilation, groups, next_pool)
+    return reads and client_axis.writes_bf16(x, weight, stride, padding, pool)
 
 
 def _side(pair: Pair) -> int:
@@ -149,8 +149,8 @@ def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: b
             continue
         broken = not opaque and _is_broken_innermost(weight, stride)
         x = _channels_first(x) if broken else _channels_last(x) if innermost else x
-        laid = _channels_last(weight) if innermost and not broken else weight
-        x = F.conv2d(x, laid, bias, stride, padding, dilation, groups)
+        filters = _channels_last(weight) if innermost and not broken else weight
+        x = F.conv2d(x, filters, bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x
         x = F.relu(x) if relu else x
     return x.to_dense() if opaque else x

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.backend.geometry import Geometry, Pair
-from pefll.backend.mapped import Once as _Once
+from pefll.backend.mapped import NoSecondDerivative as _Once
 from pefll.backend.mapped import apply as _apply
 from pefll.backend.mapped import has_gradient, merge_mapped_axis
 from pefll.backend.mapped import packed as _packed
@@ -79,11 +79,11 @@ def _runs_kernels(device: torch.device) -> bool:
 def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:
     """Return whether `convolve` takes such a convolution: square steps, no groups, no gaps, pooled by 2 or not."""
     if x.dtype == torch.bfloat16:  # written by the convolution before
-        return reads_halves(x.shape, w, stride, padding, dilation, groups, pool)
+        return reads_bf16(x.shape, w, stride, padding, dilation, groups, pool)
     return available(x) and _covers(x.shape, w, stride, padding, dilation, groups, pool)
 
 
-def reads_halves(
+def reads_bf16(
     shape: Sequence[int], w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
 ) -> bool:
     """Return whether `convolve` takes such a convolution of bfloat16 numbers [b, ci, h, w], as they lie.
@@ -107,10 +107,10 @@ def reads_halves(
     from pefll.backend.kernels import convolution, pictures
 
     s = _geometry(shape[2], shape[3], w, _both(stride)[0], _both(padding)[0], pool, relu=True)
-    return convolution.kind(w, "bf16") == torch.bfloat16 and not pictures.takes(s, "bf16", w.device)
+    return convolution.factor_type(w, "bf16") == torch.bfloat16 and not pictures.takes(s, "bf16", w.device)
 
 
-def writes_halves(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> bool:
+def writes_bf16(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> bool:
     """Return whether `convolve` of x may write bfloat16, whose gradient is then bfloat16 too.
 
     Not where somebody wants the gradient of x and x is read by CUDA C++: that is made, in TF32, from a float32 one.
@@ -121,7 +121,7 @@ def writes_halves(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) ->
     return not (has_gradient(x) and pictures.takes(s, "bf16", x.device))
 
 
-def shape_after(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> tuple[int, int, int, int]:
+def output_shape(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> tuple[int, int, int, int]:
     """Return the shape [b, co, ph, pw] of what `convolve` makes of x."""
     s = _geometry(x.shape[2], x.shape[3], w, stride, padding, pool, relu=True)
     return len(x), s.co, s.ph, s.pw
@@ -169,18 +169,18 @@ def _convolve(
     relu: bool,
     precision: str,
     channels_first: bool,
-    halves: bool,
+    bf16_out: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
     from pefll.backend.kernels import convolution, pictures
 
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
     if pictures.takes(s, precision, x.device):
-        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first, halves)
+        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first, bf16_out)
         return y, route, x.new_empty((len(x), 0)), x.new_empty((len(x), 0))
-    numbers = (s, precision, channels_first, halves)
-    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), *numbers)
-    return y, route, laid, spread
+    numbers = (s, precision, channels_first, bf16_out)
+    y, route, nhwc, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), *numbers)
+    return y, route, nhwc, spread
 
 
 @custom_op("pefll::convolve_backward", mutates_args=())
@@ -189,7 +189,7 @@ def _convolve_backward(
     x: Tensor,
     w: Tensor,
     route: Tensor,
-    laid: Tensor,
+    nhwc: Tensor,
     spread: Tensor,
     stride: int,
     padding: int,
@@ -200,7 +200,7 @@ def _convolve_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty where it is not wanted), of the weights and of the bias.
 
-    Where x was laid out for its products it need not be kept, and `laid` is given in its place. Where x lay so already,
+    Where x was laid out for its products it need not be kept, and `nhwc` is given in its place. Where x lay so already,
     because the convolution before wrote bfloat16, it is given itself, and its gradient is bfloat16 too.
     """
     from pefll.backend.kernels import conv_backward_bf16, conv_input_grad, convolution, pictures
@@ -209,12 +209,12 @@ def _convolve_backward(
     # What every client shares is expanded by the vmap rule; kernels step through it client by client.
     route = route.contiguous()
     if spread.numel():
-        dtype = torch.float32 if laid.numel() else x.dtype
-        laid = (laid if laid.numel() else x.permute(0, 1, 3, 4, 2)).contiguous()
-        s = _geometry(laid.shape[2], laid.shape[3], w, stride, padding, pool, relu)
-        routed, shares = conv_backward_bf16.let_through(g, route, laid, s)
-        dw, db = conv_backward_bf16.weight_gradient(routed, shares, laid, s)
-        dx = conv_backward_bf16.input_gradient(routed, spread.contiguous(), laid, s, dtype) if wants_input else none
+        dtype = torch.float32 if nhwc.numel() else x.dtype
+        nhwc = (nhwc if nhwc.numel() else x.permute(0, 1, 3, 4, 2)).contiguous()
+        s = _geometry(nhwc.shape[2], nhwc.shape[3], w, stride, padding, pool, relu)
+        routed, shares = conv_backward_bf16.routed_gradient(g, route, nhwc, s)
+        dw, db = conv_backward_bf16.weight_gradient(routed, shares, nhwc, s)
+        dx = conv_backward_bf16.input_gradient(routed, spread.contiguous(), nhwc, s, dtype) if wants_input else none
         return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
     s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
     of_pictures = pictures.takes(s, precision, x.device)
@@ -289,9 +289,9 @@ merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
 class _ConvolveBackward(_Once):
     @staticmethod
     def forward(
-        g: Tensor, x: Tensor, w: Tensor, route: Tensor, laid: Tensor, spread: Tensor, *numbers: Any
+        g: Tensor, x: Tensor, w: Tensor, route: Tensor, nhwc: Tensor, spread: Tensor, *numbers: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (part.unsqueeze(0) for part in (g, x, w, route, laid, spread))
+        parts = (part.unsqueeze(0) for part in (g, x, w, route, nhwc, spread))
         dx, dw, db = _convolve_backward(*parts, *numbers)
         return dx.squeeze(0), dw.squeeze(0), db.squeeze(0)
 
@@ -309,8 +309,8 @@ class _Convolve(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # zeros for the others would be more kernels
         x, w = inputs[:2]
-        laid = output[2]
-        ctx.save_for_backward(laid if laid.numel() else x, w, *output[1:])
+        nhwc = output[2]
+        ctx.save_for_backward(nhwc if nhwc.numel() else x, w, *output[1:])
         ctx.numbers = inputs[3:-2]  # not how the output is written
 
     @staticmethod
@@ -391,16 +391,16 @@ def convolve(
     pool: int,
     relu: bool,
     channels_first: bool = False,
-    halves: bool = False,
+    bf16_out: bool = False,
 ) -> Tensor:
     """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU.
 
-    In memory its channels are innermost, or `channels_first`, so that a picture's numbers are one row. With `halves`,
-    where this one `writes_halves` and the next one `reads_halves`, they are bfloat16, and so is their gradient. All
+    In memory its channels are innermost, or `channels_first`, so that a picture's numbers are one row. With `bf16_out`,
+    where this one `writes_bf16` and the next one `reads_bf16`, they are bfloat16, and so is their gradient. All
     products have the factors that they have without. The bias's gradient is a float32 sum of gradients as they come:
-    with `halves` of rounded ones, as in CUDA C++ it always is.
+    with `bf16_out` of rounded ones, as in CUDA C++ it always is.
     """
-    numbers = (stride, padding, pool, relu, products(), channels_first, halves)
+    numbers = (stride, padding, pool, relu, products(), channels_first, bf16_out)
     y: Tensor = _apply(_Convolve, x, w, bias, *numbers)[0]
     return y
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.backend import client_axis
-from pefll.backend.mapped import Once, apply, mapped_over
+from pefll.backend.mapped import NoSecondDerivative, apply, mapped_over
 from pefll.backend.precision import products
 
 # Tiles of the kernels hold all rows and all inputs; elements are counted with 32 bits.
@@ -25,7 +25,7 @@ def takes(x: Tensor, w: Tensor) -> bool:
     return fits and len(w) > client_axis.MOST_OUTPUTS
 
 
-@custom_op("pefll::wide_linear", mutates_args=())
+@custom_op("pefll::hypernet_linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """Map x [r, i] to [r, o]."""
     from pefll.backend.kernels import hypernet_linear
@@ -35,7 +35,7 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     )
 
 
-@custom_op("pefll::wide_linear_backward", mutates_args=())
+@custom_op("pefll::hypernet_linear_backward", mutates_args=())
 def _linear_backward(
     g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,7 +53,7 @@ def _products() -> str:
     return "tf32" if products() == "bf16" else products()
 
 
-class _LinearBackward(Once):
+class _LinearBackward(NoSecondDerivative):
     @staticmethod
     def forward(g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool) -> Any:
         return _linear_backward(g, x, w, wants_input, wants_weights)

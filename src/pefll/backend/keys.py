@@ -48,18 +48,18 @@ for _operation in (_key, _spread, _choose):
     merge_mapped_axis(_operation)
 
 
-def _hashes(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> bool:
+def _are_on_gpu(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> bool:
     """Return whether the kernel takes these coordinates: numbers that lie on a GPU, one for each client."""
     return bool(coordinates) and all(
         isinstance(one, Tensor) and one.dim() == 0 and client_axis.available(one, torch.int64) for one in coordinates
     )
 
 
-def _lies_on_gpu(state: Tensor, *rest: Tensor | int) -> bool:
+def _is_on_gpu(state: Tensor, *rest: Tensor | int) -> bool:
     return client_axis.available(state, torch.int64)
 
 
-@fast(randomness.key, when=_hashes)
+@fast(randomness.key, when=_are_on_gpu)
 def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
     """Return the key [] of coordinates []."""
     tensors = [one.unsqueeze(0) for one in coordinates if isinstance(one, Tensor)]
@@ -67,14 +67,14 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
     return made.squeeze(0)
 
 
-@fast(randomness.spread, when=_lies_on_gpu)
+@fast(randomness.spread, when=_is_on_gpu)
 def spread(state: Tensor, count: int) -> Tensor:
     """Return `count` keys for each of some, [..., count]."""
     made: Tensor = _spread(state.reshape(1, -1), count, *randomness.CONSTANTS)
     return made.reshape(*state.shape, count)
 
 
-@fast(randomness.choose, when=_lies_on_gpu)
+@fast(randomness.choose, when=_is_on_gpu)
 def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     """Return random choices [..., count] from keys and totals [...]."""
     if isinstance(total, int):

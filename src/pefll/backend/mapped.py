@@ -34,15 +34,15 @@ def merge_mapped_axis(
                         "samples are shared by all clients of a federation, so they cannot be mapped", code="PEFLL-E001"
                     )
                 return value
-            return merged_there(value, dim) if place in written else merged(value, dim, info.batch_size)
+            return merged_view(value, dim) if place in written else merged(value, dim, info.batch_size)
 
         whole = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
         result = operation(*whole)
         if result is None:
             return None, None
         if isinstance(result, Tensor):
-            return parted(result, info.batch_size), 0
-        return tuple(parted(part, info.batch_size) for part in result), (0,) * len(result)
+            return unmerged(result, info.batch_size), 0
+        return tuple(unmerged(part, info.batch_size) for part in result), (0,) * len(result)
 
     operation.register_vmap(rule)
 
@@ -53,7 +53,7 @@ def merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
     return every.flatten(0, 1)
 
 
-def merged_there(value: Tensor, dim: int | None) -> Tensor:
+def merged_view(value: Tensor, dim: int | None) -> Tensor:
     """Return the same where it lies, so that what is written to it is written to the value."""
     if dim is None:
         raise PefllError("what all clients share cannot hold each one's result", code="PEFLL-E002")
@@ -61,7 +61,7 @@ def merged_there(value: Tensor, dim: int | None) -> Tensor:
     return every.view(-1, *every.shape[2:])  # fails where `flatten` would copy
 
 
-def parted(value: Tensor, mapped: int) -> Tensor:
+def unmerged(value: Tensor, mapped: int) -> Tensor:
     """Return a value [mapped * c, ...] as [mapped, c, ...]."""
     parts: Tensor = value.unflatten(0, (mapped, -1))  # type: ignore[no-untyped-call]
     return parts
@@ -96,7 +96,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
-class Once(torch.autograd.Function):
+class NoSecondDerivative(torch.autograd.Function):
     """A backward pass, or a step along one: it has no gradient of its own."""
 
     generate_vmap_rule = True

@@ -93,7 +93,7 @@ def sgd_on_gpu(
     if isinstance(batches, Batches) and recorded.worth_recording(theta, len(batches)):
         return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, None), len(batches))[0]
     velocity: Tensor | None = None
-    for i, batch in enumerate(recorded.rehearsed(batches)):
+    for i, batch in enumerate(recorded.few_in_warm_up(batches)):
         theta, velocity = step(i, batch, theta, velocity)
     return theta
 
@@ -133,12 +133,12 @@ def sgd_step_by_kernel(theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: S
 # Steps on the loss of a problem, whose gradient need not be joined.
 
 
-def _is_of_problem(loss: Any) -> bool:
+def _is_problem_loss(loss: Any) -> bool:
     """Whether this is the loss of a problem as `Problem` has it, and not somebody's own."""
     return isinstance(getattr(loss, "__self__", None), Problem) and loss.__func__ is Problem.loss
 
 
-@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_of_problem(loss) and is_constant(theta))
+@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_problem_loss(loss) and is_constant(theta))
 def sgd_on_loss_alone(
     loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
@@ -149,7 +149,7 @@ def sgd_on_loss_alone(
     )
 
 
-@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_of_problem(loss) and client_axis.available(theta))
+@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_problem_loss(loss) and client_axis.available(theta))
 def sgd_on_loss_on_gpu(
     loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
@@ -163,11 +163,11 @@ def gradient_in_parts(problem: Problem, theta: Tensor, batch: Any) -> Gradient:
     model = problem.model
     if not vectors.splits(theta, len(model.names)):
         return problem.gradient(theta, batch)
-    of_parts = _gradient(problem, model.in_parts(theta), batch)
+    of_parts = _problem_gradient(problem, model.in_parts(theta), batch)
     return tuple(of_parts[name] for name in model.names)
 
 
-def _gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
+def _problem_gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
     if type(problem.task) is not Classification:
         return torch.func.grad(problem.loss)(parameters, batch)
     # From the scores back. From the loss back would begin with a one for each client, and with a product by it.
@@ -179,12 +179,12 @@ def _gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
 @fast(
     gradient,
     when=lambda loss, theta, *rest: (
-        _is_of_problem(loss) and not is_constant(theta) and client_axis.available(theta) and len(rest) == 1
+        _is_problem_loss(loss) and not is_constant(theta) and client_axis.available(theta) and len(rest) == 1
     ),
 )
 def gradient_of_problem(loss: Any, theta: Tensor, *arguments: Any) -> Tensor:
     """Return the gradient [D] of a problem's loss."""
-    of_theta: Tensor = _gradient(loss.__self__, theta, *arguments)
+    of_theta: Tensor = _problem_gradient(loss.__self__, theta, *arguments)
     return of_theta
 
 

@@ -15,14 +15,14 @@ from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
 # Fewer repetitions than this are not worth a recording, for which three of them are made one by one.
-WORTH = 16
+MIN_REPETITIONS = 16
 
-# So many steps launch every kernel that more of them would; see `rehearsed`.
-REHEARSED = 4
+# So many steps launch every kernel that more of them would; see `few_in_warm_up`.
+WARM_UP_STEPS = 4
 
 T = TypeVar("T")
 # Of a context, which threads that do a part of its work are started with: another thread may compute meanwhile.
-_rehearses: ContextVar[bool] = ContextVar("rehearses", default=False)
+_warms_up: ContextVar[bool] = ContextVar("warms_up", default=False)
 _overwrites: ContextVar[bool] = ContextVar("overwrites", default=False)
 
 
@@ -44,26 +44,26 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None) -> 
 
 
 @contextmanager
-def rehearsal() -> Iterator[None]:
+def warm_up() -> Iterator[None]:
     """Launch in the block what a recording will launch, one by one: loops over steps end after the first few.
 
     Libraries choose their kernels and fill their caches, Triton compiles its own, and none of that may happen in a
     recording. A client's later steps bring nothing new. What is computed is good for nothing.
     """
-    before = _rehearses.set(True)
+    before = _warms_up.set(True)
     try:
         yield
     finally:
-        _rehearses.reset(before)
+        _warms_up.reset(before)
 
 
-def rehearsed(steps: Iterable[T]) -> Iterable[T]:
+def few_in_warm_up(steps: Iterable[T]) -> Iterable[T]:
     """Return the steps of a loop; in a rehearsal only the first few.
 
     The first has no velocity, and the others have; 1 and multiples of 16, as 0 is, are special to Triton; and rows of
     samples lie at multiples of 8 bytes, so that every other one is at a multiple of 16.
     """
-    return itertools.islice(steps, REHEARSED) if _rehearses.get() else steps
+    return itertools.islice(steps, WARM_UP_STEPS) if _warms_up.get() else steps
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def worth_recording(value: Tensor, times: int) -> bool:
     Who records already gets every step as it comes. Who differentiates would not see steps that are replayed. And the
     default stream cannot be recorded; engines have streams of their own.
     """
-    if _rehearses.get() or times < WORTH or not value.is_cuda or is_differentiated(value):
+    if _warms_up.get() or times < MIN_REPETITIONS or not value.is_cuda or is_differentiated(value):
         return False
     current = torch.cuda.current_stream(value.device)
     return current != torch.cuda.default_stream(value.device) and not torch.cuda.is_current_stream_capturing()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.backend import client_axis
-from pefll.backend.mapped import Once, apply, mapped_over, merge_mapped_axis, packed
+from pefll.backend.mapped import NoSecondDerivative, apply, mapped_over, merge_mapped_axis, packed
 from pefll.backend.recorded import is_differentiated
 from pefll.core import derivatives
 from pefll.core.reference import fast
@@ -176,7 +176,7 @@ class _Split(torch.autograd.Function):
         return apply(_Join, *parts), None
 
 
-class _SGD(Once):
+class _SGD(NoSecondDerivative):
     @staticmethod
     def forward(
         theta: Tensor, velocity: Tensor | None, active: Tensor | None, numbers: list[float | None], *parts: Tensor
@@ -212,7 +212,7 @@ def sgd(
         in_place: whether to write to `theta` and `velocity`. They are left as they are where that cannot be: before the
             first step, where somebody differentiates, and where clients would have to share one of them.
     """
-    if in_place and velocity is not None and _has_room(theta, velocity, (*gradient, active)):
+    if in_place and velocity is not None and _can_overwrite(theta, velocity, (*gradient, active)):
         parts = [part.unsqueeze(0) for part in gradient]
         chosen = None if active is None else active.unsqueeze(0)
         _sgd_in_place(theta.unsqueeze(0), velocity.unsqueeze(0), parts, chosen, *numbers)
@@ -221,7 +221,7 @@ def sgd(
     return result
 
 
-def _has_room(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]) -> bool:
+def _can_overwrite(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]) -> bool:
     """Whether both vectors can hold a step's result: nobody differentiates, and each client has vectors of its own."""
     given = [theta, velocity, *(other for other in others if other is not None)]
     if any(is_differentiated(one) for one in given):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pefll.backend.recorded import overwriting, recording, rehearsal
+from pefll.backend.recorded import overwriting, recording, warm_up
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
@@ -113,7 +113,7 @@ class _RoundGraph:
         self.bad = torch.full((2,), -1, dtype=torch.int64, device=device)
         spare = engine.ledger.copy()
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side), rehearsal():
+        with torch.cuda.stream(side), warm_up():
             for _ in range(2):
                 engine.checked_round(self.server, self.t)
         torch.cuda.current_stream(device).wait_stream(side)
@@ -163,7 +163,7 @@ class _Recorded:
     def _capture(self) -> None:
         side, current = self.queue.side, torch.cuda.current_stream(self.queue.device)
         side.wait_stream(current)
-        with torch.cuda.stream(side), rehearsal():
+        with torch.cuda.stream(side), warm_up():
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.backend.geometry import Geometry
-from pefll.backend.kernels.conv_input_grad import blocks_of, cells_of, store_pixels, way_back
-from pefll.backend.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
+from pefll.backend.kernels.conv_input_grad import block_cells, blocks_of, cells_of, store_pixels
+from pefll.backend.kernels.convolution import PROGRAMS, corner, pixels, split_sum, vector_width
 from pefll.backend.kernels.tiles import shrunk, side
 
 
@@ -161,14 +161,14 @@ def _input_gradient(
     store_pixels(dx + client * B * (H * W * CI), total, b, ry, rx, there, qy, qx, ci, H, W, CI, SIDE)
 
 
-def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+def routed_gradient(g: Tensor, route: Tensor, nhwc: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """Return gradients by position, [c, rows, position * co], and shares of the bias's gradient, [c, shares, co].
 
     Args:
         g: of the output, [c, b, co, ph, pw], in any layout and of its type: the bias's gradient is a float32 sum of
             what is in it, while products take it as bfloat16.
         route: from `forward`, contiguous.
-        laid: the input, [c, b, h, w, channels]; gives the type.
+        nhwc: the input, [c, b, h, w, channels]; gives the type.
         geometry: of the convolution.
     """
     s = geometry
@@ -177,7 +177,7 @@ def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> t
     # Fewer rows at once where there are so few that they would not give every processor something to do.
     bm = 128 if clients * rows > 128 * PROGRAMS else 32
     blocks = triton.cdiv(rows, bm)
-    routed = laid.new_empty((clients, rows, s.pool**2 * s.co))
+    routed = nhwc.new_empty((clients, rows, s.pool**2 * s.co))
     shares = g.new_empty((clients, blocks, s.co), dtype=torch.float32)
     client, sample, channel, row, column = g.stride()
     _let_through[(blocks, clients)](
@@ -187,31 +187,31 @@ def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> t
     return routed, shares
 
 
-def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+def weight_gradient(routed: Tensor, shares: Tensor, nhwc: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        routed: from `let_through`.
-        shares: from `let_through`.
-        laid: the input, [c, b, h, w, channels], contiguous.
+        routed: from `routed_gradient`.
+        shares: from `routed_gradient`.
+        nhwc: the input, [c, b, h, w, channels], contiguous.
         geometry: of the convolution.
     """
-    clients, samples, _, _, channels = laid.shape
+    clients, samples, _, _, channels = nhwc.shape
     s = geometry._replace(ci=channels)
     columns, window = s.pool**2 * s.co, s.wh * s.ww * channels
-    bm, bn, bk, warps, stages = _weight_tile(columns, window, laid)
+    bm, bn, bk, warps, stages = _weight_tile(columns, window, nhwc)
     n_blocks = triton.cdiv(columns, bn)
     blocks = n_blocks * triton.cdiv(window, bk)
     # A tile of 128 columns has the work of two of 64.
     programs = blocks * max(1, bn // 64) * clients
-    splits, each = parts(triton.cdiv(routed.shape[1], bm), programs, s.pool)
+    splits, each = split_sum(triton.cdiv(routed.shape[1], bm), programs, s.pool)
     partial = shares.new_empty((splits, clients, columns, window))
     dw = shares.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
     db = shares.new_empty((clients, s.co))
     _weight_gradient[(blocks, splits, clients)](
-        routed, laid, partial, samples, clients, each * bm, s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph,
-        s.pw, s.pool, vector(laid.permute(0, 1, 4, 2, 3), s), BM=bm, BN=bn, BK=bk, N_BLOCKS=n_blocks, num_warps=warps,
-        num_stages=stages,
+        routed, nhwc, partial, samples, clients, each * bm, s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph,
+        s.pw, s.pool, vector_width(nhwc.permute(0, 1, 4, 2, 3), s), BM=bm, BN=bn, BK=bk, N_BLOCKS=n_blocks,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     at_once, bias_at_once = (min(64, triton.next_power_of_2(number)) for number in (splits, shares.shape[1]))
     block, bias_block = max(16, 512 // at_once), max(16, 512 // bias_at_once)
@@ -224,26 +224,26 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
 
 
 def input_gradient(
-    routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geometry, dtype: torch.dtype = torch.float32
+    routed: Tensor, spread: Tensor, nhwc: Tensor, geometry: Geometry, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return the gradient of x as [c, b, h, w, ci].
 
     Args:
-        routed: from `let_through`.
+        routed: from `routed_gradient`.
         spread: from `forward`, contiguous.
-        laid: the input, [c, b, h, w, channels]; gives the number of channels that windows have.
+        nhwc: the input, [c, b, h, w, channels]; gives the number of channels that windows have.
         geometry: of the convolution.
         dtype: of x, and so of its gradient.
     """
     s = geometry
-    clients, samples = laid.shape[:2]
-    way = way_back(s)
+    clients, samples = nhwc.shape[:2]
+    way = block_cells(s)
     dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=dtype)
     rows = samples * triton.cdiv(s.h, way.side) * triton.cdiv(s.w, way.side)
     bm, bn, bk, warps, stages = _input_tile(s, routed, rows)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
-        routed, spread, dx, samples, s.h, s.w, s.ci, laid.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
+        routed, spread, dx, samples, s.h, s.w, s.ci, nhwc.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
         *way, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
@@ -252,9 +252,9 @@ def input_gradient(
 # Sizes of tiles (rows, columns, inner), warps and stages; see `pefll.backend.kernels.convolution`.
 
 
-def _weight_tile(columns: int, window: int, laid: Tensor) -> tuple[int, int, int, int, int]:
+def _weight_tile(columns: int, window: int, nhwc: Tensor) -> tuple[int, int, int, int, int]:
     wide, deep = side(columns, 128), side(window, 64)
-    deep, at_once, stages = shrunk(laid, deep, 64, wide, 3, "bf16")
+    deep, at_once, stages = shrunk(nhwc, deep, 64, wide, 3, "bf16")
     return at_once, wide, deep, 4, stages
 
 

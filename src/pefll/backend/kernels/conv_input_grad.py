@@ -129,7 +129,7 @@ def _input_gradient(
     store_pixels(dx + client * B * (H * W * CI), total, b, ry, rx, there, qy, qx, ci, H, W, CI, SIDE)
 
 
-class WayBack(NamedTuple):
+class BlockCells(NamedTuple):
     """How input pixels look back at the pooling cells of a convolution.
 
     Attributes:
@@ -150,7 +150,7 @@ class WayBack(NamedTuple):
 
 
 @cache
-def way_back(s: Geometry) -> WayBack:
+def block_cells(s: Geometry) -> BlockCells:
     """Return how the pixels of a convolution's input look back."""
     step = s.stride * s.pool
     last = (step - 1 + s.padding) // step
@@ -161,7 +161,7 @@ def way_back(s: Geometry) -> WayBack:
         there *= sum(0 <= cell < outputs for cell in looks) / len(looks)
         firsts.append(first)
         numbers.append(last - first + 1)
-    return WayBack(step, *firsts, *numbers, by_block=there < 0.75)
+    return BlockCells(step, *firsts, *numbers, by_block=there < 0.75)
 
 
 def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, precision: str) -> Tensor:
@@ -178,7 +178,7 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     clients, samples = g.shape[:2]
     dx = g.new_empty((clients, samples, s.h, s.w, s.ci))
     bm, bn, bk, warps, stages = _input_tile(s, g, precision)
-    way = way_back(s)
+    way = block_cells(s)
     spread = g.new_empty((clients, way.cells_y, way.cells_x, s.pool**2, way.side**2, s.ci, s.co))
     _spread_back[(triton.cdiv(spread[0].numel(), 1024), clients)](
         w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, *way[:5], BLOCK=1024, num_warps=4,

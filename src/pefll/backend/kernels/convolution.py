@@ -85,7 +85,7 @@ def pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.cons
     wy = k // (WW * CI)
     wx = (k // CI) % WW
     offset = wy * sx_h + wx * sx_w + (k % CI) * sx_k
-    if VECTOR > 1:  # see `vector`
+    if VECTOR > 1:  # see `vector_width`
         if PAD > 0:  # then a group lies within one pixel
             wy = tl.max_constancy(wy, VECTOR)
             wx = tl.max_constancy(wx, VECTOR)
@@ -241,13 +241,13 @@ class Forward(NamedTuple):
     Attributes:
         y: outputs, float32 or bfloat16 [c, b, co, ph, pw].
         route: which position won, uint8 [c, b, ph, pw, co]; [c, 1] where all outputs get gradients.
-        laid: the input as it was laid out, [c, b, h, w, channels]; [c, 0] where it was not.
+        nhwc: the input as it was laid out, [c, b, h, w, channels]; [c, 0] where it was not.
         spread: the filters as they were multiplied, [c, position, co, window]; [c, 0] where they were not bfloat16.
     """
 
     y: Tensor
     route: Tensor
-    laid: Tensor
+    nhwc: Tensor
     spread: Tensor
 
 
@@ -258,7 +258,7 @@ def forward(
     geometry: Geometry,
     precision: str,
     channels_first: bool = False,
-    halves: bool = False,
+    bf16_out: bool = False,
 ) -> Forward:
     """Return outputs, and what a backward pass needs.
 
@@ -269,23 +269,25 @@ def forward(
         geometry: of the convolution.
         precision: of products: tf32x3, tf32 or bf16.
         channels_first: how outputs lie in memory; else their channels are innermost.
-        halves: whether outputs are rounded to bfloat16.
+        bf16_out: whether outputs are rounded to bfloat16.
     """
     s = geometry
     clients, samples = x.shape[:2]
     lays = precision == "bf16" and x.dtype != torch.bfloat16
-    channels = laid_channels(s.ci) if lays else s.ci
-    laid = x.new_empty((clients, samples, s.h, s.w, channels) if lays else (clients, 0), dtype=kind(x, precision))
-    spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * channels), dtype=laid.dtype)
+    channels = padded_channels(s.ci) if lays else s.ci
+    nhwc = x.new_empty(
+        (clients, samples, s.h, s.w, channels) if lays else (clients, 0), dtype=factor_type(x, precision)
+    )
+    spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * channels), dtype=nhwc.dtype)
     blocks = triton.cdiv(spread[0].numel(), 1024)
-    _prepare[(blocks + triton.cdiv(laid[0].numel(), 1024), clients)](
-        w, spread, x, laid, samples, w.stride(0), *_strides(x), s.h, s.w, s.ci, channels, s.co, s.kh, s.kw, s.stride,
+    _prepare[(blocks + triton.cdiv(nhwc[0].numel(), 1024), clients)](
+        w, spread, x, nhwc, samples, w.stride(0), *_strides(x), s.h, s.w, s.ci, channels, s.co, s.kh, s.kw, s.stride,
         s.wh, s.ww, s.pool, SPREAD_BLOCKS=blocks, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     if lays:
-        x, s = laid.permute(0, 1, 4, 2, 3), s._replace(ci=channels)
+        x, s = nhwc.permute(0, 1, 4, 2, 3), s._replace(ci=channels)
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
-    written = torch.bfloat16 if halves else torch.float32
+    written = torch.bfloat16 if bf16_out else torch.float32
     y = torch.empty(first if channels_first else last, dtype=written, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
     rows = samples * s.ph * s.pw
@@ -294,13 +296,13 @@ def forward(
     _forward[grid](
         x, spread, y if bias is None else bias, y, route, samples, *_strides(x),
         0 if bias is None else bias.stride(0), s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw,
-        s.pool, s.relu, bias is not None, channels_first, vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk,
-        num_warps=warps, num_stages=stages,
+        s.pool, s.relu, bias is not None, channels_first, vector_width(x, s), _triton_precision(precision),
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     # Kept until the backward pass, so only where that looks at them.
     if not channels_first:
         y = y.permute(0, 1, 4, 2, 3)
-    return Forward(y, route, laid, spread if precision == "bf16" else spread.new_empty((clients, 0)))
+    return Forward(y, route, nhwc, spread if precision == "bf16" else spread.new_empty((clients, 0)))
 
 
 def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:
@@ -318,14 +320,14 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
     bm, bn, bk, warps = _weight_tile(s, x, precision)
     blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
-    splits, each = parts(triton.cdiv(rows, bm), blocks * clients, s.pool)
+    splits, each = split_sum(triton.cdiv(rows, bm), blocks * clients, s.pool)
     partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
     dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
     db = x.new_empty((clients, s.co))
     _weight_gradient[(blocks, splits, clients)](
         x, g, route, partial, samples, clients, *_strides(x), each * bm,
         s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, s.routed,
-        vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn),
+        vector_width(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn),
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     at_once = min(64, triton.next_power_of_2(splits))
@@ -338,7 +340,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     return dw, db
 
 
-def parts(chunks: int, programs: int, pool: int) -> tuple[int, int]:
+def split_sum(chunks: int, programs: int, pool: int) -> tuple[int, int]:
     """Return into how many parts a sum over `chunks` is split, and how many chunks each has: enough to fill a card.
 
     Where nothing is pooled, pictures stay large while products are small: a processor then has two programs, of which
@@ -385,17 +387,17 @@ def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int,
     return at_once, channels, deep, 4
 
 
-def laid_channels(channels: int) -> int:
+def padded_channels(channels: int) -> int:
     """Return how many channels a laid out picture has: where one is lacking to a multiple of four, one more."""
     return channels + 1 if channels % 4 == 3 else channels
 
 
-def kind(like: Tensor, precision: str) -> torch.dtype:
+def factor_type(like: Tensor, precision: str) -> torch.dtype:
     """Return the type that factors are rounded to; the interpreter has no bfloat16, and leaves them as they are."""
     return torch.bfloat16 if precision == "bf16" and like.is_cuda else torch.float32
 
 
-def _in_words(precision: str) -> str:
+def _triton_precision(precision: str) -> str:
     """Return how float32 factors are multiplied, for Triton, which does not look at it for other types."""
     return "tf32" if precision == "bf16" else precision
 
@@ -406,7 +408,7 @@ def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
     return client, sample, row, column, channel
 
 
-def vector(x: Tensor, s: Geometry) -> int:
+def vector_width(x: Tensor, s: Geometry) -> int:
     """Return how many neighbours in a window are neighbours in memory, at places that are multiples of it.
 
     Such groups are fetched at once. A group may span two pixels of a row, unless one of the two may be padding.

@@ -53,7 +53,13 @@ def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
 
 
 def forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, precision: str, channels_first: bool, halves: bool = False
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    s: Geometry,
+    precision: str,
+    channels_first: bool,
+    bf16_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [c, b, co, ph, pw] and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
 
@@ -64,17 +70,17 @@ def forward(
         s: of the convolution.
         precision: of products, bf16 or tf32.
         channels_first: how outputs lie in memory; else their channels are innermost.
-        halves: whether outputs are rounded to bfloat16, else float32; for bf16, an even number of filters, and channels
+        bf16_out: whether outputs are rounded to bfloat16, else float32; for bf16, an even number of filters, and channels
             innermost.
     """
     clients, samples = x.shape[:2]
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
-    written = torch.bfloat16 if halves else torch.float32
+    written = torch.bfloat16 if bf16_out else torch.float32
     y = torch.empty(first if channels_first else last, dtype=written, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
-    plan = _best_forward(s, precision, int(_in_fours(x)), bias is not None, channels_first, halves)
+    plan = _best_forward(s, precision, int(_loads_four(x)), bias is not None, channels_first, bf16_out)
     _launch(
-        "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
+        "convolve", plan, (_ceil_div(samples, plan.pictures), clients), x.device,
         x, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
         _long(0 if bias is None else bias.stride(0)),
     )  # fmt: skip
@@ -92,12 +98,12 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
         precision: of products, bf16 or tf32.
     """
     clients, samples = g.shape[:2]
-    halves = g.dtype == torch.bfloat16
-    plan = _best_weights(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1), halves)
+    bf16_out = g.dtype == torch.bfloat16
+    plan = _best_weights(s, precision, int(_loads_four(x)), int(_loads_four(g)), int(g.stride(2) == 1), bf16_out)
     # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
-    most = _blocks(samples, plan.pictures)
-    loops = _blocks(most, max(1, min(most, _blocks(BLOCKS, clients))))
-    shares = _blocks(most, loops)
+    most = _ceil_div(samples, plan.pictures)
+    loops = _ceil_div(most, max(1, min(most, _ceil_div(BLOCKS, clients))))
+    shares = _ceil_div(most, loops)
     size = s.co * (s.ci * s.kh * s.kw + 1)
     partial = torch.empty((shares, clients, size), dtype=torch.float32, device=g.device)
     dw = torch.empty((clients, s.co, s.ci, s.kh, s.kw), dtype=torch.float32, device=g.device)
@@ -107,7 +113,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
         x, g, route, partial, samples, loops, *_strides(x), *_strides(g),
     )  # fmt: skip
     summing = plan._replace(threads=256, shared=0)
-    _launch("add_up", summing, (_blocks(size, 256), clients), g.device, partial, dw, db, shares)
+    _launch("add_up", summing, (_ceil_div(size, 256), clients), g.device, partial, dw, db, shares)
     return dw, db
 
 
@@ -116,42 +122,44 @@ def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, 
     run(grid, plan.threads, plan.shared, arguments)
 
 
-def _best_forward(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, halves: bool) -> Plan:
+def _best_forward(
+    s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, bf16_out: bool
+) -> Plan:
     """Choose how many pictures a block takes, and how many warps share them."""
     c = {
-        "CONVOLVE": 1, **_of(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
-        "CHANNELS_FIRST": int(channels_first), "HALVES": int(halves), "VECTOR": in_fours, "MT": 2,
+        "CONVOLVE": 1, **_constants(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
+        "CHANNELS_FIRST": int(channels_first), "HALVES": int(bf16_out), "VECTOR": in_fours, "MT": 2,
     }  # fmt: skip
     cells, group = s.ph * s.pw, 8 if s.pool == 2 else 32
-    pictures = 1 if cells >= 6 * group else min(4, _blocks(6 * group, cells))
+    pictures = 1 if cells >= 6 * group else min(4, _ceil_div(6 * group, cells))
     while pictures > 1 and _forward_plan(pictures, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
-    return _forward_plan(pictures, _evenly(_blocks(pictures * cells, group)), c)
+    return _forward_plan(pictures, _balanced_warps(_ceil_div(pictures * cells, group)), c)
 
 
 def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
     """Return the plan of a `convolve` with these choices."""
-    words, taps = _blocks(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
+    words, taps = _ceil_div(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
     pixel = words + (2 if whole and c["POOL"] == 2 else 0)
-    steps = _blocks(c["KH"] * _blocks(c["KW"] * words, 4), 2)
+    steps = _ceil_div(c["KH"] * _ceil_div(c["KW"] * words, 4), 2)
     filter_ = (taps * (words | 1) + 4 if whole else steps * 8) + 3
-    staged = _blocks(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
+    staged = _ceil_div(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
     constants = {**c, "PICTURES": pictures, "WARPS": warps}
     return Plan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
 
 
 def _best_weights(
-    s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, halves: bool
+    s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, bf16_out: bool
 ) -> Plan:
     """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
-    rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
+    rows, columns = _ceil_div(s.co, 16), _ceil_div(s.ci * s.kh * s.kw + 1, 8)
     c = {
-        "WEIGHTS": 1, **_of(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
-        "G_VECTOR": g_in_fours, "HALVES": int(halves), "MT": rows,
+        "WEIGHTS": 1, **_constants(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
+        "G_VECTOR": g_in_fours, "HALVES": int(bf16_out), "MT": rows,
     }  # fmt: skip
-    across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 8) // rows)))
-    slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, 2 if precision == "bf16" else 1))
+    across = min(16, _ceil_div(columns, max(1, (12 if rows == 1 else 8) // rows)))
+    slots = s.ph * (s.pw if s.pool == 2 else _ceil_div(s.pw, 2 if precision == "bf16" else 1))
     pictures = max(1, min(4, 100 // slots))
     while pictures > 1 and _weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
@@ -161,18 +169,18 @@ def _best_weights(
 def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
     """Return the plan of a `weights` with these choices."""
     per = 2 if c["BF16"] else 1
-    filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _blocks(c["WP"], per)
+    filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _ceil_div(c["WP"], per)
     row = filled + (40 - filled % 32) % 16
-    copy = _blocks(pictures * c["CI"] * (c["HP"] * row + 1), 32) * 32 + 16
-    slots = pictures * c["PH"] * (c["PW"] if c["POOL"] == 2 else _blocks(c["PW"], per))
+    copy = _ceil_div(pictures * c["CI"] * (c["HP"] * row + 1), 32) * 32 + 16
+    slots = pictures * c["PH"] * (c["PW"] if c["POOL"] == 2 else _ceil_div(c["PW"], per))
     staged = per * copy + slots * (c["MT"] * 16 + 8)
-    tiles = _blocks(_blocks(c["CI"] * c["KH"] * c["KW"] + 1, 8), across)
+    tiles = _ceil_div(_ceil_div(c["CI"] * c["KH"] * c["KW"] + 1, 8), across)
     sums = 0 if along == 1 else along * c["MT"] * 16 * (across * tiles * 8 + 1)
     constants = {**c, "PICTURES": pictures, "WARPS_N": across, "WARPS_S": along}
     return Plan(tuple(constants.items()), pictures, 32 * across * along, 4 * max(staged, sums))
 
 
-def _of(s: Geometry, precision: str) -> dict[str, int]:
+def _constants(s: Geometry, precision: str) -> dict[str, int]:
     """Return what the compiler must know of a convolution."""
     return {
         "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h, "IW": s.w,
@@ -180,12 +188,12 @@ def _of(s: Geometry, precision: str) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _evenly(groups: int) -> int:
+def _balanced_warps(groups: int) -> int:
     """Return how many warps, from 4 to 8, share so many groups with the least waiting for each other."""
-    return max(range(4, 9), key=lambda warps: (groups / (_blocks(groups, warps) * warps), warps))
+    return max(range(4, 9), key=lambda warps: (groups / (_ceil_div(groups, warps) * warps), warps))
 
 
-def _blocks(total: int, each: int) -> int:
+def _ceil_div(total: int, each: int) -> int:
     return -(-total // each)
 
 
@@ -199,7 +207,7 @@ def _strides(x: Tensor) -> tuple[c_longlong, c_longlong, int, int, int]:
     return _long(client), _long(sample), row, column, channel
 
 
-def _in_fours(x: Tensor) -> bool:
+def _loads_four(x: Tensor) -> bool:
     """Return whether channels of x [c, b, ci, h, w] can be fetched four at once."""
     client, sample, channel, row, column = x.stride()
     whole = all(number % 4 == 0 for number in (x.shape[2], client, sample, row, column))

@@ -42,7 +42,7 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
     try:
         name = hashlib.sha256("\n".join([_identity(command), _processor(), *options, text]).encode()).hexdigest()
         kept = cache_folder() / f"{name}.so"
-        if _is_whole(kept):
+        if _is_intact(kept):
             return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "library.so"
@@ -51,7 +51,7 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
             with suppress(OSError):  # who cannot write there compiles again next time
                 _keep(made, kept)
             # From where the next process has it, so that both can load it or neither: programs may not run from /tmp.
-            return ctypes.CDLL(str(kept if _is_whole(kept) else made))
+            return ctypes.CDLL(str(kept if _is_intact(kept) else made))
     except OSError:
         return None
 
@@ -114,7 +114,7 @@ def _keep(made: Path, kept: Path) -> None:
         raise
 
 
-def _is_whole(kept: Path) -> bool:
+def _is_intact(kept: Path) -> bool:
     """Whether a library that was kept is there as it was written."""
     with suppress(OSError):
         content = kept.read_bytes()

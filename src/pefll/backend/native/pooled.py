@@ -20,13 +20,13 @@ MOST_POOL = 15  # the side of pooled squares: a route is one byte
 MOST_WINDOW = 1 << 11  # numbers, so that a filter and what it meets stay in the nearest cache
 MOST_PICTURE = 1 << 16  # numbers, with padding
 MOST_FILTERS = 1 << 10
-SMALL = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # tells whether anything can be compiled
+PROBE = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # tells whether anything can be compiled
 
 
 @cache
 def works() -> bool:
     """Return whether such kernels can be compiled here; once for a process and those that are forked from it."""
-    return library("pooled.c", _constants(SMALL)) is not None
+    return library("pooled.c", _constants(PROBE)) is not None
 
 
 def takes(s: Geometry, *given: Tensor | None) -> bool:
@@ -66,44 +66,44 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
         kernels = _kernels(_constants(s))
-        laid, filters = _laid(x, s, kernels), weight.contiguous()
+        nhwc, filters = _as_nhwc(x, s, kernels), weight.contiguous()
         start = None if bias is None else bias.contiguous()
-        outputs = _pictures(len(x), s.ph, s.pw, s.co)
+        outputs = _empty_nhwc(len(x), s.ph, s.pw, s.co)
         route = torch.empty((len(x), s.ph, s.pw, s.co), dtype=torch.uint8)
-        room = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _whole(s.co))
-        _call(kernels.convolve, (laid, filters, start, outputs, route, room), len(x), *_sides(s))
-        ctx.save_for_backward(laid, filters, route)
+        room = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _round_up(s.co))
+        _call(kernels.convolve, (nhwc, filters, start, outputs, route, room), len(x), *_sides(s))
+        ctx.save_for_backward(nhwc, filters, route)
         ctx.s, ctx.kernels = s, kernels
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        laid, filters, route = ctx.saved_tensors
+        nhwc, filters, route = ctx.saved_tensors
         s: Geometry = ctx.s
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         along = g.permute(0, 2, 3, 1).contiguous()
-        dx = _pictures(len(g), *_sides(s)[:2], s.ci) if of_x else None
+        dx = _empty_nhwc(len(g), *_sides(s)[:2], s.ci) if of_x else None
         dw, db = torch.empty_like(filters), torch.empty(s.co)
-        room = torch.empty(2 * (s.co * s.kh * _whole(s.kw * s.ci) + s.ph * s.pw + 1))
-        _call(ctx.kernels.look_back, (along, route, laid, filters, dx, dw, db, room), len(g), *_sides(s))
+        room = torch.empty(2 * (s.co * s.kh * _round_up(s.kw * s.ci) + s.ph * s.pw + 1))
+        _call(ctx.kernels.look_back, (along, route, nhwc, filters, dx, dw, db, room), len(g), *_sides(s))
         if dx is not None and s.padding:
             dx = dx[:, :, s.padding : -s.padding, s.padding : -s.padding]
         return dx, dw if of_weight else None, db if of_bias else None, None
 
 
-def _laid(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
+def _as_nhwc(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
     """Return x as kernels read it, with its padding; no copy where it lies so already."""
     strides = (s.h * s.w * s.ci, 1, s.w * s.ci, s.ci)
     beyond = x.untyped_storage().nbytes() // 4 - x.storage_offset() - x.numel()
     if s.padding == 0 and x.stride() == strides and beyond >= SLACK:
         return x
-    laid = _pictures(len(x), *_sides(s)[:2], s.ci)
-    _call(kernels.lay, (x, laid), len(x), s.h, s.w, s.padding, *x.stride())
-    return laid
+    nhwc = _empty_nhwc(len(x), *_sides(s)[:2], s.ci)
+    _call(kernels.lay, (x, nhwc), len(x), s.h, s.w, s.padding, *x.stride())
+    return nhwc
 
 
-def _pictures(samples: int, rows: int, columns: int, channels: int) -> Tensor:
+def _empty_nhwc(samples: int, rows: int, columns: int, channels: int) -> Tensor:
     """Return room for pictures [b, c, h, w] with the channels innermost, and some numbers to spare behind them."""
     line = columns * channels
     room = torch.empty(samples * rows * line + SLACK)
@@ -117,7 +117,7 @@ def _sides(s: Geometry) -> tuple[int, int, int, int]:
     return s.h + 2 * s.padding, s.w + 2 * s.padding, s.ph, s.pw
 
 
-def _whole(numbers: int) -> int:
+def _round_up(numbers: int) -> int:
     """Return how many numbers so many are, filled up to whole vectors."""
     return -(-numbers // LANES) * LANES
 
