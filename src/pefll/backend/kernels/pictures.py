@@ -1,7 +1,7 @@
-"""Convolution + max-pool + bias + ReLU with a client axis in bfloat16 or TF32, as CUDA C++ kernels; see pictures.cu.
+"""CUDA C++ kernels for convolution, max-pooling, bias and ReLU in bfloat16 or TF32; see pictures.cu.
 
-For the first layers of a network, whose pictures have few channels, and steps of one pixel. Others, and gradients of
-the pictures, are for `convolution`, `conv_backward_bf16` and `conv_input_grad`.
+They have a client axis. They are for first layers: few input channels, and a stride of 1. Other layers, and the
+gradient of the pictures, use `convolution`, `conv_backward_bf16` and `conv_input_grad`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pefll.backend.kernels import compiled
 from pefll.backend.kernels.tiles import shared_memory
 
 MOST_CHANNELS, MOST_FILTERS = 4, 64
-MOST_SHARED = 72 << 10  # bytes of shared memory, so that a processor of an H200 has three blocks at work
-BLOCKS = 4 * 132  # that a sum over all pictures is split into, at least: four for each processor of an H200
+MOST_SHARED = 72 << 10  # bytes of shared memory; a multiprocessor of an H200 then runs three blocks at once
+BLOCKS = 4 * 132  # least number of partial sums over all pictures: four for each multiprocessor of an H200
 
 
 class Plan(NamedTuple):
-    """How one launch is laid out.
+    """The sizes of one launch.
 
     Attributes:
-        constants: what the compiler is given.
-        pictures: that a block takes at once.
+        constants: names and values for the compiler.
+        pictures: of a block at once.
         threads: of a block.
         shared: bytes of shared memory of a block.
     """
@@ -38,14 +38,14 @@ class Plan(NamedTuple):
 
 
 def takes(s: Geometry, precision: str, device: torch.device) -> bool:
-    """Return whether the kernels do such a convolution with this precision of products on this device."""
+    """Return whether the kernels take this convolution with this precision on this device."""
     if device.type != "cuda" or precision not in ("bf16", "tf32"):
         return False
     return fits(s, precision, shared_memory(device)) and compiled.works(device)
 
 
 def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
-    """Return whether the kernels take such a convolution with so much shared memory."""
+    """Return whether the kernels take this convolution with `shared` bytes of shared memory."""
     if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
         return False
     plans = (_best_forward(s, precision, 1, False, False, False), _best_weights(s, precision, 1, 1, 1, False))
@@ -65,12 +65,12 @@ def forward(
 
     Args:
         x: [c, b, ci, h, w], in any layout.
-        w: [c, co, ci, kh, kw], each client's contiguous.
-        bias: [c, co], each client's contiguous, or None.
+        w: [c, co, ci, kh, kw], contiguous rows.
+        bias: [c, co], contiguous rows, or None.
         s: of the convolution.
         precision: of products, bf16 or tf32.
-        channels_first: how outputs lie in memory; else their channels are innermost.
-        bf16_out: whether outputs are rounded to bfloat16, else float32; for bf16, an even number of filters, and channels
+        channels_first: the memory layout of outputs; else channels are innermost.
+        bf16_out: whether outputs are bfloat16, else float32. It needs bf16, an even number of filters, and channels
             innermost.
     """
     clients, samples = x.shape[:2]
@@ -91,7 +91,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        g: of the output and of its type, [c, b, co, ph, pw], in any layout.
+        g: gradient of the output, of its type, [c, b, co, ph, pw], in any layout.
         route: from `forward`, contiguous.
         x: [c, b, ci, h, w], in any layout.
         s: of the convolution.
@@ -100,7 +100,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     clients, samples = g.shape[:2]
     bf16_out = g.dtype == torch.bfloat16
     plan = _best_weights(s, precision, int(_loads_four(x)), int(_loads_four(g)), int(g.stride(2) == 1), bf16_out)
-    # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
+    # The clients are those of one run, so that a run is rounded the same beside other runs.
     most = _ceil_div(samples, plan.pictures)
     loops = _ceil_div(most, max(1, min(most, _ceil_div(BLOCKS, clients))))
     shares = _ceil_div(most, loops)
@@ -125,7 +125,7 @@ def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, 
 def _best_forward(
     s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, bf16_out: bool
 ) -> Plan:
-    """Choose how many pictures a block takes, and how many warps share them."""
+    """Return the plan of `convolve`: pictures of a block, and warps that share them."""
     c = {
         "CONVOLVE": 1, **_constants(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
         "CHANNELS_FIRST": int(channels_first), "HALVES": int(bf16_out), "VECTOR": in_fours, "MT": 2,
@@ -138,7 +138,7 @@ def _best_forward(
 
 
 def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
-    """Return the plan of a `convolve` with these choices."""
+    """Return the plan of `convolve` for these pictures and warps."""
     words, taps = _ceil_div(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
     pixel = words + (2 if whole and c["POOL"] == 2 else 0)
@@ -152,7 +152,7 @@ def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
 def _best_weights(
     s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, bf16_out: bool
 ) -> Plan:
-    """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
+    """Return the plan of `weights`: pictures of a block, and warps that share columns and positions."""
     rows, columns = _ceil_div(s.co, 16), _ceil_div(s.ci * s.kh * s.kw + 1, 8)
     c = {
         "WEIGHTS": 1, **_constants(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
@@ -167,7 +167,7 @@ def _best_weights(
 
 
 def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
-    """Return the plan of a `weights` with these choices."""
+    """Return the plan of `weights` for these pictures, warps across columns and warps along positions."""
     per = 2 if c["BF16"] else 1
     filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _ceil_div(c["WP"], per)
     row = filled + (40 - filled % 32) % 16
@@ -181,7 +181,7 @@ def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> P
 
 
 def _constants(s: Geometry, precision: str) -> dict[str, int]:
-    """Return what the compiler must know of a convolution."""
+    """Return the constants of a convolution for the compiler."""
     return {
         "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h, "IW": s.w,
         "PAD": s.padding, "HP": s.h + 2 * s.padding, "WP": s.w + 2 * s.padding, "PH": s.ph, "PW": s.pw, "POOL": s.pool,
@@ -189,7 +189,7 @@ def _constants(s: Geometry, precision: str) -> dict[str, int]:
 
 
 def _balanced_warps(groups: int) -> int:
-    """Return how many warps, from 4 to 8, share so many groups with the least waiting for each other."""
+    """Return the number of warps, from 4 to 8, that leaves the fewest warps idle for so many groups."""
     return max(range(4, 9), key=lambda warps: (groups / (_ceil_div(groups, warps) * warps), warps))
 
 
@@ -208,7 +208,7 @@ def _strides(x: Tensor) -> tuple[c_longlong, c_longlong, int, int, int]:
 
 
 def _loads_four(x: Tensor) -> bool:
-    """Return whether channels of x [c, b, ci, h, w] can be fetched four at once."""
+    """Return whether one load can fetch four channels of x [c, b, ci, h, w]."""
     client, sample, channel, row, column = x.stride()
     whole = all(number % 4 == 0 for number in (x.shape[2], client, sample, row, column))
     return channel == 1 and whole and x.data_ptr() % (4 * x.element_size()) == 0
