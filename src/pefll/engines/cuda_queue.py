@@ -123,7 +123,7 @@ class _RoundGraph:
         may_overwrite = overwriting() if type(engine.method).__module__.startswith("pefll.methods.") else nullcontext()
         with recording(self.graph, side), may_overwrite:
             after, healthy, blamed = engine.checked_round(self.server, self.t)
-            put_back(self.server, after)
+            _copy_into(self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad[0] >= 0), self.bad, torch.stack([self.t, blamed])))
             self.t.add_(1)
         self.cost = engine.ledger.since(before)
@@ -171,6 +171,6 @@ class _Recorded:
             self.result = self.function(self.state)
 
 
-def put_back(old: Tree, new: Tree) -> Tree:
-    """Copy a new state into the memory of the old one and return it; tensors that are there already are not copied."""
+def _copy_into(old: Tree, new: Tree) -> Tree:
+    """Copy a new state into the memory of the old one and return that; a tensor in place is not copied."""
     return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)

@@ -79,8 +79,7 @@ def parts_of(plan: MemoryPlan) -> Parts:
 def networks_of(build: Callable[[], Method[Any]]) -> int:
     """Return the number of weights of a method's server networks; 0 if they cannot be counted.
 
-    Args:
-        build: makes the method; it is called here without memory for weights.
+    `build` makes the method. It is called without memory for weights.
     """
     try:
         with torch.device("meta"):
@@ -108,12 +107,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def check_fits(plan: MemoryPlan, method: str) -> None:
-    """Raise PefllError if a run clearly needs more memory than there is.
-
-    Args:
-        plan: of the run.
-        method: its name, for the sentence.
-    """
+    """Raise PefllError if a run clearly needs more memory than there is; the sentence names the method."""
     free, parts = free_memory(plan.device), parts_of(plan)
     needed = sum(parts)
     if free is None or needed <= free:
@@ -127,12 +121,7 @@ def check_fits(plan: MemoryPlan, method: str) -> None:
 
 
 def check_model_fits(problem: str, weights: int) -> None:
-    """Raise PefllError if the copies of a model before training do not fit into memory.
-
-    Args:
-        problem: names the model, for the sentence.
-        weights: of the model.
-    """
+    """Raise PefllError if the copies of a model before training do not fit; the sentence starts with `problem`."""
     free = available_memory()
     needed = NUMBER * MODELS * weights
     if free is not None and needed > free:

@@ -57,10 +57,9 @@ class DeviceSettings(NamedTuple):
 
     @classmethod
     def of_engines(cls, precision: str) -> DeviceSettings:
-        """Return the settings for engines of a precision; TF32 is on or off for products and convolutions alike.
+        """Return the settings for engines of a precision on a GPU: float32, tf32 or bf16.
 
-        Args:
-            precision: of products on a GPU: float32, tf32 or bf16. torch's own operations use TF32 for bf16.
+        TF32 is on or off for matrix products and convolutions alike. torch's own operations use TF32 for bf16.
         """
         tensor_cores = precision in ("tf32", "bf16")
         return cls(tensor_cores, tensor_cores, precision)
