@@ -145,6 +145,7 @@ def sgd(
     momentum: float,
     decay: float,
     clip: float | None,
+    *,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity [c, D] after one step of SGD.
@@ -204,6 +205,7 @@ def adam(
     first_decay: float,
     second_decay: float,
     epsilon: float,
+    *,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters and both moments [D] after one step of Adam.
