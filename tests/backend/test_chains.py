@@ -178,7 +178,7 @@ def test_other_precisions_write_float32(products, types):
     assert set(types) == {(torch.float32, torch.float32)}
 
 
-def test_layers_other_than_convolutions_get_float32(types):
+def test_a_convolution_that_torch_computes_gets_float32(types):
     x, first, second = random(2, 3, 4, 8, 8), random(2, 8, 4, 3, 3), random(2, 8, 4, 3, 3, seed=1)
 
     def chain(x, first, second):

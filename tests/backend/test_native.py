@@ -261,7 +261,7 @@ def test_a_library_that_is_cut_off_is_compiled_again(bytes_left, forgetful, monk
 
 @needs_a_compiler
 @pytest.mark.parametrize("lacks", ["a folder", "a home", "space"])
-def test_a_read_only_cache_is_not_used(lacks, forgetful, monkeypatch, tmp_path: Path):
+def test_a_cache_that_cannot_be_written_is_not_used(lacks, forgetful, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if lacks == "a folder":
         (tmp_path / "pefll").write_text("a file")
