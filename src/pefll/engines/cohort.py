@@ -77,7 +77,7 @@ class BaseCohort:
             The replies, with a leading client axis.
         """
         self.ledger.down += self.size * sum(self.bytes_to_send(argument) for argument in arguments)
-        handed = tuple(self._handed(argument) for argument in arguments)
+        handed = tuple(self._for_engine(argument) for argument in arguments)
         replies = self._reach(task, handed, static)
         self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies, but=Own))
         self.ledger.exchanges += 1
@@ -106,7 +106,7 @@ class BaseCohort:
                 total += leaf.nbytes
         return total
 
-    def _handed(self, argument: Everyone | Each | Own) -> Everyone | Each:
+    def _for_engine(self, argument: Everyone | Each | Own) -> Everyone | Each:
         """Return an argument for an engine; of `Own` arrays, the rows of this cohort."""
         if not isinstance(argument, Own):
             return argument

@@ -114,8 +114,9 @@ def check_fits(plan: MemoryPlan, method: str) -> None:
         return
     runs_at_once = f" for {plan.runs} runs at once" if plan.runs > 1 else ""
     raise PefllError(
-        f"{method} would need about {_gb(needed)} of memory{runs_at_once} ({_words(parts, plan)}), but {_gb(free)} are "
-        f"left on this {'GPU' if plan.device.type == 'cuda' else 'machine'}; {_advice(parts, plan, free)}",
+        f"{method} would need about {_gb(needed)} of memory{runs_at_once} ({_purposes(parts, plan)}), but "
+        f"{_gb(free)} are left on this {'GPU' if plan.device.type == 'cuda' else 'machine'}; "
+        f"{_advice(parts, plan, free)}",
         code="PEFLL-L006",
     )
 
@@ -127,7 +128,7 @@ def check_model_fits(problem: str, weights: int) -> None:
     if free is not None and needed > free:
         raise PefllError(
             f"{problem} has {weights:,} weights and would need about {_gb(needed)} of memory, but {_gb(free)} are "
-            f"left; take one of at most about {_round(free // (NUMBER * MODELS)):,} weights",
+            f"left; take one of at most about {_two_digits(free // (NUMBER * MODELS)):,} weights",
             code="PEFLL-L007",
         )
 
@@ -137,7 +138,7 @@ def sample_values(problem: Problem) -> int:
     return prod(problem.input_shape)
 
 
-def _words(parts: Parts, plan: MemoryPlan) -> str:
+def _purposes(parts: Parts, plan: MemoryPlan) -> str:
     """Return the purposes of the memory in words, the largest first."""
     optimiser = " with their optimiser" if plan.copies == NETWORKS else ""
     called = {
@@ -155,24 +156,20 @@ def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
     rest = sum(parts) - getattr(parts, largest)
     share = max(0.0, free - rest) / max(1, getattr(parts, largest))
     runs = f"fewer than {plan.runs} runs at once, or " if plan.runs > 1 else ""
+    model = f"a model of at most about {_two_digits(int(share * plan.weights)):,} weights"
     if largest == "batches":
-        return (
-            f"take {runs}at most about {max(1, _round(int(share * plan.steps))):,} local steps, or a smaller batch_size"
-        )
+        steps = max(1, _two_digits(int(share * plan.steps)))
+        return f"take {runs}at most about {steps:,} local steps, or a smaller batch_size"
     if largest == "models" and plan.clients > 1:
-        clients = argument("clients_per_round", max(1, int(share * plan.clients)))
-        return f"take {runs}{clients}, or a model of at most about {_round(int(share * plan.weights)):,} weights"
+        return f"take {runs}{argument('clients_per_round', max(1, int(share * plan.clients)))}, or {model}"
     if plan.networks and plan.networks < 200 * plan.weights:
-        return (
-            f"take {runs}a model of at most about {_round(int(share * plan.weights)):,} weights (this one has "
-            f"{plan.weights:,}), or a method without a hypernetwork, such as fedavg"
-        )
+        return f"take {runs}{model} (this one has {plan.weights:,}), or a method without a hypernetwork, such as fedavg"
     if plan.networks:
         return f"take {runs}a smaller descriptor_size or embedding_size, about {share:.2g} times this one"
-    return f"take {runs}a model of at most about {_round(int(share * plan.weights)):,} weights"
+    return f"take {runs}{model}"
 
 
-def _round(number: int) -> int:
+def _two_digits(number: int) -> int:
     """Return a whole number cut to two digits."""
     unit = int(10 ** max(0, len(str(number)) - 2))
     return number // unit * unit
