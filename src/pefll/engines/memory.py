@@ -128,7 +128,7 @@ def check_model_fits(problem: str, weights: int) -> None:
     if free is not None and needed > free:
         raise PefllError(
             f"{problem} has {weights:,} weights and would need about {_gb(needed)} of memory, but {_gb(free)} are "
-            f"left; take one of at most about {_two_digits(free // (NUMBER * MODELS)):,} weights",
+            f"left; take one of at most about {_rounded(free // (NUMBER * MODELS)):,} weights",
             code="PEFLL-L007",
         )
 
@@ -156,9 +156,9 @@ def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
     rest = sum(parts) - getattr(parts, largest)
     share = max(0.0, free - rest) / max(1, getattr(parts, largest))
     runs = f"fewer than {plan.runs} runs at once, or " if plan.runs > 1 else ""
-    model = f"a model of at most about {_two_digits(int(share * plan.weights)):,} weights"
+    model = f"a model of at most about {_rounded(int(share * plan.weights)):,} weights"
     if largest == "batches":
-        steps = max(1, _two_digits(int(share * plan.steps)))
+        steps = max(1, _rounded(int(share * plan.steps)))
         return f"take {runs}at most about {steps:,} local steps, or a smaller batch_size"
     if largest == "models" and plan.clients > 1:
         return f"take {runs}{argument('clients_per_round', max(1, int(share * plan.clients)))}, or {model}"
@@ -169,7 +169,7 @@ def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
     return f"take {runs}{model}"
 
 
-def _two_digits(number: int) -> int:
+def _rounded(number: int) -> int:
     """Return a whole number cut to two digits."""
     unit = int(10 ** max(0, len(str(number)) - 2))
     return number // unit * unit
