@@ -42,7 +42,7 @@ def ways(clients: int, precision: str) -> dict[str, tuple[Operation, Operation]]
         if precision != "bf16":
             return convolution.weight_gradient(g, triton.route, x, s, precision)
         return conv_backward_bf16.weight_gradient(
-            *conv_backward_bf16.let_through(first, triton.route, triton.laid, s), triton.laid, s
+            *conv_backward_bf16.routed_gradient(first, triton.route, triton.nhwc, s), triton.nhwc, s
         )
 
     return {

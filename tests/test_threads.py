@@ -105,11 +105,11 @@ def test_engines_of_float32_and_float64_are_open_in_two_threads():
         EngineSettings.give_back(first)
 
 
-def test_what_one_thread_rehearses_or_overwrites_is_no_other_ones():
-    with recorded.rehearsal(), recorded.overwriting():
-        assert len(list(recorded.rehearsed(range(9)))) == recorded.REHEARSED
+def test_warm_up_and_overwriting_hold_for_one_thread():
+    with recorded.warm_up(), recorded.overwriting():
+        assert len(list(recorded.few_in_warm_up(range(9)))) == recorded.WARM_UP_STEPS
         assert recorded.may_overwrite()
-        assert len(in_a_thread(lambda: list(recorded.rehearsed(range(9))))) == 9
+        assert len(in_a_thread(lambda: list(recorded.few_in_warm_up(range(9))))) == 9
         assert not in_a_thread(recorded.may_overwrite)
     assert not recorded.may_overwrite()
 

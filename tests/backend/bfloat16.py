@@ -44,4 +44,4 @@ def teach(monkeypatch):
     monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_impl)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
     kinds = {"bf16": torch.bfloat16}
-    monkeypatch.setattr(convolution, "kind", lambda like, precision: kinds.get(precision, torch.float32))
+    monkeypatch.setattr(convolution, "factor_type", lambda like, precision: kinds.get(precision, torch.float32))

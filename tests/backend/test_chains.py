@@ -73,7 +73,7 @@ def types(monkeypatch):
 
     def convolve_backward(g, *rest):
         result = backward(g, *rest)
-        noted.append((g.dtype, result[0].dtype if rest[-1] else None))  # the last says whether it is wanted
+        noted.append((g.dtype, result[0].dtype if rest[5] else None))  # whether it is wanted
         return result
 
     monkeypatch.setattr(client_axis, "_convolve", convolve)
@@ -148,7 +148,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kernels", "wants_input"), CASES)
-def test_it_does_not_matter_who_rounds(name, kernels, wants_input, first_layers, types):
+def test_bf16_between_convolutions_changes_no_result(name, kernels, wants_input, first_layers, types):
     first_layers(kernels)
     apart = run(name, False, wants_input)
     assert {torch.float32, None} >= {kind for pair in types for kind in pair}
@@ -172,13 +172,13 @@ def test_it_does_not_matter_who_rounds(name, kernels, wants_input, first_layers,
 
 
 @pytest.mark.parametrize("products", ["float32", "tf32"])
-def test_other_products_have_no_bfloat16(products, types):
+def test_other_precisions_write_float32(products, types):
     precision.use(products)
     run("many channels", True, wants_input=True)
     assert set(types) == {(torch.float32, torch.float32)}
 
 
-def test_who_would_not_understand_bfloat16_gets_none(types):
+def test_a_convolution_that_torch_computes_gets_float32(types):
     x, first, second = random(2, 3, 4, 8, 8), random(2, 8, 4, 3, 3), random(2, 8, 4, 3, 3, seed=1)
 
     def chain(x, first, second):
@@ -189,11 +189,11 @@ def test_who_would_not_understand_bfloat16_gets_none(types):
     assert types == [(torch.float32, torch.float32)]
 
 
-def test_a_bias_has_the_float32_sum_of_gradients_that_are_rounded():
+def test_the_bias_gradient_is_a_float32_sum_of_rounded_gradients():
     s = Geometry(4, 9, 9, 8, 3, 3, 1, 1, 2, True)
     x, w, g = random(2, 3, 4, 9, 9), random(2, 8, 4, 3, 3, seed=1), random(2, 3, 8, 4, 4, seed=2).bfloat16()
     made = convolution.forward(x, w, None, s, "bf16")
-    narrow, wide = (conv_backward_bf16.let_through(part, made.route, made.laid, s) for part in (g, g.float()))
+    narrow, wide = (conv_backward_bf16.routed_gradient(part, made.route, made.nhwc, s) for part in (g, g.float()))
     assert torch.equal(narrow[0], wide[0])
     # On a GPU threads hold more numbers of the smaller type, and add them in another order.
     torch.testing.assert_close(narrow[1], wide[1], rtol=0, atol=0 if DEVICE == "cpu" else 1e-5)
@@ -212,13 +212,13 @@ def calls_of(module, name, monkeypatch):
 
 
 @pytest.mark.parametrize("kernels", [TRITON, CUDA])
-def test_what_one_writes_is_the_memory_that_the_other_reads(kernels, first_layers, monkeypatch):
+def test_bf16_outputs_and_gradients_are_not_copied(kernels, first_layers, monkeypatch):
     first_layers(kernels)
     written = calls_of(pictures if kernels == CUDA else convolution, "forward", monkeypatch)
     read = calls_of(conv_backward_bf16, "weight_gradient", monkeypatch)
     given_back = calls_of(conv_backward_bf16, "input_gradient", monkeypatch)
     got = calls_of(
-        *((pictures, "weight_gradient") if kernels == CUDA else (conv_backward_bf16, "let_through")), monkeypatch
+        *((pictures, "weight_gradient") if kernels == CUDA else (conv_backward_bf16, "routed_gradient")), monkeypatch
     )
     run("LeNet", True, wants_input=False)
     y, x, dx, g = written[0][1][0], read[0][0][2], given_back[0][1], got[-1][0][0]

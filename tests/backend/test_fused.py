@@ -199,7 +199,7 @@ def test_blocks_that_feed_only_each_other_are_one_chain():
     ],
 )
 @pytest.mark.parametrize("alone", [False, True])
-def test_blocks_are_told_whether_a_convolution_reads_what_they_give(end, wanted, alone, monkeypatch):
+def test_blocks_know_whether_a_convolution_reads_their_output(end, wanted, alone, monkeypatch):
     before = [nn.Conv2d(1, 3, 3)] if alone else [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 3)]
     module = fused(nn.Sequential(*before, *end))
     told = []
@@ -241,7 +241,7 @@ def test_channels_stay_outermost_on_a_cpu_where_a_normalisation_reads_them():
     ],
 )
 @pytest.mark.parametrize("layers", [1, 2])
-def test_views_of_what_a_convolution_gives_are_taken_however_it_lies(rows, layers):
+def test_views_of_a_convolutions_output_work_in_any_layout(rows, layers):
     convolutions = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(layers)]
     module = nn.Sequential(*convolutions, nn.ReLU(), Do(rows))
     x = torch.randn(2, 3, 32, 32)
@@ -293,7 +293,7 @@ def test_gradients_are_the_same_bit_for_bit_where_values_tie():
         (nn.ReLU6(), "has an upper end"),
     ],
 )
-def test_what_is_no_plain_pooling_or_relu_stays(pool, why):
+def test_other_pooling_and_activations_are_not_fused(pool, why):
     module = nn.Sequential(nn.Conv2d(2, 3, 3), pool)
     x = torch.randn(2, 2, 9, 9)
     assert blocks(assert_same(module, x), x.double()) == [("conv", False, 1)], why
@@ -307,7 +307,7 @@ def test_what_is_no_plain_pooling_or_relu_stays(pool, why):
         nn.ConvTranspose2d(2, 3, 3),
     ],
 )
-def test_other_convolutions_stay(convolution):
+def test_other_convolutions_are_not_fused(convolution):
     module = nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
     x = torch.randn(2, 2, 9, 9)
     module(x)
@@ -336,7 +336,7 @@ class TwoUsers(nn.Module):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_others_use_too_is_not_swallowed(in_place):
+def test_a_layer_with_other_users_is_not_fused(in_place):
     x = torch.randn(2, 2, 9, 9)
     module = TwoUsers(in_place)
     assert blocks(assert_same(module, x), x.double()) == [("conv", False, 1), ("linear", False)]
@@ -363,7 +363,7 @@ def test_a_block_reads_its_input_when_the_convolution_did():
         assert torch.equal(fused(module)(x), module(x))
 
 
-def test_only_one_of_two_poolings_is_swallowed():
+def test_only_one_of_two_poolings_is_fused():
     module = nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2), nn.ReLU(), nn.MaxPool2d(2))
     x = torch.randn(2, 1, 10, 10)
     assert blocks(assert_same(module, x), x.double()) == [("conv", True, 2)]

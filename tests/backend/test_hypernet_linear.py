@@ -78,7 +78,7 @@ def test_a_hypernetwork_uses_it(monkeypatch):
     close(d_v, exact_v)
 
 
-def test_what_it_leaves_to_torch():
+def test_layers_that_torch_computes():
     w = random(client_axis.MOST_OUTPUTS + 1, 8)
     assert hypernet_linear.takes(random(2, 8), w)
     assert not hypernet_linear.takes(random(2, 8), w[:-1])  # for `client_axis.linear`
@@ -106,7 +106,7 @@ def test_a_wide_layer_of_a_mapped_network_is_left_to_torch_also_where_it_is_diff
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
-def test_only_gradients_that_somebody_wants_are_made(wanted, monkeypatch):
+def test_only_wanted_gradients_are_computed(wanted, monkeypatch):
     from pefll.backend.kernels import hypernet_linear as kernels
 
     made = []
@@ -124,7 +124,7 @@ def test_only_gradients_that_somebody_wants_are_made(wanted, monkeypatch):
     assert made == ["input_gradient"] * (0 in wanted) + ["weight_gradient"] * any(place > 0 for place in wanted)
 
 
-def test_shapes_that_do_not_fit_are_refused_as_by_torch():
+def test_wrong_shapes_raise_torchs_error():
     for outputs in (10, client_axis.MOST_OUTPUTS + 1):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             linear_block(random(2, 8), random(outputs, 9), None, False)

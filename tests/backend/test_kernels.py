@@ -102,13 +102,13 @@ def test_convolution(products, case):
     check_convolution(products, case)
 
 
-def test_rows_are_ordered_by_block_where_many_would_look_beyond_the_border():
-    from pefll.backend.kernels.conv_input_grad import way_back
+def test_rows_are_ordered_by_block_if_many_cells_are_beyond_the_border():
+    from pefll.backend.kernels.conv_input_grad import block_cells
 
     # LeNet's second: 7 x 7 blocks of 2 x 2 pixels, which 5 x 5 cells have windows of 3 x 3 in.
-    assert way_back(Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True)) == (2, -2, -2, 3, 3, True)
+    assert block_cells(Geometry(16, 14, 14, 32, 5, 5, 1, 0, 2, True)) == (2, -2, -2, 3, 3, True)
     # ResNet's: of 32 x 32 pixels all but those at the border look at 3 x 3 outputs.
-    assert way_back(Geometry(16, 32, 32, 16, 3, 3, 1, 1, 1, True)) == (1, -1, -1, 3, 3, False)
+    assert block_cells(Geometry(16, 32, 32, 16, 3, 3, 1, 1, 1, True)) == (1, -1, -1, 3, 3, False)
 
 
 # Those of models that people train: several tiles and shares of a sum, and windows that are fetched 16 bytes at a time.
@@ -233,7 +233,7 @@ def test_what_a_convolution_gives_can_be_viewed(products):
     close(got, wanted, 1e-5 if products == "float32" or DEVICE == "cpu" else 1e-1)
 
 
-def test_an_empty_batch_is_left_to_the_library():
+def test_an_empty_batch_is_computed_by_torch():
     x, w = random(0, 1, 8, 8), random(4, 1, 3, 3)
     assert not client_axis.convolves(x, w, 1, 0, 1, 1, 1)
 
@@ -298,7 +298,7 @@ class Made(TorchDispatchMode):
         return result
 
 
-def test_pixels_are_taken_as_without_kernels():
+def test_pixels_are_the_same_without_kernels():
     federation = ragged(shape=(3, 9, 8), pixels=True).to(DEVICE)
     rows = torch.arange(12, device=DEVICE).reshape(2, 6) * 3 % len(federation.x)
     for wanted in (rows, rows.T.contiguous().T):  # however the numbers lie in memory
@@ -322,7 +322,7 @@ def test_pixels_of_any_shape(shape, clients, samples, data):
     close(narrow, torch.vmap(lambda rows: federation.take(rows, torch.float64))(rows))
 
 
-def test_pixels_that_lie_otherwise_are_taken_plainly():
+def test_pixels_in_another_layout_are_gathered_by_the_reference():
     federation = ragged(shape=(3, 9, 8), pixels=True)
     turned = replace(federation, x=federation.x.to(memory_format=torch.channels_last)).to(DEVICE)
     rows = torch.arange(6, device=DEVICE)
@@ -451,7 +451,7 @@ def test_nan_is_not_hidden():
         {"stride": 4, "pool": 2},
     ],
 )
-def test_what_the_kernels_do_not_cover_is_done_plainly(change):
+def test_other_convolutions_are_computed_by_torch(change):
     numbers = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "pool": 1} | change
     x, w = random(2, 4, 12, 12), random(6, 4 // numbers["groups"], 3, 3, seed=1)
     assert not client_axis.convolves(x, w, *numbers.values())
@@ -461,13 +461,13 @@ def test_what_the_kernels_do_not_cover_is_done_plainly(change):
     close(y, wanted)
 
 
-def test_large_layers_are_left_to_the_library():
+def test_large_layers_are_computed_by_torch():
     assert not client_axis.multiplies(random(200, 3), random(4, 3))
     assert not client_axis.multiplies(random(2, 3), random(2000, 3))
     assert not client_axis.multiplies(random(2, 2, 3), random(4, 3))
 
 
-def test_less_exact_products():
+def test_tf32_and_bf16_products():
     x, w = random(1, 40, 33), random(1, 10, 33, seed=1)
     wanted = x.double() @ w.double().transpose(1, 2)
     errors = {}

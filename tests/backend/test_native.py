@@ -91,19 +91,19 @@ def test_outputs_and_gradients_are_torchs(compiled, samples, rows, columns, padd
 
 
 @needs_a_compiler
-def test_a_picture_that_ends_where_memory_does_is_not_read_beyond_it():
+def test_nothing_is_read_beyond_the_end_of_memory():
     """The last row's last vector would reach past the array: such a picture is copied first."""
     s = Geometry(3, 8, 8, 4, 5, 5, 1, 0, 2, True)
     kernels = pooled._kernels(pooled._constants(s))
     flat = torch.zeros(8 * 8 * 3)
     tight = flat.as_strided((1, 3, 8, 8), (192, 1, 24, 3))
-    assert pooled._laid(tight, s, kernels).data_ptr() != flat.data_ptr()
-    roomy = pooled._pictures(1, 8, 8, 3)
-    assert pooled._laid(roomy, s, kernels).data_ptr() == roomy.data_ptr()
+    assert pooled._as_nhwc(tight, s, kernels).data_ptr() != flat.data_ptr()
+    roomy = pooled._empty_nhwc(1, 8, 8, 3)
+    assert pooled._as_nhwc(roomy, s, kernels).data_ptr() == roomy.data_ptr()
 
 
 @needs_a_compiler
-def test_only_what_is_asked_for_gets_a_gradient():
+def test_only_wanted_gradients_are_computed():
     s = Geometry(2, 6, 6, 3, 3, 3, 1, 0, 2, True)
     x, weight, bias = integers(0, 2, 2, 6, 6), integers(1, 3, 2, 3, 3).requires_grad_(), integers(2, 3)
     (of_weight,) = torch.autograd.grad(pooled.convolve(x, weight, bias, s).sum(), weight)
@@ -132,7 +132,7 @@ def whole_step(seed: int) -> list[torch.Tensor]:
 
 
 @needs_a_compiler
-def test_a_network_uses_them_and_does_without_them(forgetful, monkeypatch):
+def test_a_network_computes_the_same_with_and_without_a_compiler(forgetful, monkeypatch):
     calls: list[Geometry] = []
     real = pooled.convolve
     monkeypatch.setattr(blocks.pooled, "convolve", lambda *a: calls.append(a[-1]) or real(*a))
@@ -147,7 +147,7 @@ def test_a_network_uses_them_and_does_without_them(forgetful, monkeypatch):
 
 
 @needs_a_compiler
-def test_operations_are_counted_as_if_they_were_not_there():
+def test_flops_are_counted_as_without_c_kernels():
     network = Network(lenet((3, 32, 32), 10))
     theta, x = network.init(0, "model"), torch.zeros(2, 3, 32, 32)
     with FlopCounterMode(display=False) as ours:
@@ -159,7 +159,7 @@ def test_operations_are_counted_as_if_they_were_not_there():
 
 @needs_a_compiler
 @pytest.mark.parametrize("activation", [nn.ELU, nn.LeakyReLU, nn.ReLU6])
-def test_activations_may_write_to_what_was_pooled(activation):
+def test_activations_may_overwrite_pooled_outputs(activation):
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), activation(), nn.Flatten(), nn.Linear(36, 2))
     in_place = nn.Sequential(*plain[:2], activation(inplace=True), *plain[3:])
     x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -176,7 +176,7 @@ def block(x, weight, bias):
 
 @needs_a_compiler
 @pytest.mark.filterwarnings("ignore")  # of what is lost in a trace, and that traces are of the past
-def test_whoever_traces_sees_torchs_operations(monkeypatch):
+def test_tracing_sees_torchs_operations(monkeypatch):
     x, weight, bias = integers(0, 2, 2, 6, 6), integers(1, 3, 2, 3, 3), integers(2, 3)
     expected = block(x, weight, bias)
     monkeypatch.setattr(blocks.pooled, "convolve", lambda *_: pytest.fail("hidden from who traces"))
@@ -195,7 +195,7 @@ def test_a_compiled_function_may_call_them():
 
 @needs_a_compiler
 @pytest.mark.parametrize("bias", [torch.zeros(3, dtype=torch.float64), torch.zeros(1)])
-def test_a_wrong_bias_is_torchs_to_refuse(bias):
+def test_a_wrong_bias_raises_torchs_error(bias):
     with pytest.raises(RuntimeError):
         block(torch.zeros(1, 2, 6, 6), torch.zeros(3, 2, 3, 3), bias)
 
@@ -209,7 +209,7 @@ def program(folder: Path, ending: str) -> str:
 
 
 @pytest.mark.parametrize("ending", ["exit 1", "exit 0  # says that all is well, and writes nothing"])
-def test_a_compiler_that_does_not_work_is_none(ending, forgetful, monkeypatch, tmp_path: Path):
+def test_a_broken_compiler_counts_as_none(ending, forgetful, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("PEFLL_CC", program(tmp_path, ending))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert not pooled.works()
@@ -226,9 +226,7 @@ def test_a_compiler_that_is_named_must_be_there(forgetful, monkeypatch):
 
 
 @needs_a_compiler
-def test_one_that_fails_later_is_an_error_since_other_processes_may_have_what_it_made(
-    forgetful, monkeypatch, tmp_path: Path
-):
+def test_a_compiler_that_fails_later_is_an_error(forgetful, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert pooled.works()
     monkeypatch.setattr(compiler, "_compile", lambda *_: False)
@@ -263,7 +261,7 @@ def test_a_library_that_is_cut_off_is_compiled_again(bytes_left, forgetful, monk
 
 @needs_a_compiler
 @pytest.mark.parametrize("lacks", ["a folder", "a home", "space"])
-def test_a_cache_that_cannot_be_written_is_done_without(lacks, forgetful, monkeypatch, tmp_path: Path):
+def test_a_cache_that_cannot_be_written_is_not_used(lacks, forgetful, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if lacks == "a folder":
         (tmp_path / "pefll").write_text("a file")
@@ -291,5 +289,5 @@ def test_a_cache_that_cannot_be_written_is_done_without(lacks, forgetful, monkey
         Geometry(3, 64, 64, 8, 5, 5, 1, 0, 16, True),  # a route would not fit a byte
     ],
 )
-def test_what_they_are_not_for(refused):
+def test_convolutions_that_torch_computes(refused):
     assert not pooled.takes(refused)

@@ -115,7 +115,7 @@ def test_no_convolution_is_laid_out_so_that_onednn_writes_beyond_its_memory(monk
     assert given == [innermost, innermost, True]
 
 
-def test_strided_convolutions_of_one_pixel_leave_memory_whole():
+def test_strided_1x1_convolutions_do_not_corrupt_memory():
     code = (
         "import torch\n"
         "from pefll.backend.blocks import conv_block\n"
@@ -145,7 +145,7 @@ def loss(theta: Tensor, x: Tensor) -> Tensor:
     return (theta.sin() * x).sum() ** 2
 
 
-def test_transforms_are_noticed():
+def test_alone_is_false_under_transforms():
     seen = []
     look = lambda x: seen.append(alone()) or x.sum()  # noqa: E731
     look(torch.ones(2))
@@ -183,7 +183,7 @@ def test_derivatives_can_be_differentiated_again():
     torch.testing.assert_close(mapped[1], torch.func.grad(loss)(2 * theta, x))
 
 
-def test_what_does_not_depend_has_no_gradient():
+def test_the_gradient_of_an_independent_value_is_zero():
     theta = torch.randn(3)
     assert torch.equal(pull_back(lambda t: 0 * t.detach() + t * 0, theta, theta), torch.zeros(3))
     for of_theta in (gradient(lambda t: t.detach().sum(), theta), pull_back(lambda t: t.detach(), theta, theta)):

@@ -165,11 +165,11 @@ def test_four_channels_and_many_filters(s, precision):
     ],
 )
 @pytest.mark.parametrize("g_last", [True, False])
-def test_halves(s, g_last):
+def test_bf16_outputs(s, g_last):
     """Outputs that are written as bfloat16 are the others rounded, and gradients of that type are used as they are."""
     x, w, bias = random(2, 3, s.ci, s.h, s.w), random(2, s.co, s.ci, s.kh, s.kw, seed=1), random(2, s.co, seed=2)
     (y, route), (narrow, same_route) = (
-        pictures.forward(x, w, bias, s, "bf16", channels_first=False, halves=halves) for halves in (False, True)
+        pictures.forward(x, w, bias, s, "bf16", channels_first=False, bf16_out=bf16) for bf16 in (False, True)
     )
     assert narrow.dtype == torch.bfloat16
     assert narrow.stride() == y.stride()
@@ -185,7 +185,7 @@ def test_halves(s, g_last):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_a_block_takes_picture_after_picture(precision, monkeypatch):
+def test_a_block_loops_over_pictures(precision, monkeypatch):
     monkeypatch.setattr(pictures, "BLOCKS", 1)
     check(LENET._replace(h=10, w=10), precision, 2, 11)
 
@@ -199,7 +199,7 @@ def test_nan_is_not_hidden():
     assert not y[0, 0, :, 1, 1].isnan().any()
 
 
-def test_what_does_not_fit():
+def test_convolutions_that_do_not_fit():
     assert all(pictures.fits(LENET, precision) for precision in ("bf16", "tf32"))
     assert not pictures.fits(LENET._replace(stride=2), "bf16")
     assert not pictures.fits(LENET._replace(ci=5), "bf16")

@@ -163,7 +163,7 @@ def test_sgd_in_place(masked, in_place):
     assert all(torch.equal(part, random(2, 3, SIZE, seed=seed)) for seed, part in enumerate(given))
 
 
-def test_sgd_in_place_of_vectors_that_lie_otherwise():
+def test_sgd_in_place_of_vectors_in_another_layout():
     given = [random(2, 3, SIZE, seed=seed) for seed in range(3)]
 
     def one(theta, velocity, gradient):
@@ -182,7 +182,7 @@ def test_sgd_in_place_of_vectors_that_lie_otherwise():
 
 
 @pytest.mark.parametrize("shared", ["theta", "velocity", "both"])
-def test_what_clients_share_is_not_written_to(shared, in_place):
+def test_shared_vectors_are_not_overwritten(shared, in_place):
     theta, velocity, gradient = random(3, SIZE), random(3, SIZE, seed=1), random(3, SIZE, seed=2)
     theta = theta[0] if shared in ("theta", "both") else theta
     velocity = velocity[0] if shared in ("velocity", "both") else velocity
@@ -201,7 +201,7 @@ def test_what_clients_share_is_not_written_to(shared, in_place):
     assert all(torch.equal(*pair) for pair in zip(after, wanted, strict=True))
 
 
-def test_who_differentiates_finds_nothing_written(in_place):
+def test_nothing_is_overwritten_under_differentiation(in_place):
     theta, velocity = random(7), random(7, seed=1)
     given = theta.clone(), velocity.clone()
     torch.func.vjp(lambda at: sgd_step(at, velocity, (at,), SGD(0.1), in_place=True), theta)
@@ -257,7 +257,7 @@ def test_gradients_in_parts_are_the_gradient(monkeypatch):
     assert in_parts == [True, False]
 
 
-def test_a_step_that_is_recorded_writes_where_it_reads(monkeypatch, in_place):
+def test_a_recorded_step_is_in_place(monkeypatch, in_place):
     """Without a GPU: what is recorded is done at once, and replaying it does nothing."""
 
     class Graph:
@@ -356,7 +356,7 @@ def test_adam_refuses_a_gradient_of_another_size():
         adam(parameters, {"weight": random(100)}, Moments(parameters, parameters), step, Adam(1e-2))
 
 
-def test_adam_joins_more_parts_than_its_kernel_has_lines_for():
+def test_adam_joins_too_many_parts():
     parameters, gradient = random(vectors.MOST_PARTS + 1), random(vectors.MOST_PARTS + 1, seed=1)
     named = {str(place): part for place, part in enumerate(gradient.split(1))}
     moments, step = Moments(parameters.square(), parameters.square()), torch.full((), 3, device=DEVICE)

@@ -66,7 +66,7 @@ def test_a_graph_does_what_the_serial_engine_does(name, model):
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
 @pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "pfedhn"])
 def test_steps_that_are_recorded_and_repeated_are_those_of_the_serial_engine(name, model, dtype, off, monkeypatch):
-    monkeypatch.setattr(recorded, "WORTH", 2)
+    monkeypatch.setattr(recorded, "MIN_REPETITIONS", 2)
     repeat, repeated = recorded.repeat, []
     monkeypatch.setattr(recorded, "repeat", lambda *arguments: repeated.append(arguments) or repeat(*arguments))
     federation = ragged(shape=(1, 16, 16) if model == "lenet" else (6,), pixels=model == "lenet")

@@ -1,6 +1,6 @@
-"""Everything that is fast: kernels, recorded work, precision. It registers faster versions of plain functions.
+"""Faster versions of plain functions: kernels, CUDA graphs, precision. Importing this package registers them.
 
-See `pefll.core.reference`. Engines import this package; nothing below them does.
+See `pefll.core.reference`. Engines import this package; methods, tasks, data, models and core do not.
 """
 
 from pefll.backend import alone, blocks, fused, keys, optim, samples, vectors

@@ -1,4 +1,4 @@
-"""One client alone, with no transform of `torch.func` at work: ordinary autograd gives the same with less work."""
+"""Faster derivatives for one client without `torch.func` transforms: ordinary autograd has less overhead."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pefll.tasks import classification
 
 
 def alone() -> bool:
-    """Whether no transform of `torch.func` (vmap, grad, vjp) is at work here."""
+    """Whether no transform of `torch.func` (vmap, grad, vjp) is active."""
     return not torch._C._are_functorch_transforms_active()
 
 
 def is_constant(x: Tensor) -> bool:
-    """Whether nobody differentiates with respect to x from outside, neither autograd nor a transform."""
+    """Whether neither autograd nor a transform differentiates with respect to x."""
     return alone() and not (x.requires_grad and torch.is_grad_enabled())
 
 
 @fast(derivatives.gradient, when=lambda loss, theta, *arguments: is_constant(theta))
 def gradient(loss: Callable[..., Tensor], theta: Tensor, *arguments: Any) -> Tensor:
     """Return the gradient of `loss(theta, *arguments)` with respect to theta, shaped as theta."""
-    with torch.enable_grad():  # also where somebody evaluates, and so has switched it off
+    with torch.enable_grad():  # the caller may have switched it off to evaluate
         leaf = theta.detach().requires_grad_()
-        return _of(loss(leaf, *arguments), leaf)
+        return _derivative(loss(leaf, *arguments), leaf)
 
 
 def gradients(loss: Callable[..., Tensor], parts: dict[str, Tensor], *arguments: Any) -> tuple[Tensor, ...]:
@@ -44,21 +44,21 @@ def gradients(loss: Callable[..., Tensor], parts: dict[str, Tensor], *arguments:
 
 @fast(derivatives.pull_back, when=lambda function, at, cotangent: is_constant(at) and is_constant(cotangent))
 def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tensor) -> Tensor:
-    """Return the cotangent of the output of `function`, pulled back to its input `at`, shaped as `at`."""
+    """Return the vector-Jacobian product of `function` at `at` with a cotangent of its output, shaped as `at`."""
     with torch.enable_grad():
         leaf = at.detach().requires_grad_()
-        return _of(function(leaf), leaf, cotangent)
+        return _derivative(function(leaf), leaf, cotangent)
 
 
 @fast(classification.cross_entropy, when=lambda scores, y: alone())
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of each sample, [b], with half the work of what transforms of `torch.func` take."""
+    """Return the cross-entropy of each sample, [b], with half the work of the reference."""
     return F.cross_entropy(scores, y, reduction="none")
 
 
-def _of(value: Tensor, leaf: Tensor, cotangent: Tensor | None = None) -> Tensor:
-    """Return the derivative of a value with respect to a leaf, which it need not depend on, shaped as the leaf."""
-    if not value.requires_grad:  # autograd refuses that, where transforms return zeros
+def _derivative(value: Tensor, leaf: Tensor, cotangent: Tensor | None = None) -> Tensor:
+    """Return the derivative of a value with respect to a leaf, shaped as the leaf; zeros if independent of it."""
+    if not value.requires_grad:  # autograd raises an error here; transforms return zeros
         return torch.zeros_like(leaf, requires_grad=False)
     (of_leaf,) = torch.autograd.grad(value, leaf, cotangent, materialize_grads=True)
     return of_leaf

@@ -1,7 +1,7 @@
-"""Layers with what usually follows them as one operation: convolution, pooling and ReLU; linear layer and ReLU.
+"""A layer with its pooling and ReLU as one operation, for one client.
 
-Each is written for one client. `torch.func` transforms and ordinary autograd both take them. On a GPU, mapped over
-many clients, each is one kernel for all of them where `client_axis` has one.
+`torch.func` transforms and ordinary autograd take these functions. On a GPU, mapped over clients, each is one kernel
+for all clients if `client_axis` has one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pefll.backend import client_axis, hypernet_linear
 from pefll.backend.alone import alone
-from pefll.backend.geometry import Geometry, Pair
+from pefll.backend.geometry import Geometry, Pair, both, is_plain
 from pefll.backend.native import pooled
 from pefll.core.reference import fast
 from pefll.data.client import Batch
@@ -36,48 +36,35 @@ def conv_block(
     feeds_convolution: bool = True,
     following: ConvBlock | None = None,
 ) -> Tensor:
-    """Return a convolution of x, max-pooled, with ReLU.
+    """Return a convolution of x [b, ci, h, w], max-pooled, with ReLU, [b, co, h', w'].
 
-    Args:
-        x: [b, ci, h, w].
-        weight: [co, ci / groups, kh, kw].
-        bias: [co], or None.
-        stride: of the convolution.
-        padding: of the convolution, with zeros.
-        dilation: of the convolution.
-        groups: of the convolution.
-        relu: whether negative values become 0.
-        pool: side of the pooled squares, which do not overlap; what is left over at the border is dropped. 1 for none.
-        feeds_convolution: whether another convolution may come next. Kernels like channels innermost in memory; what
-            else may come, such as `flatten`, would copy them.
-        following: the next convolution, if the output is for nothing else: it may then be of the type that this reads.
+    `weight` is [co, ci / groups, kh, kw], and `bias` is [co] or None. `pool` is the side and stride of the pooling
+    windows, 1 for no pooling. Incomplete windows at the border are dropped.
 
-    Returns:
-        [b, co, h', w'].
+    `feeds_convolution` says whether another convolution may read the output. Kernels then put channels innermost in
+    memory; other readers, such as `flatten`, would have to copy that. `following` is the next convolution, if nothing
+    else reads the output, which may then be bfloat16.
     """
     if client_axis.convolves(x, weight, stride, padding, dilation, groups, pool):
-        numbers = (_side(stride), _side(padding), pool, relu)
-        halves = feeds_convolution and following is not None and _passes_halves(x, weight, *numbers[:3], following)
-        return client_axis.convolve(x, weight, bias, *numbers, channels_first=not feeds_convolution, halves=halves)
+        s = Geometry.of(x.shape, weight, stride, padding, pool, relu)
+        bf16_out = feeds_convolution and following is not None and _passes_bf16(x, weight, s, following)
+        return client_axis.convolve(x, weight, bias, s, channels_first=not feeds_convolution, bf16_out=bf16_out)
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, ((weight, bias, stride, padding, dilation, groups, relu, pool),), feeds_convolution)
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    # The largest of some values, cut at 0, is the largest of the values cut at 0: pooling first leaves less to cut.
+    # Max-pooling and ReLU commute; ReLU after pooling has less to do.
     if pool > 1:
         y = F.max_pool2d(y, pool)
     return F.relu(y) if relu else y
 
 
 def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: bool = False) -> Tensor:
-    """Return what several `conv_block`, one after another, make of x.
+    """Return x [b, ci, h, w] after several `conv_block`, one after another, [b, co, h', w'].
 
     Args:
         x: [b, ci, h, w].
-        blocks: all arguments of each but its input.
-        feeds_convolution: whether yet another convolution comes after the last, once a shortcut is added, say.
-
-    Returns:
-        [b, co, h', w'].
+        blocks: the arguments of each block after its input.
+        feeds_convolution: whether another convolution reads the output, for example after adding a shortcut.
     """
     if _is_alone_on_cpu(x):
         return _chain_on_cpu(x, blocks, True)
@@ -87,17 +74,7 @@ def conv_chain(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: bool
 
 
 def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Return a linear layer of x, with ReLU.
-
-    Args:
-        x: [b, i]; more axes in front are allowed.
-        weight: [o, i].
-        bias: [o], or None.
-        relu: whether negative values become 0.
-
-    Returns:
-        [b, o].
-    """
+    """Return a linear layer of x [..., i] with weight [o, i] and bias [o], with ReLU or without, [..., o]."""
     if client_axis.multiplies(x, weight):
         return client_axis.linear(x, weight, bias, relu)
     y = hypernet_linear.linear(x, weight, bias) if hypernet_linear.takes(x, weight) else F.linear(x, weight, bias)
@@ -105,6 +82,7 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
 
 
 def _is_cross_entropy(task: Task, output: Tensor, batch: Batch) -> bool:
+    """Whether the loss is cross-entropy; a subclass of Classification may have its own loss."""
     return type(task) is Classification and client_axis.available(output)
 
 
@@ -114,101 +92,81 @@ def cross_entropy(task: Task, output: Tensor, batch: Batch) -> Tensor:
     return client_axis.cross_entropy(output, batch.y, batch.weight)
 
 
-def _passes_halves(x: Tensor, weight: Tensor, stride: int, padding: int, pool: int, following: ConvBlock) -> bool:
-    """Whether a convolution of x may hand bfloat16 numbers to the next one: both would round them to that."""
-    shape = client_axis.shape_after(x, weight, stride, padding, pool)
-    next_weight, _, next_stride, next_padding, dilation, groups, _, next_pool = following
-    reads = client_axis.reads_halves(shape, next_weight, next_stride, next_padding, dilation, groups, next_pool)
-    return reads and client_axis.writes_halves(x, weight, stride, padding, pool)
-
-
-def _side(pair: Pair) -> int:
-    return pair if isinstance(pair, int) else pair[0]
+def _passes_bf16(x: Tensor, weight: Tensor, s: Geometry, following: ConvBlock) -> bool:
+    """Whether a convolution of x may write bfloat16 for the next one, which would round to it anyway."""
+    shape = (len(x), s.co, s.ph, s.pw)
+    next_weight, _, stride, padding, dilation, groups, _, pool = following
+    reads = client_axis.reads_bf16(shape, next_weight, stride, padding, dilation, groups, pool)
+    return reads and client_axis.writes_bf16(x, s)
 
 
 def _is_alone_on_cpu(x: Tensor) -> bool:
-    """Whether x is one client's own batch, which may have any layout in memory, of a type that oneDNN is fast for."""
+    """Whether x is a float32 batch on a CPU, outside of transforms; its memory layout may then be changed."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4 and len(x) > 0 and alone()
 
 
 def _chain_on_cpu(x: Tensor, blocks: tuple[ConvBlock, ...], feeds_convolution: bool) -> Tensor:
-    """Return the same as `conv_chain`, in the layout of memory that is fastest on a CPU; for first derivatives only."""
-    # Where something is pooled, our own kernels, if there is a compiler, or else oneDNN's layout: its pooling keeps no
-    # table of 64-bit indices. Both pass over NaN, which torch's pooling would hand on; but samples are finite, and
-    # weights that are not are seen when a client replies with them. One convolution before something else stays as it
-    # lies, and all others have the channels innermost.
+    """Return the same as `conv_chain`, in the memory layout that is fastest on a CPU; it is differentiable once."""
+    # Blocks with pooling use our C kernels, or without a compiler oneDNN's own layout, whose pooling stores no 64-bit
+    # indices. Both ignore NaN, which torch's pooling passes on. That is safe: samples are finite, and an engine checks
+    # the weights that a client returns. Other blocks have channels innermost. A single convolution before something
+    # else keeps its layout.
     pools = any(block[-1] > 1 for block in blocks)
     native = pools and _is_native(x, blocks)
     opaque = pools and not native and _has_onednn()
     innermost = (feeds_convolution or native) and not opaque
     x = x.to_mkldnn() if opaque else x
-    for block in blocks:
-        weight, bias, stride, padding, dilation, groups, relu, pool = block
+    for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
         if native and pool > 1:
-            x = pooled.convolve(x, weight, bias, _geometry(x.shape, block))
+            x = pooled.convolve(x, weight, bias, Geometry.of(x.shape, weight, stride, padding, pool, relu))
             continue
         broken = not opaque and _is_broken_innermost(weight, stride)
         x = _channels_first(x) if broken else _channels_last(x) if innermost else x
-        laid = _channels_last(weight) if innermost and not broken else weight
-        x = F.conv2d(x, laid, bias, stride, padding, dilation, groups)
+        filters = _channels_last(weight) if innermost and not broken else weight
+        x = F.conv2d(x, filters, bias, stride, padding, dilation, groups)
         x = F.max_pool2d(x, pool, pool) if pool > 1 else x
         x = F.relu(x) if relu else x
     return x.to_dense() if opaque else x
 
 
 def _is_native(x: Tensor, blocks: tuple[ConvBlock, ...]) -> bool:
-    """Whether our own kernels take all blocks that pool something, as they are and for pictures of this size."""
+    """Whether our C kernels take all blocks that pool."""
     shape = x.shape
-    for block in blocks:
-        weight, bias, stride, padding, dilation, groups, _, pool = block
-        alike = all(len(set(_both(pair))) == 1 for pair in (stride, padding))
-        if not alike or _both(dilation) != (1, 1) or groups != 1 or torch.is_autocast_enabled("cpu"):
+    for weight, bias, stride, padding, dilation, groups, relu, pool in blocks:
+        if not is_plain(stride, padding, dilation, groups) or torch.is_autocast_enabled("cpu"):
             return False
         if weight.shape[1] != shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
-            return False  # torch says what is wrong
-        s = _geometry(shape, block)
+            return False  # torch raises an error that says what is wrong
+        s = Geometry.of(shape, weight, stride, padding, pool, relu)
         if pool > 1 and not pooled.takes(s, x, weight, bias):
             return False
         shape = torch.Size((shape[0], s.co, s.ph, s.pw))
     return True
 
 
-def _geometry(shape: torch.Size, block: ConvBlock) -> Geometry:
-    """Return the numbers of a block whose input has this shape, [b, ci, h, w]."""
-    weight, _, stride, padding, _, _, relu, pool = block
-    _, channels, rows, columns = shape
-    co, _, kh, kw = weight.shape
-    return Geometry(channels, rows, columns, co, kh, kw, _side(stride), _side(padding), pool, relu)
-
-
-def _both(pair: Pair) -> tuple[int, ...]:
-    return (pair, pair) if isinstance(pair, int) else tuple(pair) * (3 - len(pair))
-
-
 def _has_onednn() -> bool:
-    """Whether torch was built with oneDNN, nobody has switched it off, and no autocast gives it another type."""
+    """Whether torch has oneDNN, it is switched on, and no autocast changes its type."""
     here: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return here and torch._C._get_mkldnn_enabled() and not torch.is_autocast_enabled("cpu")
 
 
 def _is_broken_innermost(weight: Tensor, stride: Pair) -> bool:
-    """Whether oneDNN would write beyond its memory with the channels innermost, as it does on CPUs with AVX2.
+    """Whether oneDNN would write beyond its memory with channels innermost, as it does on CPUs with AVX2.
 
-    It does so in the backward pass of 1x1 convolutions with strides, where the channels do not fill its registers.
+    It happens in the backward pass of strided 1x1 convolutions whose channels do not fill whole registers.
     """
-    strided = stride != 1 if isinstance(stride, int) else any(step != 1 for step in stride)
-    return strided and weight.shape[2:] == (1, 1) and weight.shape[1] % 8 != 0
+    return both(stride) != (1, 1) and weight.shape[2:] == (1, 1) and weight.shape[1] % 8 != 0
 
 
 def _channels_first(x: Tensor) -> Tensor:
-    """Return the same numbers [b, c, h, w] with the channels outermost in memory; no copy where they are already."""
-    # Of one channel the strides have to say so, for they are what torch goes by.
+    """Return x [b, c, h, w] with channels outermost in memory; it is copied only if needed."""
+    # With one channel the strides must say so too, because torch decides by them.
     return x.squeeze(1).contiguous().unsqueeze(1) if x.shape[1] == 1 else x.contiguous()
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Return the same numbers [b, c, h, w] with the channels innermost in memory; no copy where they are already."""
+    """Return x [b, c, h, w] with channels innermost in memory; it is copied only if needed."""
     if x.shape[1] == 1:
-        # One channel is innermost and outermost at once: only the strides have to say so.
+        # One channel is innermost and outermost at once: only the strides must say so.
         return x.reshape(x.shape[0], x.shape[2], x.shape[3], 1).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)

@@ -1,9 +1,9 @@
-"""Operations with a client axis: written for one client, and under `torch.func.vmap` one kernel for all of them.
+"""Operations with a client axis: one kernel for all clients under `torch.func.vmap`.
 
-Each is a `torch.library` operation that takes the client axis first, with a vmap rule that merges mapped axes into it,
-and an autograd function for one client around it. They are differentiable once. The kernels are Triton's, and
-CUDA C++ for first layers; what they do not cover (other devices and types, grouped or dilated convolutions) is for
-`pefll.backend.blocks` to do plainly.
+A caller writes for one client. Each operation is a `torch.library` operation with the client axis first. Its vmap rule
+merges mapped axes into that axis, and an autograd function for one client wraps it. It can be differentiated once.
+The kernels are Triton's, and CUDA C++ for first layers. `pefll.backend.blocks` uses torch for the rest: other devices
+and types, grouped and dilated convolutions.
 """
 
 from __future__ import annotations
@@ -20,29 +20,37 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from pefll.backend.geometry import Geometry, Pair
-from pefll.backend.mapped import Once as _Once
-from pefll.backend.mapped import apply as _apply
-from pefll.backend.mapped import has_gradient, merge_mapped_axis
-from pefll.backend.mapped import packed as _packed
+from pefll.backend.geometry import Geometry, Pair, both, is_plain
+from pefll.backend.mapped import (
+    NoSecondDerivative,
+    apply,
+    has_gradient,
+    maybe_packed,
+    merge_mapped_axis,
+    packed,
+    with_client_axis,
+)
 from pefll.backend.precision import products
 
-# A linear layer's backward kernel holds a batch and loops over the outputs: it is for batches and layers of a client's
-# size. A hypernetwork's last layer is for `pefll.backend.hypernet_linear`, and what else is larger for cuBLAS.
+# The backward kernel of a linear layer holds a whole batch and loops over outputs, so both must be small. The last
+# layer of a hypernetwork goes to `pefll.backend.hypernet_linear`, other large layers to cuBLAS.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
-# Kernels count the elements of one client's arrays with 32 bits, and spread weights should not fill the card.
+# Kernels count the elements of one client's arrays with 32 bits. The second limit bounds the memory of spread weights.
 MOST_ELEMENTS, MOST_SPREAD = 1 << 31, 1 << 22
 
-# Whether kernels also take tensors on a CPU, slowly, one program after another; for tests, with TRITON_INTERPRET=1 and
-# what tests/conftest.py mends in the interpreter.
+# Whether kernels also take tensors on a CPU. For tests only: Triton's interpreter (TRITON_INTERPRET=1) is slow, and
+# needs the patches of tests/conftest.py.
 interpreted = False
+
+# The last arguments of a convolution: how to multiply, and its sizes in the order of `Geometry.of`.
+_NUMBERS = "str precision, SymInt stride, SymInt padding, SymInt pool, bool relu"
 
 
 def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether kernels take this tensor: of one type, on a CUDA device that can run them.
+    """Return whether kernels take this tensor: it has this type, and its CUDA device can run them.
 
-    PEFLL_KERNELS=0 in the environment switches them off, and torch's own operations do everything.
+    PEFLL_KERNELS=0 in the environment switches the kernels off.
     """
     if x.dtype != dtype:
         return False
@@ -51,7 +59,7 @@ def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 @cache
 def _runs_kernels(device: torch.device) -> bool:
-    """Try it once: Triton may be absent, the card or its software too old or another maker's, a compiler missing."""
+    """Return whether one small kernel runs: Triton or a compiler may be missing, the card or its driver too old."""
     wanted = os.environ.get("PEFLL_KERNELS", "1") != "0"
     if not wanted or find_spec("triton") is None or torch.version.hip is not None:
         return False
@@ -61,15 +69,15 @@ def _runs_kernels(device: torch.device) -> bool:
         from pefll.backend.kernels import pointwise
 
         def attempt() -> None:
-            with torch.cuda.device(device):  # a new thread is on the first one
+            with torch.cuda.device(device):  # a new thread uses the first device
                 one = torch.ones(1, dtype=torch.int64, device=device)
                 pointwise.choose(one, one, 1, 1, 1, (1, 1))
                 torch.cuda.synchronize(device)
 
-        # In a thread of its own, where the tensors are ordinary ones even if whoever asks is being mapped.
+        # In its own thread, because a vmap around the caller would change the tensors made here.
         with ThreadPoolExecutor(1) as aside:
             aside.submit(attempt).result()
-    except Exception as error:  # noqa: BLE001 - whatever it is, torch's own operations still work
+    except Exception as error:  # noqa: BLE001 - torch's own operations work after any error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         warnings.warn(f"Triton does not run here ({reason}); without its kernels rounds take longer", stacklevel=2)
         return False
@@ -77,189 +85,153 @@ def _runs_kernels(device: torch.device) -> bool:
 
 
 def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:
-    """Return whether `convolve` takes such a convolution: square steps, no groups, no gaps, pooled by 2 or not."""
-    if x.dtype == torch.bfloat16:  # written by the convolution before
-        return reads_halves(x.shape, w, stride, padding, dilation, groups, pool)
+    """Return whether `convolve` takes this convolution: square strides, no groups or dilation, pooling by 2 or none."""
+    if x.dtype == torch.bfloat16:  # the previous convolution wrote it
+        return reads_bf16(x.shape, w, stride, padding, dilation, groups, pool)
     return available(x) and _covers(x.shape, w, stride, padding, dilation, groups, pool)
 
 
-def reads_halves(
+def reads_bf16(
     shape: Sequence[int], w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
 ) -> bool:
-    """Return whether `convolve` takes such a convolution of bfloat16 numbers [b, ci, h, w], as they lie.
+    """Return whether `convolve` takes a bfloat16 input of this shape, [b, ci, h, w], without a copy.
 
-    Where products are bfloat16, a rounded copy of float32 numbers is all that its kernels look at. Whoever writes them
-    rounded saves that copy, and half of what is written and read. Not so where the copy has a channel more, and for
-    first layers, whose kernels round by themselves.
-
-    Args:
-        shape: of the input.
-        w: float32 [co, ci, kh, kw].
-        stride: of the convolution.
-        padding: of the convolution.
-        dilation: of the convolution.
-        groups: of the convolution.
-        pool: side of the pooled squares.
+    With bfloat16 products the kernels read a rounded copy of a float32 input. If the previous convolution writes
+    bfloat16, that copy is not needed, and memory traffic halves. Two cases need float32: a copy with one more channel,
+    and first layers, whose kernels round by themselves.
     """
     covered = products() == "bf16" and available(w) and _covers(shape, w, stride, padding, dilation, groups, pool)
     if not covered or shape[1] % 4 != 0:
         return False
     from pefll.backend.kernels import convolution, pictures
 
-    s = _geometry(shape[2], shape[3], w, _both(stride)[0], _both(padding)[0], pool, relu=True)
-    return convolution.kind(w, "bf16") == torch.bfloat16 and not pictures.takes(s, "bf16", w.device)
+    s = Geometry.of(shape, w, stride, padding, pool)
+    return convolution.factor_type(w, "bf16") == torch.bfloat16 and not pictures.takes(s, "bf16", w.device)
 
 
-def writes_halves(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> bool:
-    """Return whether `convolve` of x may write bfloat16, whose gradient is then bfloat16 too.
+def writes_bf16(x: Tensor, s: Geometry) -> bool:
+    """Return whether `convolve` of x may write bfloat16; the gradient of its output is then bfloat16 too.
 
-    Not where somebody wants the gradient of x and x is read by CUDA C++: that is made, in TF32, from a float32 one.
+    The CUDA C++ kernels need a float32 gradient if the gradient of x is wanted: they compute it in TF32.
     """
     from pefll.backend.kernels import pictures
 
-    s = _geometry(x.shape[2], x.shape[3], w, stride, padding, pool, relu=True)
     return not (has_gradient(x) and pictures.takes(s, "bf16", x.device))
-
-
-def shape_after(x: Tensor, w: Tensor, stride: int, padding: int, pool: int) -> tuple[int, int, int, int]:
-    """Return the shape [b, co, ph, pw] of what `convolve` makes of x."""
-    s = _geometry(x.shape[2], x.shape[3], w, stride, padding, pool, relu=True)
-    return len(x), s.co, s.ph, s.pw
 
 
 def _covers(
     shape: Sequence[int], w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
 ) -> bool:
-    if len(shape) != 4:
+    if len(shape) != 4 or shape[0] == 0 or not is_plain(stride, padding, dilation, groups):
         return False
-    square = len(set(_both(stride))) == 1 and len(set(_both(padding))) == 1
-    plain = _both(dilation) == (1, 1) and groups == 1
-    # Tiles hold all positions of a pooling cell, and all pixels that one step of the cells moves over.
-    fits = pool in (1, 2) and _both(stride)[0] * pool in (1, 2, 4) and w.shape[2] * w.shape[3] <= 64
-    if not (square and plain and fits and shape[0] > 0):
+    # A tile holds all positions of a pooling cell, and all pixels between two neighbouring cells.
+    if pool not in (1, 2) or both(stride)[0] * pool not in (1, 2, 4) or w.shape[2] * w.shape[3] > 64:
         return False
-    s = _geometry(shape[2], shape[3], w, _both(stride)[0], _both(padding)[0], pool, relu=True)
-    channels = s.ci + 1  # where pictures are laid out, there may be one more
+    s = Geometry.of(shape, w, stride, padding, pool)
+    channels = s.ci + 1  # the NHWC copy may have one more
     spread = s.pool**2 * s.co * s.wh * s.ww * channels
     elements = shape[0] * max(s.h * s.w * channels, s.ph * s.pw * s.pool**2 * s.co)
     return spread <= MOST_SPREAD and elements < MOST_ELEMENTS
 
 
 def multiplies(x: Tensor, w: Tensor) -> bool:
-    """Return whether `linear` takes such a layer."""
+    """Return whether `linear` takes this layer."""
     fits = x.dim() == 2 and x.shape[1:] == w.shape[1:]
     return available(x) and fits and len(x) <= MOST_SAMPLES and len(w) <= MOST_OUTPUTS
 
 
-def _both(pair: Pair) -> tuple[int, int]:
-    return (pair, pair) if isinstance(pair, int) else (pair[0], pair[-1])
+# The operations have the client axis first.
 
 
-# The operations, all with a client axis.
-
-
-@custom_op("pefll::convolve", mutates_args=())
+@custom_op(
+    "pefll::convolve",
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor w, Tensor? bias, bool channels_first, bool bf16_out, {_NUMBERS})"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def _convolve(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: int,
-    padding: int,
-    pool: int,
-    relu: bool,
-    precision: str,
-    channels_first: bool,
-    halves: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Map x [c, b, ci, h, w] to y [c, b, co, ph, pw], and to what the backward pass looks at besides."""
+    x: Tensor, w: Tensor, bias: Tensor | None, channels_first: bool, bf16_out: bool, precision: str, *sizes: Any
+) -> Any:
+    """Return y [c, b, co, ph, pw] of x [c, b, ci, h, w], and three tensors for the backward pass."""
     from pefll.backend.kernels import convolution, pictures
 
-    s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+    s = Geometry.of(x.shape, w, *sizes)
+    arguments = (x, packed(w), maybe_packed(bias), s, precision, channels_first, bf16_out)
     if pictures.takes(s, precision, x.device):
-        y, route = pictures.forward(x, _packed(w), _maybe_packed(bias), s, precision, channels_first, halves)
-        return y, route, x.new_empty((len(x), 0)), x.new_empty((len(x), 0))
-    numbers = (s, precision, channels_first, halves)
-    y, route, laid, spread = convolution.forward(x, _packed(w), _maybe_packed(bias), *numbers)
-    return y, route, laid, spread
+        return *pictures.forward(*arguments), x.new_empty((len(x), 0)), x.new_empty((len(x), 0))
+    return tuple(convolution.forward(*arguments))
 
 
-@custom_op("pefll::convolve_backward", mutates_args=())
+@custom_op(
+    "pefll::convolve_backward",
+    mutates_args=(),
+    schema="(Tensor g, Tensor x, Tensor w, Tensor route, Tensor nhwc, Tensor spread, bool wants_input, "
+    f"{_NUMBERS}) -> (Tensor, Tensor, Tensor)",
+)
 def _convolve_backward(
     g: Tensor,
     x: Tensor,
     w: Tensor,
     route: Tensor,
-    laid: Tensor,
+    nhwc: Tensor,
     spread: Tensor,
-    stride: int,
-    padding: int,
-    pool: int,
-    relu: bool,
-    precision: str,
     wants_input: bool,
+    precision: str,
+    *sizes: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x (empty where it is not wanted), of the weights and of the bias.
+    """Return the gradients of x (empty if not wanted), weights and bias.
 
-    Where x was laid out for its products it need not be kept, and `laid` is given in its place. Where x lay so already,
-    because the convolution before wrote bfloat16, it is given itself, and its gradient is bfloat16 too.
+    If the forward pass made an NHWC copy of x, x is that copy too. If x was NHWC already, because the previous
+    convolution wrote bfloat16, `nhwc` is empty, and the gradient of x is bfloat16.
     """
     from pefll.backend.kernels import conv_backward_bf16, conv_input_grad, convolution, pictures
 
     none = g.new_empty((len(g), 0))
-    # What every client shares is expanded by the vmap rule; kernels step through it client by client.
+    # The vmap rule expands what clients share; kernels need a row for each client.
     route = route.contiguous()
     if spread.numel():
-        dtype = torch.float32 if laid.numel() else x.dtype
-        laid = (laid if laid.numel() else x.permute(0, 1, 3, 4, 2)).contiguous()
-        s = _geometry(laid.shape[2], laid.shape[3], w, stride, padding, pool, relu)
-        routed, shares = conv_backward_bf16.let_through(g, route, laid, s)
-        dw, db = conv_backward_bf16.weight_gradient(routed, shares, laid, s)
-        dx = conv_backward_bf16.input_gradient(routed, spread.contiguous(), laid, s, dtype) if wants_input else none
+        dtype = torch.float32 if nhwc.numel() else x.dtype
+        nhwc = (nhwc if nhwc.numel() else x.permute(0, 1, 3, 4, 2)).contiguous()
+        s = Geometry.of(nhwc.shape[2:4], w, *sizes)
+        routed, shares = conv_backward_bf16.routed_gradient(g, route, nhwc, s)
+        dw, db = conv_backward_bf16.weight_gradient(routed, shares, nhwc, s)
+        dx = conv_backward_bf16.input_gradient(routed, spread.contiguous(), nhwc, s, dtype) if wants_input else none
         return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
-    s = _geometry(x.shape[3], x.shape[4], w, stride, padding, pool, relu)
+    s = Geometry.of(x.shape, w, *sizes)
     of_pictures = pictures.takes(s, precision, x.device)
     if of_pictures:
         dw, db = pictures.weight_gradient(g, route, x, s, precision)
-        precision = "tf32"  # of the input's gradient, which hardly anybody asks for in a first layer
+        precision = "tf32"  # for the input's gradient, which a first layer rarely needs
     if wants_input or not of_pictures:
         g = g.permute(0, 1, 3, 4, 2).contiguous()
     if not of_pictures:
         dw, db = convolution.weight_gradient(g, route, x, s, precision)
-    dx = conv_input_grad.input_gradient(g, route, _packed(w), s, precision) if wants_input else none
+    dx = conv_input_grad.input_gradient(g, route, packed(w), s, precision) if wants_input else none
     return dx.permute(0, 1, 4, 2, 3) if wants_input else dx, dw, db
-
-
-def _geometry(height: int, width: int, w: Tensor, stride: int, padding: int, pool: int, relu: bool) -> Geometry:
-    co, ci, kh, kw = w.shape[-4:]
-    return Geometry(ci, height, width, co, kh, kw, stride, padding, pool, relu)
 
 
 @custom_op("pefll::linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Map x [c, b, i] to [c, b, o]."""
+    """Return [c, b, o] of x [c, b, i]."""
     from pefll.backend.kernels import linear
 
-    return linear.forward(_rows(x), _packed(w), _maybe_packed(bias), relu, products())
+    return linear.forward(_rows(x), packed(w), maybe_packed(bias), relu, products())
 
 
 @custom_op("pefll::linear_backward", mutates_args=())
 def _linear_backward(
     g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x (empty where it is not wanted), of the weights and of the bias."""
+    """Return the gradients of x (empty if not wanted), weights and bias."""
     from pefll.backend.kernels import linear
 
-    dx, dw, db = linear.backward(_rows(g), y.contiguous(), _rows(x), _packed(w), relu, wants_input, products())
+    dx, dw, db = linear.backward(_rows(g), y.contiguous(), _rows(x), packed(w), relu, wants_input, products())
     return dx if wants_input else x.new_empty((len(x), 0)), dw, db
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x [c, a, b] with each row contiguous, and rows in equal distances."""
+    """Return x [c, a, b] with contiguous rows x[i, j]; the strides of the other axes may be any."""
     return x if x.stride(2) == 1 else x.contiguous()
-
-
-def _maybe_packed(x: Tensor | None) -> Tensor | None:
-    return None if x is None else _packed(x)
 
 
 @custom_op("pefll::cross_entropy", mutates_args=())
@@ -267,7 +239,7 @@ def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, T
     """Return the weighted mean cross-entropy [c] of scores [c, b, classes], and its gradient."""
     from pefll.backend.kernels import pointwise
 
-    return pointwise.cross_entropy(_packed(scores), _packed(y), _packed(weight))
+    return pointwise.cross_entropy(packed(scores), packed(y), packed(weight))
 
 
 @custom_op("pefll::pixels", mutates_args=())
@@ -283,17 +255,14 @@ for _operation in (_convolve, _convolve_backward, _linear, _linear_backward, _cr
 merge_mapped_axis(_pixels, shared=frozenset({1, 2, 3}))
 
 
-# For one client, with gradients.
+# Autograd functions, each for one client.
 
 
-class _ConvolveBackward(_Once):
+class _ConvolveBackward(NoSecondDerivative):
     @staticmethod
-    def forward(
-        g: Tensor, x: Tensor, w: Tensor, route: Tensor, laid: Tensor, spread: Tensor, *numbers: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (part.unsqueeze(0) for part in (g, x, w, route, laid, spread))
-        dx, dw, db = _convolve_backward(*parts, *numbers)
-        return dx.squeeze(0), dw.squeeze(0), db.squeeze(0)
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        parts = (part.unsqueeze(0) for part in arguments[:6])
+        return tuple(part.squeeze(0) for part in _convolve_backward(*parts, *arguments[6:]))
 
 
 class _Convolve(torch.autograd.Function):
@@ -301,26 +270,25 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> tuple[Tensor, ...]:
-        one = None if bias is None else bias.unsqueeze(0)
-        return tuple(part.squeeze(0) for part in _convolve(x.unsqueeze(0), w.unsqueeze(0), one, *numbers))
+        parts = (with_client_axis(part) for part in (x, w, bias))
+        return tuple(part.squeeze(0) for part in _convolve(*parts, *numbers))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)  # zeros for the others would be more kernels
-        x, w = inputs[:2]
-        laid = output[2]
-        ctx.save_for_backward(laid if laid.numel() else x, w, *output[1:])
-        ctx.numbers = inputs[3:-2]  # not how the output is written
+        ctx.set_materialize_grads(False)  # zeros for the other outputs would cost kernels
+        x, w, nhwc = *inputs[:2], output[2]
+        ctx.save_for_backward(nhwc if nhwc.numel() else x, w, *output[1:])
+        ctx.numbers = inputs[5:]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
         wants_input, _, wants_bias = ctx.needs_input_grad[:3]
-        dx, dw, db = _apply(_ConvolveBackward, g, *ctx.saved_tensors, *ctx.numbers, wants_input)
-        return dx if wants_input else None, dw, db if wants_bias else None, *(None for _ in ctx.numbers), None, None
+        dx, dw, db = apply(_ConvolveBackward, g, *ctx.saved_tensors, wants_input, *ctx.numbers)
+        return dx if wants_input else None, dw, db if wants_bias else None, None, None, *(None for _ in ctx.numbers)
 
 
-class _LinearBackward(_Once):
+class _LinearBackward(NoSecondDerivative):
     @staticmethod
     def forward(g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool) -> Any:
         parts = (part.unsqueeze(0) for part in (g, y, x, w))
@@ -332,8 +300,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-        one = None if bias is None else bias.unsqueeze(0)
-        y: Tensor = _linear(x.unsqueeze(0), w.unsqueeze(0), one, relu)
+        y: Tensor = _linear(x.unsqueeze(0), w.unsqueeze(0), with_client_axis(bias), relu)
         return y.squeeze(0)
 
     @staticmethod
@@ -345,18 +312,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         wants_input, _, wants_bias, _ = ctx.needs_input_grad
-        dx, dw, db = _apply(_LinearBackward, g, *ctx.saved_tensors, ctx.relu, wants_input)
+        dx, dw, db = apply(_LinearBackward, g, *ctx.saved_tensors, ctx.relu, wants_input)
         return dx if wants_input else None, dw, db if wants_bias else None, None
 
 
-class _CrossEntropyBackward(_Once):
+class _CrossEntropyBackward(NoSecondDerivative):
     @staticmethod
     def forward(g: Tensor, gradient: Tensor, scores: Tensor) -> Tensor:
-        del scores  # here so that whoever differentiates again is told
+        del scores  # an argument, so that a second derivative raises an error
         return g * gradient
 
 
-class _CrossEntropyGradient(_Once):
+class _CrossEntropyGradient(NoSecondDerivative):
     @staticmethod
     def forward(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         gradient: Tensor = _cross_entropy(scores.unsqueeze(0), y.unsqueeze(0), weight.unsqueeze(0))[1]
@@ -379,47 +346,44 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *others: Tensor) -> Any:
-        return _apply(_CrossEntropyBackward, g, *ctx.saved_tensors), None, None
+        return apply(_CrossEntropyBackward, g, *ctx.saved_tensors), None, None
 
 
 def convolve(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: int,
-    padding: int,
-    pool: int,
-    relu: bool,
-    channels_first: bool = False,
-    halves: bool = False,
+    x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, channels_first: bool = False, bf16_out: bool = False
 ) -> Tensor:
-    """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], then pooled, then through ReLU.
+    """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], pooled, with ReLU.
 
-    In memory its channels are innermost, or `channels_first`, so that a picture's numbers are one row. With `halves`,
-    where this one `writes_halves` and the next one `reads_halves`, they are bfloat16, and so is their gradient. All
-    products have the factors that they have without. The bias's gradient is a float32 sum of gradients as they come:
-    with `halves` of rounded ones, as in CUDA C++ it always is.
+    Args:
+        x: [b, ci, h, w].
+        w: [co, ci, kh, kw].
+        bias: [co], or None.
+        s: the sizes.
+        channels_first: the memory layout of the output; channels are innermost by default.
+        bf16_out: whether the output, and so its gradient, is bfloat16. This convolution must `writes_bf16` and the next
+            one `reads_bf16`. The factors of all products stay the same. The bias's gradient, a float32 sum, then adds
+            rounded gradients, as it always does in CUDA C++.
     """
-    numbers = (stride, padding, pool, relu, products(), channels_first, halves)
-    y: Tensor = _apply(_Convolve, x, w, bias, *numbers)[0]
+    numbers = (channels_first, bf16_out, products(), s.stride, s.padding, s.pool, s.relu)
+    y: Tensor = apply(_Convolve, x, w, bias, *numbers)[0]
     return y
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Return x [b, i] times w [o, i], plus bias [o], through ReLU."""
-    y: Tensor = _apply(_Linear, x, w, bias, relu)
+    """Return the linear layer of x [b, i] with w [o, i] and bias [o], with ReLU or without."""
+    y: Tensor = apply(_Linear, x, w, bias, relu)
     return y
 
 
 def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the mean cross-entropy [] of scores [b, classes] with labels y [b], weighted by `weight` [b]."""
-    loss: Tensor = _apply(_CrossEntropy, scores, y, weight)[0]
+    loss: Tensor = apply(_CrossEntropy, scores, y, weight)[0]
     return loss
 
 
 def cross_entropy_gradient(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient [b, classes] of `cross_entropy` with respect to the scores."""
-    gradient: Tensor = _apply(_CrossEntropyGradient, scores, y, weight)
+    gradient: Tensor = apply(_CrossEntropyGradient, scores, y, weight)
     return gradient
 
 

@@ -1,4 +1,4 @@
-"""Counting floating point operations."""
+"""Counts floating point operations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class FlopCounter(FlopCounterMode):
-    """Counts the operations of a block, in the thread that it runs in.
+    """Counts the floating point operations of a block in its own thread.
 
-    torch's own also tells modules apart, and for that hooks into every module of the process: into those of other
-    threads too, which would then write to its lists.
+    torch's counter also counts per module. Its hooks see every module of the process, so other threads would be
+    counted too.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Any network, rewritten so that a layer and what follows it are one operation.
+"""Rewrites a user's network so that a layer with its pooling and ReLU is one operation.
 
-`torch.fx` records what a module does; in the record, convolutions with their pooling and ReLU become `conv_block`, and
-linear layers with their ReLU become `linear_block`. Nobody has to write a model in a special way for that.
+`torch.fx` traces the module. In its graph, convolutions with pooling and ReLU become `conv_block`, and linear layers
+with ReLU become `linear_block`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _RELU_METHODS = ("relu", "relu_")
 _POOLS = (F.max_pool2d, torch.max_pool2d)
 _SUMS = (operator.add, torch.add)
 _SUM_METHODS = ("add", "add_")
-# What else networks have between convolutions that leaves channels innermost where they are: functions of single
-# numbers, and pooling that no block has taken.
+# Layers between convolutions that keep channels innermost: elementwise functions, and pooling outside of blocks.
 _TRANSPARENT_LAYERS = {
     *{nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.ReLU6},
     *{nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity, nn.Dropout, nn.Dropout2d},
@@ -42,17 +41,17 @@ _TRANSPARENT_FUNCTIONS = {
     *{F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d},
 }
 _TRANSPARENT_METHODS = {"tanh", "sigmoid", "mul", "clamp"}
-# Normalisations that torch has for channels outermost, and that are several times as slow with others.
+# Normalisations that are several times slower unless channels are outermost.
 _NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d, nn.LocalResponseNorm)
 _NORMALISES = {F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F.instance_norm, F.local_response_norm}
 
 
 @fast(plain, when=lambda module: True)
 def fused(module: nn.Module) -> nn.Module:
-    """Return a module that computes what `module` does, in fewer operations.
+    """Return a module that computes the same as `module` in fewer operations.
 
-    It has the very same parameters and buffers, under the same names. A module that cannot be recorded (its Python code
-    looks at the numbers, say), or that has hooks, which rewriting would skip, is returned as it is.
+    It shares the parameters and buffers, under the same names. A module that cannot be traced, because its code reads
+    values of tensors, or that has hooks, which rewriting would skip, is returned unchanged.
     """
     graph = trace(module)
     if graph is None:
@@ -64,11 +63,10 @@ def fused(module: nn.Module) -> nn.Module:
         return module
     innermost = not any(_normalises(node, module) for node in graph.nodes)
     _chain_blocks(graph, module, innermost)
-    _reshape_instead(graph)
-    # The module itself with another `forward`: a GraphModule would lose parameters that are not used, and their order.
+    _replace_views(graph)
+    # The module itself with another `forward`: a GraphModule would lose unused parameters, and their order.
     result = copy.copy(module)
-    forward = type(fx.GraphModule(module, graph)).forward
-    result.forward = types.MethodType(forward, result)
+    result.forward = types.MethodType(type(fx.GraphModule(module, graph)).forward, result)
     return result
 
 
@@ -94,12 +92,9 @@ def _fuse_convolution(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool
 
 
 def _chain_blocks(graph: fx.Graph, module: nn.Module, innermost: bool) -> None:
-    """Make one `conv_chain` of blocks that feed nothing but each other, and tell them whether others read the last.
+    """Join blocks that feed only each other into one `conv_chain`, and set `feeds_convolution` of each chain and block.
 
-    Args:
-        graph: of the network.
-        module: the network.
-        innermost: whether channels may lie innermost between blocks.
+    `innermost` says whether channels may be innermost between blocks.
     """
     for node in list(graph.nodes):
         chain = [node]
@@ -109,14 +104,14 @@ def _chain_blocks(graph: fx.Graph, module: nn.Module, innermost: bool) -> None:
             with graph.inserting_before(chain[-1]):
                 blocks = tuple(block.args[1:] for block in chain)
                 feeds_convolution = innermost and _feeds_convolution(chain[-1], module)
-                together = graph.call_function(conv_chain, (chain[0].args[0], blocks, feeds_convolution))
-            _replace(graph, chain, together)
+                joined = graph.call_function(conv_chain, (chain[0].args[0], blocks, feeds_convolution))
+            _replace(graph, chain, joined)
         elif node.target is conv_block:
             node.args = (*node.args, innermost and _feeds_convolution(node, module))
 
 
 def _next_block(node: fx.Node) -> fx.Node | None:
-    """Return the block that alone uses this one, if nothing happens between the two."""
+    """Return the block that directly follows this one and is its only user, or None."""
     follower = node.next
     while follower.op == "get_attr":
         follower = follower.next
@@ -125,9 +120,9 @@ def _next_block(node: fx.Node) -> fx.Node | None:
 
 
 def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
-    """Whether a convolution reads what this gives, with nothing between that would lay numbers out anew.
+    """Whether a convolution reads the output, with nothing between that changes the memory layout.
 
-    Sums, as those of shortcuts, pooling and functions of single numbers leave them as they lie.
+    Sums (shortcuts), pooling and elementwise functions keep the layout.
     """
     seen: set[fx.Node] = set()
     ahead = list(node.users)
@@ -141,8 +136,8 @@ def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
     return False
 
 
-def _reshape_instead(graph: fx.Graph) -> None:
-    """Let `x.view(...)` copy where it must: blocks choose how numbers lie, and often have channels innermost."""
+def _replace_views(graph: fx.Graph) -> None:
+    """Replace `x.view(...)` by operations that may copy: blocks often put channels innermost."""
     for node in graph.nodes:
         sizes = (*node.args[1:], *node.kwargs.values())
         if node.op == "call_method" and node.target in RESHAPES and not isinstance(sizes[0], torch.dtype):
@@ -166,7 +161,7 @@ def _fuse_linear(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool:
 
 
 def _operands(graph: fx.Graph, node: fx.Node, layer: nn.Module | None, found: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Return where input, weight and bias of a layer, or of a function, come from."""
+    """Return the nodes of input, weight and bias of a layer or a function."""
     if layer is None:
         return found["input"], found["weight"], found.get("bias")
     bias = None if layer.bias is None else graph.get_attr(f"{node.target}.bias")
@@ -174,7 +169,7 @@ def _operands(graph: fx.Graph, node: fx.Node, layer: nn.Module | None, found: di
 
 
 def _followers(node: fx.Node, module: nn.Module, pools: bool) -> tuple[list[fx.Node], bool, int]:
-    """Return the node with the ReLU and pooling that alone use it, whether there is a ReLU, and the pool's side."""
+    """Return the node with the ReLU and pooling that only it feeds, whether there is a ReLU, and the pooling side."""
     chain, relu, pool = [node], False, 1
     while len(chain[-1].users) == 1:
         user = next(iter(chain[-1].users))
@@ -213,7 +208,7 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _pool_side(node: fx.Node, module: nn.Module) -> int:
-    """Return the side of the squares that a node pools, which must neither overlap nor leave gaps; else 0."""
+    """Return the side of a pooling node's windows; 0 for other nodes, and for windows that overlap or leave gaps."""
     layer = layer_of(node, module)
     if type(layer) is nn.MaxPool2d:
         found = {name: getattr(layer, name) for name in _POOL[1:]}
@@ -250,7 +245,7 @@ def _only_input(node: fx.Node) -> bool:
 
 
 def _bind(node: fx.Node, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what a function is called with, by name."""
+    """Return the arguments of a function call by name."""
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 

@@ -1,14 +1,17 @@
-"""The numbers that describe one convolution with what follows it."""
+"""The sizes of one convolution with pooling and ReLU."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 Pair = int | tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """A convolution, max-pooling and ReLU.
+    """The sizes of a convolution, max-pooling and ReLU.
 
     Attributes:
         ci: input channels.
@@ -34,14 +37,22 @@ class Geometry(NamedTuple):
     pool: int
     relu: bool
 
+    @classmethod
+    def of(
+        cls, shape: Sequence[int], weight: Tensor, stride: Pair, padding: Pair, pool: int, relu: bool = True
+    ) -> Geometry:
+        """Return the sizes for inputs of a shape [..., h, w] and weights [..., co, ci, kh, kw]."""
+        co, ci, kh, kw = weight.shape[-4:]
+        return cls(ci, shape[-2], shape[-1], co, kh, kw, both(stride)[0], both(padding)[0], pool, relu)
+
     @property
     def wh(self) -> int:
-        """Rows of the input that one pooled output looks at."""
+        """Input rows that one pooled output depends on."""
         return (self.pool - 1) * self.stride + self.kh
 
     @property
     def ww(self) -> int:
-        """Columns of the input that one pooled output looks at."""
+        """Input columns that one pooled output depends on."""
         return (self.pool - 1) * self.stride + self.kw
 
     @property
@@ -56,5 +67,16 @@ class Geometry(NamedTuple):
 
     @property
     def routed(self) -> bool:
-        """Whether some of the convolution's outputs get no gradient."""
+        """Whether some outputs of the convolution get no gradient."""
         return self.relu or self.pool > 1
+
+
+def both(pair: Pair) -> tuple[int, int]:
+    """Return the values for rows and columns."""
+    return (pair, pair) if isinstance(pair, int) else (pair[0], pair[-1])
+
+
+def is_plain(stride: Pair, padding: Pair, dilation: Pair, groups: int) -> bool:
+    """Whether stride and padding are the same both ways, without dilation and groups."""
+    square = all(len(set(both(pair))) == 1 for pair in (stride, padding))
+    return square and both(dilation) == (1, 1) and groups == 1

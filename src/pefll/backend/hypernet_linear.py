@@ -1,4 +1,4 @@
-"""A linear layer with few rows and very many outputs: a hypernetwork's last one. The server's, so no client axis."""
+"""The last linear layer of a hypernetwork: few rows, very many outputs. It runs on the server: no client axis."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.backend import client_axis
-from pefll.backend.mapped import Once, apply, mapped_over
+from pefll.backend.mapped import NoSecondDerivative, apply, mapped_over
 from pefll.backend.precision import products
 
-# Tiles of the kernels hold all rows and all inputs; elements are counted with 32 bits.
+# A tile holds all rows and all inputs; kernels count elements with 32 bits.
 MOST_ROWS, MOST_INPUTS, MOST_ELEMENTS = 64, 256, 1 << 31
 
 
 def takes(x: Tensor, w: Tensor) -> bool:
-    """Return whether `linear` takes such a layer: more outputs than `client_axis.linear` takes, not mapped."""
+    """Return whether `linear` takes this layer: not mapped, and with more outputs than `client_axis.linear` takes."""
     if not client_axis.available(x) or x.dim() != 2 or x.shape[1:] != w.shape[1:] or mapped_over(x) or mapped_over(w):
         return False
     most = max(w.numel(), len(x) * len(w))
@@ -25,21 +25,20 @@ def takes(x: Tensor, w: Tensor) -> bool:
     return fits and len(w) > client_axis.MOST_OUTPUTS
 
 
-@custom_op("pefll::wide_linear", mutates_args=())
+@custom_op("pefll::hypernet_linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """Map x [r, i] to [r, o]."""
+    """Return [r, o] of x [r, i]."""
     from pefll.backend.kernels import hypernet_linear
 
-    return hypernet_linear.forward(
-        x.contiguous(), w.contiguous(), None if bias is None else bias.contiguous(), _products()
-    )
+    start = None if bias is None else bias.contiguous()
+    return hypernet_linear.forward(x.contiguous(), w.contiguous(), start, _products())
 
 
-@custom_op("pefll::wide_linear_backward", mutates_args=())
+@custom_op("pefll::hypernet_linear_backward", mutates_args=())
 def _linear_backward(
     g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, of the weights and of the bias, empty where they are not wanted."""
+    """Return the gradients of x, weights and bias, each empty if not wanted."""
     from pefll.backend.kernels import hypernet_linear
 
     g = g.contiguous()
@@ -49,11 +48,11 @@ def _linear_backward(
 
 
 def _products() -> str:
-    """Return how to multiply: memory is what takes the time, so that nothing would be won with bfloat16."""
+    """Return the kind of products. Memory limits the speed here, so bfloat16 would gain nothing: it becomes TF32."""
     return "tf32" if products() == "bf16" else products()
 
 
-class _LinearBackward(Once):
+class _LinearBackward(NoSecondDerivative):
     @staticmethod
     def forward(g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool) -> Any:
         return _linear_backward(g, x, w, wants_input, wants_weights)
@@ -78,6 +77,6 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x [r, i] times w [o, i], plus bias [o]."""
+    """Return the linear layer of x [r, i] with w [o, i] and bias [o], [r, o]."""
     y: Tensor = apply(_Linear, x, w, bias)
     return y

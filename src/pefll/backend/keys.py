@@ -1,4 +1,4 @@
-"""Random numbers with a client axis: keys and choices, one kernel each; `pefll.core.randomness` says what they are."""
+"""Keys and random choices of `pefll.core.randomness` with a client axis, one kernel each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pefll.core.reference import fast
 
 @custom_op("pefll::key", mutates_args=())
 def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return a key [c] of coordinates [c]."""
+    """Return keys [c] of coordinates [c]."""
     from pefll.backend.kernels import pointwise
 
     return pointwise.key(root, coordinates, golden, (multiply_1, multiply_2))
@@ -41,25 +41,22 @@ def _choose(
     return chosen.view(*state.shape, count)
 
 
-# How they are mapped.
-
-
 for _operation in (_key, _spread, _choose):
     merge_mapped_axis(_operation)
 
 
-def _hashes(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> bool:
-    """Return whether the kernel takes these coordinates: numbers that lie on a GPU, one for each client."""
+def _are_on_gpu(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> bool:
+    """Return whether the kernel takes these coordinates: one integer tensor [] on a GPU for each."""
     return bool(coordinates) and all(
         isinstance(one, Tensor) and one.dim() == 0 and client_axis.available(one, torch.int64) for one in coordinates
     )
 
 
-def _lies_on_gpu(state: Tensor, *rest: Tensor | int) -> bool:
+def _is_on_gpu(state: Tensor, *rest: Tensor | int) -> bool:
     return client_axis.available(state, torch.int64)
 
 
-@fast(randomness.key, when=_hashes)
+@fast(randomness.key, when=_are_on_gpu)
 def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
     """Return the key [] of coordinates []."""
     tensors = [one.unsqueeze(0) for one in coordinates if isinstance(one, Tensor)]
@@ -67,14 +64,14 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
     return made.squeeze(0)
 
 
-@fast(randomness.spread, when=_lies_on_gpu)
+@fast(randomness.spread, when=_is_on_gpu)
 def spread(state: Tensor, count: int) -> Tensor:
-    """Return `count` keys for each of some, [..., count]."""
+    """Return `count` keys for each key in `state` [...], [..., count]."""
     made: Tensor = _spread(state.reshape(1, -1), count, *randomness.CONSTANTS)
     return made.reshape(*state.shape, count)
 
 
-@fast(randomness.choose, when=_lies_on_gpu)
+@fast(randomness.choose, when=_is_on_gpu)
 def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     """Return random choices [..., count] from keys and totals [...]."""
     if isinstance(total, int):

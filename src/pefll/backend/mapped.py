@@ -1,4 +1,4 @@
-"""How an operation with a client axis is mapped: `vmap`'s axis becomes its client axis."""
+"""vmap rules for operations with a client axis: the mapped axis becomes the client axis."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pefll.core.errors import PefllError
 def merge_mapped_axis(
     operation: Any, shared: frozenset[int] = frozenset(), written: frozenset[int] = frozenset()
 ) -> None:
-    """Register the vmap rule of an operation whose tensors (all but the `shared`) have the client axis first.
+    """Register the vmap rule of an operation whose tensors have the client axis first.
 
     Args:
-        operation: takes tensors, lists of them, and numbers.
-        shared: places of arguments without a client axis.
-        written: places of arguments that the operation writes to; it returns nothing then.
+        operation: takes tensors, lists of tensors, and numbers.
+        shared: positions of arguments without a client axis.
+        written: positions of arguments that the operation overwrites; it then returns nothing.
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -34,41 +34,41 @@ def merge_mapped_axis(
                         "samples are shared by all clients of a federation, so they cannot be mapped", code="PEFLL-E001"
                     )
                 return value
-            return merged_there(value, dim) if place in written else merged(value, dim, info.batch_size)
+            return merged_view(value, dim) if place in written else merged(value, dim, info.batch_size)
 
         whole = [merge(place, value, dim) for place, (value, dim) in enumerate(zip(args, in_dims, strict=True))]
         result = operation(*whole)
         if result is None:
             return None, None
         if isinstance(result, Tensor):
-            return parted(result, info.batch_size), 0
-        return tuple(parted(part, info.batch_size) for part in result), (0,) * len(result)
+            return unmerged(result, info.batch_size), 0
+        return tuple(unmerged(part, info.batch_size) for part in result), (0,) * len(result)
 
     operation.register_vmap(rule)
 
 
 def merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
-    """Return a value [c, ...] that is mapped over `dim`, or is the same for all, as [mapped * c, ...]."""
+    """Return a value [c, ...], mapped over axis `dim` or the same for all, as [mapped * c, ...]."""
     every = value.unsqueeze(0).expand(mapped, *value.shape) if dim is None else value.movedim(dim, 0)
     return every.flatten(0, 1)
 
 
-def merged_there(value: Tensor, dim: int | None) -> Tensor:
-    """Return the same where it lies, so that what is written to it is written to the value."""
+def merged_view(value: Tensor, dim: int | None) -> Tensor:
+    """Return the same as a view, so that writing to it changes the value."""
     if dim is None:
         raise PefllError("what all clients share cannot hold each one's result", code="PEFLL-E002")
     every = value.movedim(dim, 0)
-    return every.view(-1, *every.shape[2:])  # fails where `flatten` would copy
+    return every.view(-1, *every.shape[2:])  # `flatten` may copy; `view` fails instead
 
 
-def parted(value: Tensor, mapped: int) -> Tensor:
+def unmerged(value: Tensor, mapped: int) -> Tensor:
     """Return a value [mapped * c, ...] as [mapped, c, ...]."""
     parts: Tensor = value.unflatten(0, (mapped, -1))  # type: ignore[no-untyped-call]
     return parts
 
 
 def mapped_over(value: Tensor) -> frozenset[int]:
-    """Return which of the `vmap`s at work, by their levels, a value has an axis for, within gradients or not."""
+    """Return the levels of the active `vmap`s that map a value, also inside of gradient transforms."""
     levels = set()
     while functorch.is_functorch_wrapped_tensor(value):
         if functorch.is_batchedtensor(value):
@@ -78,7 +78,7 @@ def mapped_over(value: Tensor) -> frozenset[int]:
 
 
 def has_gradient(value: Tensor) -> bool:
-    """Return whether anybody differentiates with respect to a value: autograd, or a transform at work."""
+    """Return whether autograd or an active transform differentiates with respect to a value."""
     while functorch.is_functorch_wrapped_tensor(value):
         if value.requires_grad:
             return True
@@ -87,27 +87,37 @@ def has_gradient(value: Tensor) -> bool:
 
 
 def packed(x: Tensor) -> Tensor:
-    """Return x [c, ...] with each client's part contiguous, as parts of flat parameter vectors [c, D] are."""
+    """Return x [c, ...] with contiguous rows x[i]. A part of parameter vectors [c, D] is not copied."""
     return x if x[0].is_contiguous() else x.contiguous()
 
 
+def maybe_packed(x: Tensor | None) -> Tensor | None:
+    """Return `packed(x)`, or None for None."""
+    return None if x is None else packed(x)
+
+
+def with_client_axis(x: Tensor | None) -> Tensor | None:
+    """Return x [...] as [1, ...], or None for None."""
+    return None if x is None else x.unsqueeze(0)
+
+
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Return what an autograd function makes of its arguments."""
+    """Return the result of an autograd function."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
-class Once(torch.autograd.Function):
-    """A backward pass, or a step along one: it has no gradient of its own."""
+class NoSecondDerivative(torch.autograd.Function):
+    """An operation of the backward pass; differentiating it raises PefllError."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep nothing."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Refuse."""
+        """Raise PefllError."""
         raise PefllError(
             "the CUDA kernels have no second derivatives; set PEFLL_KERNELS=0, or use the serial engine",
             code="PEFLL-E003",

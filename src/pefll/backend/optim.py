@@ -1,4 +1,4 @@
-"""Faster optimisers: in place for one client alone; on a GPU one kernel for all clients, and recorded steps."""
+"""Faster optimisers: in place for one client alone; on a GPU one kernel per step for all clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pefll.methods.optim import SGD, Adam, Moments, as_vector, parts_of
 from pefll.models.network import Parameters
 from pefll.tasks import Classification
 
-# A gradient [D], or its consecutive parts, of any shapes.
+# A gradient [D], or its consecutive parts of any shapes.
 Gradient: TypeAlias = Tensor | tuple[Tensor, ...]
 Direction: TypeAlias = Callable[[Tensor, Any], Gradient]
 
@@ -37,17 +37,16 @@ def _is_alone(function: Any, theta: Tensor, *rest: Any) -> bool:
 def sgd_alone(
     direction: Direction, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Do the steps of one client that is not mapped over: in place, on a copy of its own."""
+    """Return the parameters after the steps of one client alone; they are taken in place on a copy."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
     for batch in itertools.islice(batches, None if steps is None else int(steps)):
-        # One vector, though layers leave parts: a norm and a step of each part cost more than joining them. The fused
-        # step takes memory as it lies, whatever strides say.
+        # Joining the parts costs less than a norm and a step for each. The fused step ignores strides.
         along = _clipped(_joined(direction(theta, batch)), sgd.clip).contiguous()
         torch_sgd(
             [theta],
             [along],
             [velocity],
-            fused=theta.device.type == "cpu",  # once through memory, where single operations would go four times
+            fused=theta.device.type == "cpu",  # reads memory once instead of four times
             lr=sgd.lr,
             momentum=sgd.momentum,
             weight_decay=sgd.decay,
@@ -63,18 +62,18 @@ def _joined(gradient: Gradient) -> Tensor:
 
 
 def _clipped(gradient: Tensor, limit: float | None) -> Tensor:
-    """Do as `optim.clipped`, but leave the gradient as it is where there is nothing to cut, as in most steps."""
+    """Return the gradient, scaled so that its norm is at most `limit`; most steps return it without a copy."""
     if limit is None:
         return gradient
     factor = limit / (float(torch.linalg.vector_norm(gradient)) + 1e-6)
-    return gradient if factor >= 1 else gradient * factor  # also by NaN
+    return gradient if factor >= 1 else gradient * factor  # NaN too
 
 
 # Many clients on a GPU.
 
 
 def is_on_gpu(theta: Tensor) -> bool:
-    """Return whether a client's parameters lie where steps are kernels, and may be recorded."""
+    """Return whether a client's parameters are on a device with kernels and CUDA graphs."""
     return theta.is_cuda or client_axis.available(theta)
 
 
@@ -82,18 +81,18 @@ def is_on_gpu(theta: Tensor) -> bool:
 def sgd_on_gpu(
     direction: Direction, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Do the steps of clients that are mapped over: one kernel a step, recorded and replayed where that pays."""
+    """Return the parameters after the steps of mapped clients: one kernel per step, as a CUDA graph if worth it."""
 
     def step(i: Tensor | int, batch: Any, at: Tensor, speed: Tensor | None) -> tuple[Tensor, Tensor]:
         active = None if steps is None else i < steps
-        # Before the first step the parameters are the caller's; after it both vectors are nobody else's.
+        # The first step must not overwrite the caller's parameters. Later vectors were made here.
         return sgd_step(at, speed, direction(at, batch), sgd, active, in_place=speed is not None)
 
-    # Batches that can be asked for by a number on the device; pairs of them, as Per-FedAvg's, are taken one by one.
+    # A graph needs batches that a number on the device selects. Per-FedAvg's pairs of batches are not.
     if isinstance(batches, Batches) and recorded.worth_recording(theta, len(batches)):
         return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, None), len(batches))[0]
     velocity: Tensor | None = None
-    for i, batch in enumerate(recorded.rehearsed(batches)):
+    for i, batch in enumerate(recorded.few_in_warm_up(batches)):
         theta, velocity = step(i, batch, theta, velocity)
     return theta
 
@@ -110,10 +109,10 @@ def sgd_step(
 
     Args:
         theta: [D].
-        velocity: [D]; None before the first step, when it is zero.
+        velocity: [D]; None for zeros, before the first step.
         gradient: [D], or parts of it.
         sgd: hyper-parameters.
-        active: bool [], whether the parameters move at all; None if they do.
+        active: bool [], whether the parameters move; None if they do.
         in_place: whether the parameters and the velocity may be overwritten.
     """
     if client_axis.available(theta):
@@ -130,47 +129,48 @@ def sgd_step_by_kernel(theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: S
     return vectors.sgd(theta, velocity, (gradient,), None, *sgd)
 
 
-# Steps on the loss of a problem, whose gradient need not be joined.
+# Steps on the loss of a problem, with a gradient in parts.
 
 
-def _is_of_problem(loss: Any) -> bool:
-    """Whether this is the loss of a problem as `Problem` has it, and not somebody's own."""
+def _is_problem_loss(loss: Any) -> bool:
+    """Whether a loss is `Problem.loss` itself, not a function or an override of a user."""
     return isinstance(getattr(loss, "__self__", None), Problem) and loss.__func__ is Problem.loss
 
 
-@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_of_problem(loss) and is_constant(theta))
+@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_problem_loss(loss) and is_constant(theta))
 def sgd_on_loss_alone(
     loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Do the steps of one client alone, with gradients in parts."""
+    """Return the parameters after the steps of one client alone, with gradients in parts."""
     problem: Problem = loss.__self__
     return sgd_alone(
         lambda at, batch: gradients(problem.loss, problem.model.in_parts(at), batch), theta, batches, sgd, steps
     )
 
 
-@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_of_problem(loss) and client_axis.available(theta))
+@fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_problem_loss(loss) and client_axis.available(theta))
 def sgd_on_loss_on_gpu(
     loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Do the steps of mapped clients, with gradients in parts where the kernel takes so many."""
+    """Return the parameters after the steps of mapped clients, with gradients in parts if kernels take so many."""
     problem: Problem = loss.__self__
     return sgd_on_gpu(lambda at, batch: gradient_in_parts(problem, at, batch), theta, batches, sgd, steps)
 
 
 def gradient_in_parts(problem: Problem, theta: Tensor, batch: Any) -> Gradient:
-    """Return the gradient of a problem's loss in parts, shaped as the parameters; or [D], where those are too many."""
+    """Return the gradient of a problem's loss in parts, shaped as the parameters; [D] if there are too many parts."""
     model = problem.model
     if not vectors.splits(theta, len(model.names)):
         return problem.gradient(theta, batch)
-    of_parts = _gradient(problem, model.in_parts(theta), batch)
+    of_parts = _problem_gradient(problem, model.in_parts(theta), batch)
     return tuple(of_parts[name] for name in model.names)
 
 
-def _gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
+def _problem_gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
+    """Return the gradient of a problem's loss, in the form of the parameters; a kernel only for cross-entropy."""
     if type(problem.task) is not Classification:
         return torch.func.grad(problem.loss)(parameters, batch)
-    # From the scores back. From the loss back would begin with a one for each client, and with a product by it.
+    # Starts with the gradient of the scores. Starting at the loss would launch two more kernels, for a factor of 1.
     scores, pull_back = torch.func.vjp(lambda at: problem.model(at, batch.x), parameters)  # type: ignore[misc]
     (of_parameters,) = pull_back(client_axis.cross_entropy_gradient(scores, batch.y, batch.weight))
     return of_parameters
@@ -179,32 +179,39 @@ def _gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
 @fast(
     gradient,
     when=lambda loss, theta, *rest: (
-        _is_of_problem(loss) and not is_constant(theta) and client_axis.available(theta) and len(rest) == 1
+        _is_problem_loss(loss) and not is_constant(theta) and client_axis.available(theta) and len(rest) == 1
     ),
 )
 def gradient_of_problem(loss: Any, theta: Tensor, *arguments: Any) -> Tensor:
     """Return the gradient [D] of a problem's loss."""
-    of_theta: Tensor = _gradient(loss.__self__, theta, *arguments)
+    of_theta: Tensor = _problem_gradient(loss.__self__, theta, *arguments)
     return of_theta
 
 
 # The server.
 
 
-@fast(
-    optim.norm,
-    when=lambda *gradients: _splits([part for one in gradients for part in parts_of(one)]),
-)
-def norm(*gradients: Parameters) -> Tensor:
-    """Return the norm [] of gradients seen as one vector, by one kernel."""
-    return vectors.norm(tuple(part for one in gradients for part in parts_of(one)))
+def _all_parts(gradients: tuple[Parameters, ...]) -> tuple[Tensor, ...]:
+    return tuple(part for one in gradients for part in parts_of(one))
 
 
-def _splits(parts: list[Tensor]) -> bool:
+def _norm_takes(*gradients: Parameters) -> bool:
+    parts = _all_parts(gradients)
     return vectors.splits(parts[0], len(parts)) and sum(part.numel() for part in parts) < vectors.MOST_ELEMENTS
 
 
-@fast(optim.adam, when=lambda parameters, gradient, *rest: _adam_takes(parameters, gradient))
+@fast(optim.norm, when=_norm_takes)
+def norm(*gradients: Parameters) -> Tensor:
+    """Return the norm [] of gradients as one vector, by one kernel."""
+    return vectors.norm(_all_parts(gradients))
+
+
+def _adam_takes(parameters: Tensor, gradient: Parameters, *rest: Any) -> bool:
+    sizes = sum(part.numel() for part in parts_of(gradient))
+    return client_axis.available(parameters) and sizes == parameters.numel()
+
+
+@fast(optim.adam, when=_adam_takes)
 def adam(
     parameters: Tensor,
     gradient: Parameters,
@@ -213,15 +220,10 @@ def adam(
     settings: Adam,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Moments]:
-    """Do a step of Adam by one kernel; in place where the engine has the state for itself."""
+    """Return parameters and moments after one step of Adam, by one kernel; in place if the engine allows it."""
     along = parts_of(gradient)
     if not vectors.splits(parameters, len(along)):
         along = (as_vector(gradient),)
-    in_place = recorded.may_overwrite()
-    changed, *after = vectors.adam(parameters, along, *moments, step, scale, *settings, in_place=in_place)
+    old, in_place = (parameters, *moments), recorded.may_overwrite()
+    changed, *after = vectors.adam(old, along, step, scale, *settings, in_place=in_place)
     return changed, Moments(*after)
-
-
-def _adam_takes(parameters: Tensor, gradient: Parameters) -> bool:
-    sizes = sum(part.numel() for part in parts_of(gradient))
-    return client_axis.available(parameters) and sizes == parameters.numel()

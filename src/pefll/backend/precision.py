@@ -1,7 +1,7 @@
-"""How exact products of float32 numbers are on a GPU: one setting for the kernels of this package.
+"""The precision of float32 products in our GPU kernels: one setting for the whole process.
 
-A tensor core multiplies numbers rounded to TF32 (10 bits after the point) or bfloat16 (7 bits). Three TF32 products of
-the parts of two numbers give their float32 product to its last bits, so that `float32` needs no slower hardware.
+Tensor cores multiply numbers rounded to TF32 (10 bits after the point) or bfloat16 (7 bits). For `float32`, kernels
+split each number into two TF32 parts: three products of parts give the float32 product to its last bits.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ _current = "float32"
 
 
 def use(precision: str) -> str:
-    """Let kernels multiply with this precision from now on; return the one before."""
+    """Set the precision of kernels and return the previous one."""
     global _current
     before, _current = _current, precision
     return before
 
 
 def current() -> str:
-    """Return the precision that kernels multiply with."""
+    """Return the precision of kernels."""
     return _current
 
 
 def products() -> str:
-    """Return how kernels are to multiply: tf32x3, tf32 or bf16."""
+    """Return the kind of products that kernels use: tf32x3, tf32 or bf16."""
     return PRODUCTS[_current]

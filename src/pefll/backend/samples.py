@@ -1,4 +1,4 @@
-"""A batch of pixels, gathered and normalised by one kernel."""
+"""Gathers and normalises a batch of pixels with one kernel."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def _are_pixels_on_gpu(federation: Federation, rows: Tensor, dtype: torch.dtype)
 
 @fast(plain, when=_are_pixels_on_gpu)
 def gather(federation: Federation, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return samples `rows` [b] as networks take them, [b, c, h, w]."""
+    """Return samples `rows` [b], normalised, [b, c, h, w]."""
     return client_axis.pixels(rows, federation.x, *federation.affine(dtype))

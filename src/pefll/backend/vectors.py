@@ -1,6 +1,7 @@
-"""Whole parameter vectors with a client axis: their parts, steps of SGD along gradients in parts, and Adam.
+"""Operations on whole parameter vectors: split and join, SGD along gradients in parts, Adam.
 
-As in `client_axis`: written for one client, and under `torch.func.vmap` one kernel for all of them.
+As in `client_axis`, an operation is written for one client and runs as one kernel for all clients under
+`torch.func.vmap`. The norm and Adam are the server's: they have no client axis.
 """
 
 from __future__ import annotations
@@ -13,23 +14,35 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.backend import client_axis
-from pefll.backend.mapped import Once, apply, mapped_over, merge_mapped_axis, packed
+from pefll.backend.mapped import (
+    NoSecondDerivative,
+    apply,
+    mapped_over,
+    maybe_packed,
+    merge_mapped_axis,
+    packed,
+    with_client_axis,
+)
 from pefll.backend.recorded import is_differentiated
 from pefll.core import derivatives
 from pefll.core.reference import fast
 from pefll.models import network
 
-MOST_PARTS = 128  # of a vector, for each of which a kernel has a line
-# Of a vector in parts, whose elements kernels count with 32 bits, also some blocks beyond its end.
+MOST_PARTS = 128  # of a vector; a kernel has a branch for each
+# Kernels count elements with 32 bits, and their last blocks reach beyond the end of a vector.
 MOST_ELEMENTS = (1 << 31) - (1 << 22)
+
+# The arguments of a step after the vectors; `_sgd` and `_adam` have them, in place and not.
+_SGD_ARGUMENTS = "Tensor[] gradient, Tensor? active, float lr, float momentum, float decay, float? clip"
+_ADAM_ARGUMENTS = (
+    "Tensor[] gradient, Tensor step, Tensor? scale, "
+    "float lr, float decay, float first_decay, float second_decay, float epsilon"
+)
 
 
 def splits(vector: Tensor, parts: int) -> bool:
-    """Return whether kernels take a vector [D] in so many parts."""
+    """Return whether kernels take a vector [D] in `parts` parts."""
     return client_axis.available(vector) and parts <= MOST_PARTS and vector.numel() < MOST_ELEMENTS
-
-
-# The operations, all with a client axis but the server's, which are its norm and Adam.
 
 
 @custom_op("pefll::join", mutates_args=())
@@ -40,44 +53,31 @@ def _join(parts: list[Tensor]) -> Tensor:
     return vectors.join([packed(part) for part in parts])
 
 
-@custom_op("pefll::sgd", mutates_args=())
-def _sgd(
-    theta: Tensor,
-    velocity: Tensor | None,
-    gradient: list[Tensor],
-    active: Tensor | None,
-    lr: float,
-    momentum: float,
-    decay: float,
-    clip: float | None,
-) -> tuple[Tensor, Tensor]:
+@custom_op(
+    "pefll::sgd", mutates_args=(), schema=f"(Tensor theta, Tensor? velocity, {_SGD_ARGUMENTS}) -> (Tensor, Tensor)"
+)
+def _sgd(theta: Tensor, velocity: Tensor | None, gradient: list[Tensor], active: Tensor | None, *numbers: Any) -> Any:
     """Return parameters and velocity, each [c, D], after one step along a gradient in parts [c, ...]."""
     from pefll.backend.kernels import vectors
 
-    speed = None if velocity is None else packed(velocity)
-    along = [packed(part) for part in gradient]
-    chosen = None if active is None else active.contiguous()
-    return vectors.sgd(packed(theta), speed, along, chosen, lr, momentum, decay, clip)
+    along, chosen = [packed(part) for part in gradient], None if active is None else active.contiguous()
+    return vectors.sgd(packed(theta), maybe_packed(velocity), along, chosen, *numbers)
 
 
-@custom_op("pefll::sgd_in_place", mutates_args=("theta", "velocity"))
+@custom_op(
+    "pefll::sgd_in_place",
+    mutates_args=("theta", "velocity"),
+    schema=f"(Tensor(a!) theta, Tensor(b!) velocity, {_SGD_ARGUMENTS}) -> ()",
+)
 def _sgd_in_place(
-    theta: Tensor,
-    velocity: Tensor,
-    gradient: list[Tensor],
-    active: Tensor | None,
-    lr: float,
-    momentum: float,
-    decay: float,
-    clip: float | None,
+    theta: Tensor, velocity: Tensor, gradient: list[Tensor], active: Tensor | None, *numbers: Any
 ) -> None:
-    """Do the same to parameters and velocity [c, D] where they lie."""
+    """Overwrite parameters and velocity [c, D] with their values after the step."""
     from pefll.backend.kernels import vectors
 
     at, speed = packed(theta), packed(velocity)
-    along = [packed(part) for part in gradient]
-    chosen = None if active is None else active.contiguous()
-    vectors.sgd(at, speed, along, chosen, lr, momentum, decay, clip, in_place=True)
+    along, chosen = [packed(part) for part in gradient], None if active is None else active.contiguous()
+    vectors.sgd(at, speed, along, chosen, *numbers, in_place=True)
     for given, changed in ((theta, at), (velocity, speed)):
         if changed is not given:
             given.copy_(changed)
@@ -90,57 +90,35 @@ merge_mapped_axis(_sgd_in_place, written=frozenset({0, 1}))
 
 @custom_op("pefll::norm", mutates_args=())
 def _norm(parts: list[Tensor]) -> Tensor:
-    """Return the norm [] of parts seen as one vector; the server's, so there is no client axis."""
+    """Return the norm [] of parts as one vector."""
     from pefll.backend.kernels import vectors
 
     return vectors.norm([part.contiguous() for part in parts])
 
 
-@custom_op("pefll::adam", mutates_args=())
-def _adam(
-    parameters: Tensor,
-    gradient: list[Tensor],
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    lr: float,
-    decay: float,
-    first_decay: float,
-    second_decay: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and moments [D] after one step; the server's, so there is no client axis."""
+@custom_op(
+    "pefll::adam",
+    mutates_args=(),
+    schema=f"(Tensor parameters, Tensor first, Tensor second, {_ADAM_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+)
+def _adam(parameters: Tensor, first: Tensor, second: Tensor, gradient: list[Tensor], *numbers: Any) -> Any:
+    """Return parameters and moments [D] after one step."""
     from pefll.backend.kernels import vectors
 
     p, m, v = (part.contiguous() for part in (parameters, first, second))
-    along = [part.contiguous() for part in gradient]
-    return vectors.adam(p, along, m, v, step, scale, lr, decay, first_decay, second_decay, epsilon)
+    return vectors.adam(p, [part.contiguous() for part in gradient], m, v, *numbers)
 
 
-@custom_op("pefll::adam_in_place", mutates_args=("parameters", "first", "second"))
-def _adam_in_place(
-    parameters: Tensor,
-    gradient: list[Tensor],
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    lr: float,
-    decay: float,
-    first_decay: float,
-    second_decay: float,
-    epsilon: float,
-) -> None:
-    """Do the same to contiguous parameters and moments [D] where they lie."""
+@custom_op(
+    "pefll::adam_in_place",
+    mutates_args=("parameters", "first", "second"),
+    schema=f"(Tensor(a!) parameters, Tensor(b!) first, Tensor(c!) second, {_ADAM_ARGUMENTS}) -> ()",
+)
+def _adam_in_place(parameters: Tensor, first: Tensor, second: Tensor, gradient: list[Tensor], *numbers: Any) -> None:
+    """Overwrite contiguous parameters and moments [D] with their values after one step."""
     from pefll.backend.kernels import vectors
 
-    numbers = (lr, decay, first_decay, second_decay, epsilon)
-    along = [part.contiguous() for part in gradient]
-    vectors.adam(parameters, along, first, second, step, scale, *numbers, in_place=True)
-
-
-# For one client, with gradients.
+    vectors.adam(parameters, [part.contiguous() for part in gradient], first, second, *numbers, in_place=True)
 
 
 class _Join(torch.autograd.Function):
@@ -176,19 +154,19 @@ class _Split(torch.autograd.Function):
         return apply(_Join, *parts), None
 
 
-class _SGD(Once):
+class _SGD(NoSecondDerivative):
     @staticmethod
     def forward(
         theta: Tensor, velocity: Tensor | None, active: Tensor | None, numbers: list[float | None], *parts: Tensor
     ) -> Any:
-        at, speed, chosen = (None if one is None else one.unsqueeze(0) for one in (theta, velocity, active))
+        at, speed, chosen = (with_client_axis(one) for one in (theta, velocity, active))
         after = _sgd(at, speed, [part.unsqueeze(0) for part in parts], chosen, *numbers)
         return tuple(part.squeeze(0) for part in after)
 
 
 @fast(network.split, when=lambda vector, sizes: splits(vector, len(sizes)))
 def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Return consecutive parts of a vector [D]; their gradients are joined by one kernel."""
+    """Return consecutive parts of a vector [D]; one kernel joins their gradients."""
     parts: tuple[Tensor, ...] = apply(_Split, vector, sizes)
     return parts
 
@@ -205,24 +183,23 @@ def sgd(
 
     Args:
         theta: [D].
-        velocity: [D]; None where it is zero.
-        gradient: consecutive parts, of any shapes, of a vector [D].
-        active: bool [], whether the parameters move at all; None if they do.
+        velocity: [D]; None for zeros.
+        gradient: consecutive parts of a vector [D], of any shapes.
+        active: bool [], whether the parameters move; None if they do.
         numbers: those of `pefll.methods.optim.SGD`.
-        in_place: whether to write to `theta` and `velocity`. They are left as they are where that cannot be: before the
-            first step, where somebody differentiates, and where clients would have to share one of them.
+        in_place: whether to overwrite `theta` and `velocity`. Nothing is overwritten before the first step, under
+            differentiation, or if clients share one of the two.
     """
-    if in_place and velocity is not None and _has_room(theta, velocity, (*gradient, active)):
+    if in_place and velocity is not None and _can_overwrite(theta, velocity, (*gradient, active)):
         parts = [part.unsqueeze(0) for part in gradient]
-        chosen = None if active is None else active.unsqueeze(0)
-        _sgd_in_place(theta.unsqueeze(0), velocity.unsqueeze(0), parts, chosen, *numbers)
+        _sgd_in_place(theta.unsqueeze(0), velocity.unsqueeze(0), parts, with_client_axis(active), *numbers)
         return theta, velocity
     result: tuple[Tensor, Tensor] = apply(_SGD, theta, velocity, active, list(numbers), *gradient)
     return result
 
 
-def _has_room(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]) -> bool:
-    """Whether both vectors can hold a step's result: nobody differentiates, and each client has vectors of its own."""
+def _can_overwrite(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]) -> bool:
+    """Whether a step may overwrite both vectors: each client has its own, and nothing is differentiated."""
     given = [theta, velocity, *(other for other in others if other is not None)]
     if any(is_differentiated(one) for one in given):
         return False
@@ -231,30 +208,29 @@ def _has_room(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]
 
 
 def norm(gradient: tuple[Tensor, ...]) -> Tensor:
-    """Return the norm [] of parts, of any shapes, seen as one vector; the server's, so there is no client axis."""
+    """Return the norm [] of parts, of any shapes, as one vector."""
     result: Tensor = _norm(list(gradient))
     return result
 
 
 def adam(
-    parameters: Tensor,
+    old: tuple[Tensor, Tensor, Tensor],
     gradient: tuple[Tensor, ...],
-    first: Tensor,
-    second: Tensor,
     *numbers: Tensor | float | None,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and moments [D] after one step of Adam; the arguments are those of `_adam`, in its order.
+    """Return parameters, first and second moments, each [D], after one step of Adam.
 
-    The gradient is in consecutive parts, of any shapes.
-
-    In place they are written to where they were, if that is contiguous.
+    Args:
+        old: the same before the step.
+        gradient: consecutive parts of a vector [D], of any shapes.
+        numbers: step, scale, and those of `pefll.methods.optim.Adam`.
+        in_place: whether to overwrite `old`, if it is contiguous.
     """
-    old = (parameters, first, second)
     if in_place and all(part.is_contiguous() for part in old):
-        _adam_in_place(parameters, list(gradient), first, second, *numbers)
+        _adam_in_place(*old, list(gradient), *numbers)
         return old
-    result: tuple[Tensor, Tensor, Tensor] = _adam(parameters, list(gradient), first, second, *numbers)
+    result: tuple[Tensor, Tensor, Tensor] = _adam(*old, list(gradient), *numbers)
     return result
 
 
@@ -262,5 +238,5 @@ def adam(
     derivatives.network_vjp, when=lambda network, function, parameters, *inputs: splits(parameters, len(network.names))
 )
 def network_vjp(network: Any, function: Callable[..., Tensor], parameters: Tensor, *inputs: Tensor) -> tuple[Any, Any]:
-    """Do as the reference, with respect to the parameters in parts, so that their gradient is not copied together."""
+    """Return the value and the vector-Jacobian product; the parameters' gradient stays in parts, without a copy."""
     return torch.func.vjp(function, network.in_parts(parameters), *inputs)  # type: ignore[return-value]

@@ -1,1 +1,1 @@
-"""How the clients are reached."""
+"""Engines: they run a method's rounds on the clients of a federation."""

@@ -77,7 +77,7 @@ class BaseCohort:
             The replies, with a leading client axis.
         """
         self.ledger.down += self.size * sum(self.bytes_to_send(argument) for argument in arguments)
-        handed = tuple(self._handed(argument) for argument in arguments)
+        handed = tuple(self._for_engine(argument) for argument in arguments)
         replies = self._reach(task, handed, static)
         self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies, but=Own))
         self.ledger.exchanges += 1
@@ -106,7 +106,7 @@ class BaseCohort:
                 total += leaf.nbytes
         return total
 
-    def _handed(self, argument: Everyone | Each | Own) -> Everyone | Each:
+    def _for_engine(self, argument: Everyone | Each | Own) -> Everyone | Each:
         """Return an argument for an engine; of `Own` arrays, the rows of this cohort."""
         if not isinstance(argument, Own):
             return argument
@@ -205,12 +205,9 @@ def check_cohort_size(federation: Federation, size: int) -> None:
 
 
 def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
-    """Return the error for a reply with NaN or infinity.
+    """Return the error for a reply with NaN or infinity in a task.
 
-    Args:
-        task: name of the task.
-        client: name of the first client that sent one; None if unknown, or if all clients did.
-        round_: of training; None in an evaluation.
+    `client` is the name of the first client that sent one, if known. `round_` is None in an evaluation.
     """
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
@@ -221,13 +218,7 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
 
 
 def client_to_blame(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
-    """Return the first client that got finite numbers and replied with others, int64 []; -1 for none.
-
-    Args:
-        replies: with a leading client axis.
-        ids: int64 [c], the clients.
-        sent: the arguments that clients got.
-    """
+    """Return the first client, of ids [c], that got finite numbers and replied with others, int64 []; -1 for none."""
     return first_to_blame(finite_rows(replies, ids), finite_requests(sent, ids), ids)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pefll.backend.recorded import overwriting, recording, rehearsal
+from pefll.backend.recorded import overwriting, recording, warm_up
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
@@ -113,7 +113,7 @@ class _RoundGraph:
         self.bad = torch.full((2,), -1, dtype=torch.int64, device=device)
         spare = engine.ledger.copy()
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side), rehearsal():
+        with torch.cuda.stream(side), warm_up():
             for _ in range(2):
                 engine.checked_round(self.server, self.t)
         torch.cuda.current_stream(device).wait_stream(side)
@@ -123,7 +123,7 @@ class _RoundGraph:
         may_overwrite = overwriting() if type(engine.method).__module__.startswith("pefll.methods.") else nullcontext()
         with recording(self.graph, side), may_overwrite:
             after, healthy, blamed = engine.checked_round(self.server, self.t)
-            put_back(self.server, after)
+            _copy_into(self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad[0] >= 0), self.bad, torch.stack([self.t, blamed])))
             self.t.add_(1)
         self.cost = engine.ledger.since(before)
@@ -163,7 +163,7 @@ class _Recorded:
     def _capture(self) -> None:
         side, current = self.queue.side, torch.cuda.current_stream(self.queue.device)
         side.wait_stream(current)
-        with torch.cuda.stream(side), rehearsal():
+        with torch.cuda.stream(side), warm_up():
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
@@ -171,6 +171,6 @@ class _Recorded:
             self.result = self.function(self.state)
 
 
-def put_back(old: Tree, new: Tree) -> Tree:
-    """Copy a new state into the memory of the old one and return it; tensors that are there already are not copied."""
+def _copy_into(old: Tree, new: Tree) -> Tree:
+    """Copy a new state into the memory of the old one and return that; a tensor in place is not copied."""
     return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)

@@ -91,7 +91,7 @@ class DeviceQueue:
     An engine with an asynchronous device has an attribute `queue` with a subclass, such as `CudaQueue`.
 
     Attributes:
-        works_on: whether the device works on while the host does something else.
+        works_on: whether the device works while the host does something else.
         turn: makes a context for using the engine beside others; on a GPU its work has its own stream.
         beside: makes a context for work that later rounds do not wait for; on a GPU it runs beside them.
     """
@@ -135,9 +135,7 @@ def queue_of(engine: Engine) -> DeviceQueue:
 def copy_to_host(state: Tree, device: torch.device) -> DeviceFuture[Tree]:
     """Return a future of a state in the host's memory, copied after the earlier work of the current stream.
 
-    Args:
-        state: nobody may write to it; a state on the host is not copied.
-        device: of the work.
+    Nothing may write to the state meanwhile. A state on the host is not copied.
     """
     return Clock(device).future(state, lambda copy: copy)
 
@@ -145,9 +143,7 @@ def copy_to_host(state: Tree, device: torch.device) -> DeviceFuture[Tree]:
 def fetched(state: Tree, device: torch.device) -> Tree:
     """Return a state in the host's memory, without waiting for other work of the device.
 
-    Args:
-        state: complete: the caller has waited for work that came after it.
-        device: of the state.
+    The state must be complete: the caller has waited for later work.
     """
     if device.type != "cuda":
         return state

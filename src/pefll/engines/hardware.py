@@ -98,17 +98,10 @@ def forward_flops(problem: Problem) -> int:
 
 
 def pick_hardware(problem: Problem, device: str, engine: str, precision: str, processes: int) -> Hardware:
-    """Decide device, engine, precision and processes.
+    """Return where and how a run is computed; PefllError if this machine cannot do that.
 
-    Args:
-        problem: what clients learn; the size of its model decides the engine.
-        device: auto, cpu, cuda or cuda:1.
-        engine: auto, serial or vector.
-        precision: auto, float32, tf32, bf16 or float64.
-        processes: of the serial engine; 0 for one per core.
-
-    Raises:
-        PefllError: if this machine cannot do that.
+    `auto` is decided here, by the machine and the size of the model. `processes` is for the serial engine; 0 is one
+    per core.
     """
     place = pick_device(device)
     engine = engine if engine != "auto" else pick_engine(place, problem)
@@ -141,16 +134,9 @@ def check_memory(
     clients_per_round: int,
     runs: int = 1,
 ) -> None:
-    """Raise PefllError if runs would clearly not fit into memory, before their networks are made.
+    """Raise PefllError if `runs` simultaneous runs clearly need too much memory; no network is made for that.
 
-    Args:
-        hardware: where they are computed.
-        method: its name.
-        settings: its hyper-parameters that differ from the defaults.
-        problem: what clients learn.
-        federation: the data.
-        clients_per_round: c.
-        runs: how many are trained at once.
+    `settings` holds the method's hyper-parameters that differ from the defaults.
     """
     values = {**hyperparameters(method), **typed_settings(method, settings)}
     clients = min(clients_per_round, federation.num_seen)
@@ -180,15 +166,7 @@ def place_data(hardware: Hardware, federation: Federation, copies: dict[object, 
 def make_engine(
     hardware: Hardware, federation: Federation, method: Method[Any], seed: int, clients_per_round: int
 ) -> Engine:
-    """Return a new engine.
-
-    Args:
-        hardware: which engine, and its device.
-        federation: the data.
-        method: what to run.
-        seed: of the run.
-        clients_per_round: c; 0 for an engine that only evaluates.
-    """
+    """Return a new engine; with `clients_per_round=0` it only evaluates."""
     device, _, precision, processes = hardware
     if hardware.engine == "vector":
         if device.type == "cuda":

@@ -79,8 +79,7 @@ def parts_of(plan: MemoryPlan) -> Parts:
 def networks_of(build: Callable[[], Method[Any]]) -> int:
     """Return the number of weights of a method's server networks; 0 if they cannot be counted.
 
-    Args:
-        build: makes the method; it is called here without memory for weights.
+    `build` makes the method. It is called without memory for weights.
     """
     try:
         with torch.device("meta"):
@@ -108,37 +107,28 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def check_fits(plan: MemoryPlan, method: str) -> None:
-    """Raise PefllError if a run clearly needs more memory than there is.
-
-    Args:
-        plan: of the run.
-        method: its name, for the sentence.
-    """
+    """Raise PefllError if a run clearly needs more memory than there is; the sentence names the method."""
     free, parts = free_memory(plan.device), parts_of(plan)
     needed = sum(parts)
     if free is None or needed <= free:
         return
     runs_at_once = f" for {plan.runs} runs at once" if plan.runs > 1 else ""
     raise PefllError(
-        f"{method} would need about {_gb(needed)} of memory{runs_at_once} ({_words(parts, plan)}), but {_gb(free)} are "
-        f"left on this {'GPU' if plan.device.type == 'cuda' else 'machine'}; {_advice(parts, plan, free)}",
+        f"{method} would need about {_gb(needed)} of memory{runs_at_once} ({_purposes(parts, plan)}), but "
+        f"{_gb(free)} are left on this {'GPU' if plan.device.type == 'cuda' else 'machine'}; "
+        f"{_advice(parts, plan, free)}",
         code="PEFLL-L006",
     )
 
 
 def check_model_fits(problem: str, weights: int) -> None:
-    """Raise PefllError if the copies of a model before training do not fit into memory.
-
-    Args:
-        problem: names the model, for the sentence.
-        weights: of the model.
-    """
+    """Raise PefllError if the copies of a model before training do not fit; the sentence starts with `problem`."""
     free = available_memory()
     needed = NUMBER * MODELS * weights
     if free is not None and needed > free:
         raise PefllError(
             f"{problem} has {weights:,} weights and would need about {_gb(needed)} of memory, but {_gb(free)} are "
-            f"left; take one of at most about {_round(free // (NUMBER * MODELS)):,} weights",
+            f"left; take one of at most about {_rounded(free // (NUMBER * MODELS)):,} weights",
             code="PEFLL-L007",
         )
 
@@ -148,7 +138,7 @@ def sample_values(problem: Problem) -> int:
     return prod(problem.input_shape)
 
 
-def _words(parts: Parts, plan: MemoryPlan) -> str:
+def _purposes(parts: Parts, plan: MemoryPlan) -> str:
     """Return the purposes of the memory in words, the largest first."""
     optimiser = " with their optimiser" if plan.copies == NETWORKS else ""
     called = {
@@ -166,24 +156,20 @@ def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
     rest = sum(parts) - getattr(parts, largest)
     share = max(0.0, free - rest) / max(1, getattr(parts, largest))
     runs = f"fewer than {plan.runs} runs at once, or " if plan.runs > 1 else ""
+    model = f"a model of at most about {_rounded(int(share * plan.weights)):,} weights"
     if largest == "batches":
-        return (
-            f"take {runs}at most about {max(1, _round(int(share * plan.steps))):,} local steps, or a smaller batch_size"
-        )
+        steps = max(1, _rounded(int(share * plan.steps)))
+        return f"take {runs}at most about {steps:,} local steps, or a smaller batch_size"
     if largest == "models" and plan.clients > 1:
-        clients = argument("clients_per_round", max(1, int(share * plan.clients)))
-        return f"take {runs}{clients}, or a model of at most about {_round(int(share * plan.weights)):,} weights"
+        return f"take {runs}{argument('clients_per_round', max(1, int(share * plan.clients)))}, or {model}"
     if plan.networks and plan.networks < 200 * plan.weights:
-        return (
-            f"take {runs}a model of at most about {_round(int(share * plan.weights)):,} weights (this one has "
-            f"{plan.weights:,}), or a method without a hypernetwork, such as fedavg"
-        )
+        return f"take {runs}{model} (this one has {plan.weights:,}), or a method without a hypernetwork, such as fedavg"
     if plan.networks:
         return f"take {runs}a smaller descriptor_size or embedding_size, about {share:.2g} times this one"
-    return f"take {runs}a model of at most about {_round(int(share * plan.weights)):,} weights"
+    return f"take {runs}{model}"
 
 
-def _round(number: int) -> int:
+def _rounded(number: int) -> int:
     """Return a whole number cut to two digits."""
     unit = int(10 ** max(0, len(str(number)) - 2))
     return number // unit * unit

@@ -57,10 +57,9 @@ class DeviceSettings(NamedTuple):
 
     @classmethod
     def of_engines(cls, precision: str) -> DeviceSettings:
-        """Return the settings for engines of a precision; TF32 is on or off for products and convolutions alike.
+        """Return the settings for engines of a precision on a GPU: float32, tf32 or bf16.
 
-        Args:
-            precision: of products on a GPU: float32, tf32 or bf16. torch's own operations use TF32 for bf16.
+        TF32 is on or off for matrix products and convolutions alike. torch's own operations use TF32 for bf16.
         """
         tensor_cores = precision in ("tf32", "bf16")
         return cls(tensor_cores, tensor_cores, precision)
@@ -78,7 +77,7 @@ def set_for_engines(precision: str) -> None:
     DeviceSettings.of_engines(precision).set()
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     """A thread's open engines, and its settings before the first."""
 
     def __init__(self) -> None:
@@ -97,7 +96,7 @@ class EngineSettings:
     _usual: ClassVar[ThreadSettings]  # of the first engine's thread
     _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts while it is referenced
     _keeps_memory: ClassVar[bool] = False
-    _of_thread: ClassVar[_OfThread] = _OfThread()
+    _thread_state: ClassVar[_ThreadState] = _ThreadState()
 
     @classmethod
     def take(cls, engine: object, precision: str = "float32", keep_memory: bool = True) -> None:
@@ -118,7 +117,7 @@ class EngineSettings:
             found = ThreadSettings.now()
             if cls._found is None:
                 cls._found, cls._usual = DeviceSettings.now(), found
-            mine = cls._of_thread
+            mine = cls._thread_state
             if mine.found is None:
                 mine.found = found.without_engines(cls._usual) if cls._open else found
             cls._open.add(engine)
@@ -132,7 +131,7 @@ class EngineSettings:
     def give_back(cls, engine: object) -> None:
         """Note that an engine was closed; after the last one, restore torch's settings."""
         with process.lock:
-            mine = cls._of_thread
+            mine = cls._thread_state
             mine.open.discard(engine)
             if not mine.open and mine.found is not None:
                 mine.found.set()

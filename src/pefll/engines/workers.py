@@ -33,7 +33,7 @@ PROGRESS_SECONDS = 0.5  # between two calls of `on_progress` while no reply come
 
 # This process's ends of all pipes. A forked process gets a copy of each, also of those of other threads. `process.lock`
 # guards changes and forks.
-_held: set[Connection] = set()
+_open_pipes: set[Connection] = set()
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
 
@@ -62,7 +62,7 @@ class Workers:
         for _ in range(processes):
             with process.lock:
                 mine, theirs = context.Pipe()
-                _held.add(mine)
+                _open_pipes.add(mine)
                 self._pipes.append(mine)
                 worker = context.Process(
                     target=_serve, args=(theirs, run_here, method), daemon=True, name="pefll-worker"
@@ -100,10 +100,10 @@ class Workers:
             header = {"task": task, "ids": ids[share].tolist(), "round": round_, "kinds": kinds, "static": static}
             return pack(*values, **header)
 
-        replies = self._hand_out([partial(message, share) for share in shares], on_progress)
+        replies = self._send_all([partial(message, share) for share in shares], on_progress)
         return map_tree(lambda *parts: torch.cat(parts), *replies)
 
-    def _hand_out(self, messages: list[Callable[[], bytes]], on_progress: Callable[[bool], None] | None) -> list[Tree]:
+    def _send_all(self, messages: list[Callable[[], bytes]], on_progress: Callable[[bool], None] | None) -> list[Tree]:
         """Send each message to the next idle process and return the replies in the messages' order."""
         patience = None if on_progress is None else PROGRESS_SECONDS
         waiting = list(enumerate(messages))[::-1]
@@ -140,7 +140,7 @@ class Workers:
         with process.lock:
             for pipe in self._pipes:
                 pipe.close()
-            _held.difference_update(self._pipes)
+            _open_pipes.difference_update(self._pipes)
         try:
             ends = time.monotonic() + 5
             for worker in self._processes:
@@ -159,13 +159,13 @@ class Workers:
         try:
             pipe.send_bytes(message)
         except OSError as error:
-            raise _died() from error
+            raise _worker_died() from error
 
     def _receive(self, pipe: Connection) -> Tree:
         try:
             header, trees = unpack(pipe.recv_bytes())
         except (EOFError, ConnectionError) as error:
-            raise _died() from error
+            raise _worker_died() from error
         if "sentence" in header:
             raise PefllError(header["sentence"], code=header["code"])
         if "traceback" in header:
@@ -174,7 +174,7 @@ class Workers:
         return trees[0]
 
 
-def _died() -> PefllError:
+def _worker_died() -> PefllError:
     return PefllError(
         f"a worker process ended unexpectedly (out of memory?); resume the run, or use {argument('processes', 1)}",
         code="PEFLL-E013",
@@ -183,7 +183,7 @@ def _died() -> PefllError:
 
 def _serve(pipe: Connection, run_here: RunHere, method: Method[Any]) -> None:
     # The fork copied other workers' pipes. While these copies are open, those workers do not notice the server's end.
-    for other in _held:
+    for other in _open_pipes:
         other.close()
     # Ctrl-C, SIGTERM of a batch system and the end of a terminal reach the whole group. The server decides when to
     # stop; when it ends, for whatever reason, the pipe closes.

@@ -1,1 +1,1 @@
-"""The GPU kernels: Triton's, and CUDA C++ for first layers. Importing them needs Triton, so only operations do."""
+"""GPU kernels: Triton, and CUDA C++ for first layers. Importing them needs Triton, so operations import them late."""

@@ -1,4 +1,4 @@
-// Compiled once, to test whether CUDA C++ compiles here: the compiler may be absent, or the card too old for `mma`.
+// Tests whether CUDA C++ compiles here: the compiler may be missing, or the card too old for `mma`.
 
 extern "C" __global__ void compile_probe(float* x) {
     const unsigned a[4] = {}, b[2] = {};

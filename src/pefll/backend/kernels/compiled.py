@@ -1,6 +1,6 @@
-"""Kernels in CUDA C++, compiled when they are first needed, by the compiler that comes with torch (NVRTC).
+"""Compiles CUDA C++ kernels at first use with NVRTC, the compiler that comes with torch.
 
-Machine code is kept in the user's cache folder, as Triton keeps its own.
+The user's cache folder keeps the machine code.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from torch import Tensor
 
 from pefll.backend.cache import cache_folder
 
-# A number has 32 bits, or 64 where it says so.
+# An int has 32 bits.
 Argument = Tensor | int | ctypes.c_longlong
 Kernel = Callable[[tuple[int, int], int, int, Sequence[Argument]], None]
 
 
 @cache
 def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> Kernel:
-    """Return what launches a kernel: of a grid, threads of a block, bytes of shared memory, and arguments.
+    """Return a function that launches a kernel: it takes grid, threads of a block, bytes of shared memory, arguments.
 
     Args:
         name: of the function in the source.
         source: a file beside this one.
-        constants: what names in capitals stand for.
-        device: where it is to run.
+        constants: values of the names in capitals.
+        device: a GPU.
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     code, kept = machine_code(source, constants, device)
     with torch.cuda.device(device):
         _have_context(device)
         if _driver().cuModuleLoadData(ctypes.byref(module), code):
-            kept.unlink(missing_ok=True)  # damaged, maybe
+            kept.unlink(missing_ok=True)  # the file may be damaged
             code, _ = machine_code(source, constants, device)
             _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-    allowed = 48 << 10  # bytes of shared memory that need no permission
+    allowed = 48 << 10  # bytes of shared memory that need no attribute
 
     def launch(grid: tuple[int, int], threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         nonlocal allowed
@@ -64,7 +64,7 @@ def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], devic
 
 @cache
 def works(device: torch.device) -> bool:
-    """Try it once: the compiler or the driver's library may be absent, or the card too old for the products."""
+    """Return whether a small kernel compiles: the compiler or the driver may be missing, or the card too old."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
@@ -85,7 +85,7 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_long
 
 
 def _have_context(device: torch.device) -> None:
-    """Give this thread the device's context where it has none yet, as one that has done nothing on a GPU."""
+    """Set the device's context for this thread if it has none; a new thread has none."""
     current = ctypes.c_void_p()
     _check(_driver().cuCtxGetCurrent(ctypes.byref(current)))
     if not current:
@@ -94,7 +94,7 @@ def _have_context(device: torch.device) -> None:
 
 
 def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> tuple[bytes, Path]:
-    """Return machine code of a source file for this device, from the cache if it was compiled before, and its place."""
+    """Return the machine code of a source file for this device, cached or compiled, and its path in the cache."""
     here = Path(__file__).parent
     text = (here / "primitives.cuh").read_text() + (here / source).read_text()
     major, minor = torch.cuda.get_device_capability(device)
@@ -104,13 +104,13 @@ def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: to
     with suppress(OSError):
         return kept.read_bytes(), kept
     code = _compile(text, source, options)
-    with suppress(OSError):  # who cannot write there compiles again next time
+    with suppress(OSError):  # if it cannot be written, the next process compiles again
         kept.parent.mkdir(parents=True, exist_ok=True)
         number, new = tempfile.mkstemp(dir=kept.parent, suffix=".tmp")
         try:
             with os.fdopen(number, "wb") as file:
                 file.write(code)
-            os.replace(new, kept)  # at once, whole
+            os.replace(new, kept)  # atomic
         except BaseException:
             os.unlink(new)
             raise

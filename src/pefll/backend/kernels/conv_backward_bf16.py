@@ -1,9 +1,9 @@
-"""The backward pass of a convolution whose input was laid out for tensor cores, with a client axis, as Triton kernels.
+"""Triton kernels for the backward pass of a bfloat16 convolution with a client axis; its input is NHWC.
 
-What pooling and ReLU let through is written out first: for every window a row of gradients, one for each (position,
-channel), zero for positions that did not win. Weight and input gradients are then plain products of what lies in
-memory, rows of windows and rows of gradients, which go to shared memory while the products before them are computed.
-See `pefll.backend.kernels.convolution` for windows, positions, routes and spread weights.
+The first kernel writes the *routed* gradients: for every window a row with one gradient for each (position, channel),
+zero unless the position had the maximum. Weight and input gradients are then plain products of rows in memory. Loads
+of the next rows overlap with products. See `pefll.backend.kernels.convolution` for windows, positions, routes and
+spread weights.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pefll.backend.geometry import Geometry
-from pefll.backend.kernels.conv_input_grad import blocks_of, cells_of, store_pixels, way_back
-from pefll.backend.kernels.convolution import PROGRAMS, corner, parts, pixels, vector
+from pefll.backend.kernels.conv_input_grad import block_cells, blocks_of, cells_of, store_pixels
+from pefll.backend.kernels.convolution import PROGRAMS, corner, pixels, split_sum, vector_width
 from pefll.backend.kernels.tiles import shrunk, side
 
 
@@ -25,7 +25,7 @@ def _let_through(
     CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, ROUTED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write gradients as [window, position, co], and this program's share of the bias's gradient."""
+    """Write gradients as [window, position, co], and this program's partial sum of the bias's gradient."""
     PLACES: tl.constexpr = POOL * POOL
     client = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -57,7 +57,7 @@ def _weight_gradient(
     STRIDE: tl.constexpr, PAD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr,
     VECTOR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, N_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Write this program's share of the gradient of the spread weights, [(position, co), window]."""
+    """Write this program's partial sum of the gradient of the spread weights, [(position, co), window]."""
     N: tl.constexpr = POOL * POOL * CO
     K: tl.constexpr = WH * WW * CI
     k = (tl.program_id(0) // N_BLOCKS) * BK + tl.arange(0, BK)
@@ -90,7 +90,7 @@ def _gather_up(
     POOL: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, BIAS_BLOCK: tl.constexpr,
     BIAS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
+    """Add the partial sums of all positions that share a weight, into gradients [co, ci, kh, kw] and [co]."""
     client = tl.program_id(1).to(tl.int64)
     K: tl.constexpr = WH * WW * LAID
     WEIGHTS: tl.constexpr = CO * KH * KW * CI
@@ -99,7 +99,7 @@ def _gather_up(
         total = tl.zeros([BLOCK], tl.float32)
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         co, k = at // (KH * KW * CI), at % (KH * KW * CI)
-        ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI  # neighbours read neighbours
+        ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI  # neighbouring threads read neighbouring numbers
         for first in range(0, SPLITS, AT_ONCE):
             split = first + tl.arange(0, AT_ONCE)
             share = partial + (split * C + client) * (POOL * POOL * CO * K)
@@ -129,10 +129,10 @@ def _input_gradient(
     FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr, CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
     BY_BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
+    """A row of a tile is a block of SIDE x SIDE input pixels; its columns are (pixel in the block, input channel).
 
-    All pixels of a block look back at the same few pooling cells. A pixel has one place in each cell's window, so that
-    the weights that lead back to it lie in the spread weights of the forward pass.
+    The windows of the same few pooling cells contain all pixels of a block. A pixel has one place in each window, so
+    the spread weights of the forward pass hold its weights.
     """
     client = tl.program_id(2).to(tl.int64)
     N: tl.constexpr = POOL * POOL * CO
@@ -161,23 +161,23 @@ def _input_gradient(
     store_pixels(dx + client * B * (H * W * CI), total, b, ry, rx, there, qy, qx, ci, H, W, CI, SIDE)
 
 
-def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Return gradients by position, [c, rows, position * co], and shares of the bias's gradient, [c, shares, co].
+def routed_gradient(g: Tensor, route: Tensor, nhwc: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Return gradients by position, [c, rows, position * co], and partial sums of the bias's gradient, [c, shares, co].
 
     Args:
-        g: of the output, [c, b, co, ph, pw], in any layout and of its type: the bias's gradient is a float32 sum of
-            what is in it, while products take it as bfloat16.
+        g: gradient of the output, [c, b, co, ph, pw], in any layout and either type. The bias's gradient is a float32
+            sum of these numbers; products round them to bfloat16.
         route: from `forward`, contiguous.
-        laid: the input, [c, b, h, w, channels]; gives the type.
+        nhwc: the input, [c, b, h, w, channels]; its type is the type of the gradients by position.
         geometry: of the convolution.
     """
     s = geometry
     clients, samples = g.shape[:2]
     rows = samples * s.ph * s.pw
-    # Fewer rows at once where there are so few that they would not give every processor something to do.
+    # Small blocks if there are too few rows to keep every multiprocessor busy.
     bm = 128 if clients * rows > 128 * PROGRAMS else 32
     blocks = triton.cdiv(rows, bm)
-    routed = laid.new_empty((clients, rows, s.pool**2 * s.co))
+    routed = nhwc.new_empty((clients, rows, s.pool**2 * s.co))
     shares = g.new_empty((clients, blocks, s.co), dtype=torch.float32)
     client, sample, channel, row, column = g.stride()
     _let_through[(blocks, clients)](
@@ -187,31 +187,31 @@ def let_through(g: Tensor, route: Tensor, laid: Tensor, geometry: Geometry) -> t
     return routed, shares
 
 
-def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+def weight_gradient(routed: Tensor, shares: Tensor, nhwc: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        routed: from `let_through`.
-        shares: from `let_through`.
-        laid: the input, [c, b, h, w, channels], contiguous.
+        routed: from `routed_gradient`.
+        shares: from `routed_gradient`.
+        nhwc: the input, [c, b, h, w, channels], contiguous.
         geometry: of the convolution.
     """
-    clients, samples, _, _, channels = laid.shape
+    clients, samples, _, _, channels = nhwc.shape
     s = geometry._replace(ci=channels)
     columns, window = s.pool**2 * s.co, s.wh * s.ww * channels
-    bm, bn, bk, warps, stages = _weight_tile(columns, window, laid)
+    bm, bn, bk, warps, stages = _weight_tile(columns, window, nhwc)
     n_blocks = triton.cdiv(columns, bn)
     blocks = n_blocks * triton.cdiv(window, bk)
-    # A tile of 128 columns has the work of two of 64.
+    # A tile of 128 columns is as much work as two of 64.
     programs = blocks * max(1, bn // 64) * clients
-    splits, each = parts(triton.cdiv(routed.shape[1], bm), programs, s.pool)
+    splits, each = split_sum(triton.cdiv(routed.shape[1], bm), programs, s.pool)
     partial = shares.new_empty((splits, clients, columns, window))
     dw = shares.new_empty((clients, s.co, geometry.ci, s.kh, s.kw))
     db = shares.new_empty((clients, s.co))
     _weight_gradient[(blocks, splits, clients)](
-        routed, laid, partial, samples, clients, each * bm, s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph,
-        s.pw, s.pool, vector(laid.permute(0, 1, 4, 2, 3), s), BM=bm, BN=bn, BK=bk, N_BLOCKS=n_blocks, num_warps=warps,
-        num_stages=stages,
+        routed, nhwc, partial, samples, clients, each * bm, s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph,
+        s.pw, s.pool, vector_width(nhwc.permute(0, 1, 4, 2, 3), s), BM=bm, BN=bn, BK=bk, N_BLOCKS=n_blocks,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     at_once, bias_at_once = (min(64, triton.next_power_of_2(number)) for number in (splits, shares.shape[1]))
     block, bias_block = max(16, 512 // at_once), max(16, 512 // bias_at_once)
@@ -224,27 +224,27 @@ def weight_gradient(routed: Tensor, shares: Tensor, laid: Tensor, geometry: Geom
 
 
 def input_gradient(
-    routed: Tensor, spread: Tensor, laid: Tensor, geometry: Geometry, dtype: torch.dtype = torch.float32
+    routed: Tensor, spread: Tensor, nhwc: Tensor, geometry: Geometry, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return the gradient of x as [c, b, h, w, ci].
 
     Args:
-        routed: from `let_through`.
+        routed: from `routed_gradient`.
         spread: from `forward`, contiguous.
-        laid: the input, [c, b, h, w, channels]; gives the number of channels that windows have.
+        nhwc: the input, [c, b, h, w, channels].
         geometry: of the convolution.
         dtype: of x, and so of its gradient.
     """
     s = geometry
-    clients, samples = laid.shape[:2]
-    way = way_back(s)
+    clients, samples = nhwc.shape[:2]
+    cells = block_cells(s)
     dx = routed.new_empty((clients, samples, s.h, s.w, s.ci), dtype=dtype)
-    rows = samples * triton.cdiv(s.h, way.side) * triton.cdiv(s.w, way.side)
+    rows = samples * triton.cdiv(s.h, cells.side) * triton.cdiv(s.w, cells.side)
     bm, bn, bk, warps, stages = _input_tile(s, routed, rows)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
-        routed, spread, dx, samples, s.h, s.w, s.ci, laid.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
-        *way, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        routed, spread, dx, samples, s.h, s.w, s.ci, nhwc.shape[4], s.co, s.wh, s.ww, s.padding, s.ph, s.pw, s.pool,
+        *cells, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
 
@@ -252,16 +252,16 @@ def input_gradient(
 # Sizes of tiles (rows, columns, inner), warps and stages; see `pefll.backend.kernels.convolution`.
 
 
-def _weight_tile(columns: int, window: int, laid: Tensor) -> tuple[int, int, int, int, int]:
-    wide, deep = side(columns, 128), side(window, 64)
-    deep, at_once, stages = shrunk(laid, deep, 64, wide, 3, "bf16")
-    return at_once, wide, deep, 4, stages
+def _weight_tile(columns: int, window: int, nhwc: Tensor) -> tuple[int, int, int, int, int]:
+    bn, deep = side(columns, 128), side(window, 64)
+    deep, at_once, stages = shrunk(nhwc, deep, 64, bn, 3, "bf16")
+    return at_once, bn, deep, 4, stages
 
 
 def _input_tile(s: Geometry, routed: Tensor, rows: int) -> tuple[int, int, int, int, int]:
     step = s.stride * s.pool
     channels = side(s.ci, max(16, 64 // step**2))
-    # How many rows a program has changes no sum: so all clients count, of several runs too.
+    # The rows of a program change no sum, so they may depend on the clients of all runs together.
     most = 128 if len(routed) * rows > 4 * 128 * PROGRAMS else 64
     at_once, deep, stages = shrunk(routed, most, side(routed.shape[2], 64), step**2 * channels, 3, "bf16")
     return at_once, channels, deep, 4, stages

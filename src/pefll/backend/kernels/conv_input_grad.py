@@ -1,7 +1,7 @@
-"""The gradient of a convolution's input, with pooling, bias and ReLU and with a client axis, as Triton kernels.
+"""Triton kernels for the input gradient of a convolution with pooling, bias and ReLU, with a client axis.
 
-Pixels look back at the pooling cells whose windows they lie in. See `pefll.backend.kernels.convolution` for windows,
-positions and routes, and `pefll.backend.kernels.conv_backward_bf16` for bfloat16.
+The gradient of a pixel is a sum over the pooling cells whose windows contain it. See
+`pefll.backend.kernels.convolution` for windows, positions and routes; `conv_backward_bf16` is for bfloat16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _spread_back(
     PAD: tl.constexpr, POOL: tl.constexpr, SIDE: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the filters [co, ci, kh, kw] as [cell, position, pixel of the block, ci, co], zero where none leads."""
+    """Write the filters [co, ci, kh, kw] as [cell, position, pixel of the block, ci, co]; unrelated ones are zero."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     SIZE: tl.constexpr = CELLS_Y * CELLS_X * POOL * POOL * SIDE * SIDE * CI * CO
@@ -40,10 +40,10 @@ def _spread_back(
 
 @triton.jit
 def blocks_of(B, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr, BY_BLOCK: tl.constexpr, BM: tl.constexpr):
-    """Return the blocks of pixels that are a program's rows: sample, row, column, and whether they are there.
+    """Return the blocks of pixels that are a program's rows: sample, row, column, and whether they exist.
 
-    BY_BLOCK, rows that follow each other are the same block of other samples, so that a program of blocks at the border
-    has fewer cells to look at.
+    With BY_BLOCK, consecutive rows are the same block of different samples. A program with blocks at the border then
+    has fewer cells to add.
     """
     BH: tl.constexpr = (H + SIDE - 1) // SIDE
     BW: tl.constexpr = (W + SIDE - 1) // SIDE
@@ -70,11 +70,11 @@ def cells_of(
     ry, rx, there, PH: tl.constexpr, PW: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return which pooling cells some of the blocks (ry, rx) look back at, of those that there are.
+    """Return the existing pooling cells whose windows contain pixels of any of the blocks (ry, rx).
 
-    As the first one's row and column, relative to a block's own, how many lie side by side, and how many there are.
-    Where rows are not ordered by block, nearly every program has blocks of the middle and looks at all: the compiler
-    knows these numbers then, and nobody waits for sums over a program's threads.
+    They are the row and column of the first cell, relative to a block, the cells in a row, and the number of cells.
+    Without BY_BLOCK nearly every program has inner blocks, which need all cells: the numbers are then constants, and
+    the threads need no reductions.
     """
     if not BY_BLOCK:
         return FIRST_Y, FIRST_X, CELLS_X, CELLS_Y * CELLS_X
@@ -82,7 +82,7 @@ def cells_of(
     left = tl.maximum(-tl.max(tl.where(there, rx, 0)), FIRST_X)
     bottom = tl.minimum(PH - tl.min(tl.where(there, ry, PH)), FIRST_Y + CELLS_Y)
     right = tl.minimum(PW - tl.min(tl.where(there, rx, PW)), FIRST_X + CELLS_X)
-    across = tl.maximum(right - left, 1)  # whoever divides by it may do so before it knows whether there are any
+    across = tl.maximum(right - left, 1)  # a divisor, also if there are no cells
     return top, left, across, across * tl.maximum(bottom - top, 0)
 
 
@@ -94,10 +94,10 @@ def _input_gradient(
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BY_BLOCK: tl.constexpr,
     ROUTED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A row is a block of SIDE x SIDE input pixels, the columns are (pixel in the block, input channel).
+    """A row of a tile is a block of SIDE x SIDE input pixels; its columns are (pixel in the block, input channel).
 
-    All pixels of a block look back at the same few pooling cells; each cell's gradient is fetched once, and each of its
-    positions is one product with the filters that lead from it to the block's pixels.
+    The windows of the same few pooling cells contain all pixels of a block. The gradient of a cell is loaded once; each
+    of its positions is one product with its filters for the block's pixels.
     """
     client = tl.program_id(2).to(tl.int64)
     b, ry, rx, there = blocks_of(B, H, W, SIDE, BY_BLOCK, BM)
@@ -129,16 +129,16 @@ def _input_gradient(
     store_pixels(dx + client * B * (H * W * CI), total, b, ry, rx, there, qy, qx, ci, H, W, CI, SIDE)
 
 
-class WayBack(NamedTuple):
-    """How input pixels look back at the pooling cells of a convolution.
+class BlockCells(NamedTuple):
+    """The pooling cells whose windows contain a block of input pixels.
 
     Attributes:
-        side: of a block of pixels: the step from one cell to the next, so that all of them look at the same cells.
-        first_y: row of the first cell that a block looks at, relative to its own.
+        side: of a block of pixels: the step from one cell to the next, so that its pixels have the same cells.
+        first_y: row of the first cell, relative to the block.
         first_x: its column.
-        cells_y: rows of cells that a block looks at.
-        cells_x: columns of them.
-        by_block: whether rows are ordered by block: where over a quarter of these cells lie beyond the border.
+        cells_y: rows of cells.
+        cells_x: columns of cells.
+        by_block: whether rows are ordered by block: if over a quarter of these cells are beyond the border.
     """
 
     side: int
@@ -150,8 +150,8 @@ class WayBack(NamedTuple):
 
 
 @cache
-def way_back(s: Geometry) -> WayBack:
-    """Return how the pixels of a convolution's input look back."""
+def block_cells(s: Geometry) -> BlockCells:
+    """Return the cells for blocks of a convolution's input."""
     step = s.stride * s.pool
     last = (step - 1 + s.padding) // step
     firsts, numbers, there = [], [], 1.0
@@ -161,16 +161,16 @@ def way_back(s: Geometry) -> WayBack:
         there *= sum(0 <= cell < outputs for cell in looks) / len(looks)
         firsts.append(first)
         numbers.append(last - first + 1)
-    return WayBack(step, *firsts, *numbers, by_block=there < 0.75)
+    return BlockCells(step, *firsts, *numbers, by_block=there < 0.75)
 
 
 def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, precision: str) -> Tensor:
     """Return the gradient of x as [c, b, h, w, ci].
 
     Args:
-        g: of the output, [c, b, ph, pw, co], contiguous.
+        g: gradient of the output, [c, b, ph, pw, co], contiguous.
         route: from `forward`.
-        w: [c, co, ci, kh, kw], each client's contiguous.
+        w: [c, co, ci, kh, kw], contiguous rows.
         geometry: of the convolution.
         precision: of products.
     """
@@ -178,15 +178,16 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
     clients, samples = g.shape[:2]
     dx = g.new_empty((clients, samples, s.h, s.w, s.ci))
     bm, bn, bk, warps, stages = _input_tile(s, g, precision)
-    way = way_back(s)
-    spread = g.new_empty((clients, way.cells_y, way.cells_x, s.pool**2, way.side**2, s.ci, s.co))
+    cells = block_cells(s)
+    spread = g.new_empty((clients, cells.cells_y, cells.cells_x, s.pool**2, cells.side**2, s.ci, s.co))
     _spread_back[(triton.cdiv(spread[0].numel(), 1024), clients)](
-        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, *way[:5], BLOCK=1024, num_warps=4,
+        w, spread, w.stride(0), s.ci, s.co, s.kh, s.kw, s.stride, s.padding, s.pool, *cells[:5],
+        BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    rows = samples * triton.cdiv(s.h, way.side) * triton.cdiv(s.w, way.side)
+    rows = samples * triton.cdiv(s.h, cells.side) * triton.cdiv(s.w, cells.side)
     grid = (triton.cdiv(rows, bm), triton.cdiv(s.ci, bn), clients)
     _input_gradient[grid](
-        g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, *way,
+        g, route, spread, dx, samples, s.h, s.w, s.ci, s.co, s.ph, s.pw, s.pool, *cells,
         s.routed, precision, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx

@@ -1,17 +1,16 @@
-"""Convolution + max-pool + bias + ReLU with a client axis, forwards and backwards, as Triton kernels.
+"""Triton kernels for convolution, max-pooling, bias and ReLU with a client axis, forward and backward.
 
-Activations lie in memory with channels last. Each pooled output looks at one *window* of the input: all pixels that any
-convolution position in its pooling cell looks at. A row of a tile is such a window, so each pixel is fetched once per
-window and not once per position; the columns are (position in the cell, output channel), and their filters, the
-*spread* weights, are zero where a position does not look. Tensor cores multiply by these zeros faster than
-memory would bring the pixels again.
+Channels are innermost in memory. A pooled output belongs to a *cell* of convolution positions. It depends on one
+*window* of the input: all pixels that any position of the cell reads. A row of a tile is a window, so a pixel is loaded
+once per window, not once per position. The columns of a tile are (position in the cell, output channel). Their
+filters, the *spread* weights, cover the whole window and are zero outside of the position's own pixels. Tensor cores
+multiply by these zeros faster than memory could deliver the pixels again.
 
-For bfloat16 products the input is first laid out once as the tensor cores want it: rounded, channels last, and four
-channels instead of three, so that most windows start at whole 16 bytes and go to shared memory as they are. Where the
-convolution before wrote it so, there is nothing to lay out.
+For bfloat16 products the input is first copied: rounded, NHWC, and with four channels instead of three. Most windows
+then start at multiples of 16 bytes. No copy is made if the previous convolution wrote bfloat16 in NHWC.
 
-What pooling and ReLU let through is remembered in one byte per output, the `route`: which position of its cell won, or
-255 where ReLU gave zero. The convolution's own output never exists in memory.
+The *route* stores one byte per output: the position of the cell with the maximum, or 255 if ReLU gave zero. The
+convolution's own output is never written to memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 from pefll.backend.geometry import Geometry
 from pefll.backend.kernels.tiles import shrunk, side
 
-PROGRAMS = 132  # that a sum over all pictures is split into, at least: one for each processor of an H200
+PROGRAMS = 132  # least number of partial sums over all pictures: one for each multiprocessor of an H200
 
 
 @triton.jit
@@ -53,7 +52,7 @@ def _lay(
     x, out, block, B, sx_b, sx_h, sx_w, sx_k, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, LAID: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one client's pictures as [b, h, w, LAID]; channels that are not there are zero."""
+    """Write one client's pictures as [b, h, w, LAID]; additional channels are zero."""
     at = block * BLOCK + tl.arange(0, BLOCK)
     ci, pixel = at % LAID, at // LAID
     b, row, column = pixel // (H * W), (pixel // W) % H, pixel % W
@@ -68,7 +67,7 @@ def _prepare(
     LAID: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr,
     WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, SPREAD_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Spread the filters in the first programs and, if there are more, lay out the pictures in the others."""
+    """The first programs write the spread weights; the others, if any, copy the pictures."""
     client = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0)
     if block < SPREAD_BLOCKS:
@@ -81,12 +80,12 @@ def _prepare(
 
 @triton.jit
 def pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.constexpr, VECTOR: tl.constexpr):
-    """Return row and column in the window, and the offset in x, of the window's elements k = (wy, wx, ci)."""
+    """Return the row and column in the window, and the offset in x, of elements k = (wy, wx, ci)."""
     wy = k // (WW * CI)
     wx = (k // CI) % WW
     offset = wy * sx_h + wx * sx_w + (k % CI) * sx_k
-    if VECTOR > 1:  # see `vector`
-        if PAD > 0:  # then a group lies within one pixel
+    if VECTOR > 1:  # see `vector_width`
+        if PAD > 0:  # a group is within one pixel
             wy = tl.max_constancy(wy, VECTOR)
             wx = tl.max_constancy(wx, VECTOR)
         offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
@@ -95,7 +94,7 @@ def pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.cons
 
 @triton.jit
 def corner(rows, PH: tl.constexpr, PW: tl.constexpr, STEP: tl.constexpr, PAD: tl.constexpr):
-    """Return the sample of each output in `rows`, and where its window starts."""
+    """Return the sample of each output in `rows`, and the first row and column of its window."""
     b = rows // (PH * PW)
     rest = rows % (PH * PW)
     return b, (rest // PW) * STEP - PAD, (rest % PW) * STEP - PAD
@@ -144,7 +143,7 @@ def _forward(
         value += tl.load(bias + client * sb_c + co, mask=co < CO, other=0.0)[None, :]
     if RELU:
         winner = tl.where(value <= 0, 255, winner)
-        value = tl.where(value <= 0, 0.0, value)  # not maximum, which would hide NaN
+        value = tl.where(value <= 0, 0.0, value)  # not `maximum`, which would drop NaN
     inside = (rows < B * PH * PW)[:, None] & (co < CO)[None, :]
     out = (client * B * PH * PW + rows)[:, None] * CO + co[None, :]
     if CHANNELS_FIRST:
@@ -164,9 +163,9 @@ def _weight_gradient(
     ROUTED: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CO_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Write this program's share of the gradient of the spread weights.
+    """Write this program's partial sum of the gradient of the spread weights.
 
-    The bias is one more element of every window, which is 1: the row after the last is its gradient.
+    Every window has one more element, which is 1: its row, after the last, is the gradient of the bias.
     """
     PLACES: tl.constexpr = POOL * POOL
     k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
@@ -196,7 +195,7 @@ def _weight_gradient(
         valid = (b < B)[:, None] & (co < CO)[None, :]
         d = tl.load(g + out, mask=valid, other=0.0)
         if ROUTED:
-            # A position's column has the gradient where the position won its cell.
+            # The column of a position has the gradient if that position had the maximum of its cell.
             way = tl.load(route + out, mask=valid, other=255).to(tl.int32)
             won = way[:, None, :] == tl.arange(0, PLACES)[None, :, None]
             d = tl.reshape(tl.where(won, d[:, None, :], 0.0), [BM, PLACES * BN])
@@ -213,10 +212,10 @@ def _gather_up(
     STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Add the shares, and the positions that used the same weight, into gradients [co, ci, kh, kw] and [co]."""
+    """Add the partial sums of all positions that share a weight, into gradients [co, ci, kh, kw] and [co]."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    co, k = at % CO, at // CO  # neighbours read neighbours
+    co, k = at % CO, at // CO  # neighbouring threads read neighbouring numbers
     ky, kx, ci = k // (KW * CI), (k // CI) % KW, k % CI
     is_weight, is_bias = k < KH * KW * CI, k == KH * KW * CI
     K: tl.constexpr = WH * WW * CI
@@ -236,18 +235,18 @@ def _gather_up(
 
 
 class Forward(NamedTuple):
-    """What a convolution gives.
+    """The outputs of a convolution, and tensors for its backward pass.
 
     Attributes:
         y: outputs, float32 or bfloat16 [c, b, co, ph, pw].
-        route: which position won, uint8 [c, b, ph, pw, co]; [c, 1] where all outputs get gradients.
-        laid: the input as it was laid out, [c, b, h, w, channels]; [c, 0] where it was not.
-        spread: the filters as they were multiplied, [c, position, co, window]; [c, 0] where they were not bfloat16.
+        route: position of the maximum, uint8 [c, b, ph, pw, co]; [c, 1] if all outputs get gradients.
+        nhwc: the copy of the input, [c, b, h, w, channels]; [c, 0] if there is none.
+        spread: the spread weights, [c, position, co, window]; [c, 0] unless bfloat16.
     """
 
     y: Tensor
     route: Tensor
-    laid: Tensor
+    nhwc: Tensor
     spread: Tensor
 
 
@@ -258,34 +257,36 @@ def forward(
     geometry: Geometry,
     precision: str,
     channels_first: bool = False,
-    halves: bool = False,
+    bf16_out: bool = False,
 ) -> Forward:
-    """Return outputs, and what a backward pass needs.
+    """Return outputs, and tensors for the backward pass.
 
     Args:
-        x: [c, b, ci, h, w], in any layout; float32, or for bf16 also bfloat16, which is not laid out again.
-        w: [c, co, ci, kh, kw], each client's contiguous.
+        x: [c, b, ci, h, w], in any layout; float32, or for bf16 also bfloat16, which is not copied.
+        w: [c, co, ci, kh, kw], contiguous rows.
         bias: [c, co], or None.
         geometry: of the convolution.
         precision: of products: tf32x3, tf32 or bf16.
-        channels_first: how outputs lie in memory; else their channels are innermost.
-        halves: whether outputs are rounded to bfloat16.
+        channels_first: the memory layout of outputs; channels are innermost by default.
+        bf16_out: whether outputs are rounded to bfloat16.
     """
     s = geometry
     clients, samples = x.shape[:2]
     lays = precision == "bf16" and x.dtype != torch.bfloat16
-    channels = laid_channels(s.ci) if lays else s.ci
-    laid = x.new_empty((clients, samples, s.h, s.w, channels) if lays else (clients, 0), dtype=kind(x, precision))
-    spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * channels), dtype=laid.dtype)
+    channels = padded_channels(s.ci) if lays else s.ci
+    nhwc = x.new_empty(
+        (clients, samples, s.h, s.w, channels) if lays else (clients, 0), dtype=factor_type(x, precision)
+    )
+    spread = x.new_empty((clients, s.pool**2, s.co, s.wh * s.ww * channels), dtype=nhwc.dtype)
     blocks = triton.cdiv(spread[0].numel(), 1024)
-    _prepare[(blocks + triton.cdiv(laid[0].numel(), 1024), clients)](
-        w, spread, x, laid, samples, w.stride(0), *_strides(x), s.h, s.w, s.ci, channels, s.co, s.kh, s.kw, s.stride,
+    _prepare[(blocks + triton.cdiv(nhwc[0].numel(), 1024), clients)](
+        w, spread, x, nhwc, samples, w.stride(0), *_strides(x), s.h, s.w, s.ci, channels, s.co, s.kh, s.kw, s.stride,
         s.wh, s.ww, s.pool, SPREAD_BLOCKS=blocks, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     if lays:
-        x, s = laid.permute(0, 1, 4, 2, 3), s._replace(ci=channels)
+        x, s = nhwc.permute(0, 1, 4, 2, 3), s._replace(ci=channels)
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
-    written = torch.bfloat16 if halves else torch.float32
+    written = torch.bfloat16 if bf16_out else torch.float32
     y = torch.empty(first if channels_first else last, dtype=written, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
     rows = samples * s.ph * s.pw
@@ -294,20 +295,20 @@ def forward(
     _forward[grid](
         x, spread, y if bias is None else bias, y, route, samples, *_strides(x),
         0 if bias is None else bias.stride(0), s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw,
-        s.pool, s.relu, bias is not None, channels_first, vector(x, s), _in_words(precision), BM=bm, BN=bn, BK=bk,
-        num_warps=warps, num_stages=stages,
+        s.pool, s.relu, bias is not None, channels_first, vector_width(x, s), _triton_precision(precision),
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    # Kept until the backward pass, so only where that looks at them.
+    # Autograd keeps the spread weights until the backward pass, so they are returned only if that reads them.
     if not channels_first:
         y = y.permute(0, 1, 4, 2, 3)
-    return Forward(y, route, laid, spread if precision == "bf16" else spread.new_empty((clients, 0)))
+    return Forward(y, route, nhwc, spread if precision == "bf16" else spread.new_empty((clients, 0)))
 
 
 def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, precision: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        g: of the output, [c, b, ph, pw, co], contiguous.
+        g: gradient of the output, [c, b, ph, pw, co], contiguous.
         route: from `forward`.
         x: [c, b, ci, h, w], in any layout.
         geometry: of the convolution.
@@ -318,14 +319,14 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     window, rows = s.wh * s.ww * s.ci, samples * s.ph * s.pw
     bm, bn, bk, warps = _weight_tile(s, x, precision)
     blocks = triton.cdiv(window + 1, bk) * triton.cdiv(s.co, bn)
-    splits, each = parts(triton.cdiv(rows, bm), blocks * clients, s.pool)
+    splits, each = split_sum(triton.cdiv(rows, bm), blocks * clients, s.pool)
     partial = x.new_empty((splits, clients, window + 1, s.pool**2 * s.co))
     dw = x.new_empty((clients, s.co, s.ci, s.kh, s.kw))
     db = x.new_empty((clients, s.co))
     _weight_gradient[(blocks, splits, clients)](
         x, g, route, partial, samples, clients, *_strides(x), each * bm,
         s.h, s.w, s.ci, s.co, s.wh, s.ww, s.stride, s.padding, s.ph, s.pw, s.pool, s.routed,
-        vector(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn),
+        vector_width(x, s), precision, BM=bm, BN=bn, BK=bk, CO_BLOCKS=triton.cdiv(s.co, bn),
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     at_once = min(64, triton.next_power_of_2(splits))
@@ -338,16 +339,16 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
     return dw, db
 
 
-def parts(chunks: int, programs: int, pool: int) -> tuple[int, int]:
-    """Return into how many parts a sum over `chunks` is split, and how many chunks each has: enough to fill a card.
+def split_sum(chunks: int, programs: int, pool: int) -> tuple[int, int]:
+    """Return the number of partial sums of a sum over `chunks`, and the chunks of each: enough to fill a card.
 
-    Where nothing is pooled, pictures stay large while products are small: a processor then has two programs, of which
-    one multiplies while the other waits for memory.
+    Without pooling, pictures are large and products small: each multiprocessor then gets two programs, of which one
+    multiplies while the other waits for memory.
 
     Args:
-        chunks: of rows that are multiplied at once.
-        programs: that there are without splitting.
-        pool: side of the pooled squares.
+        chunks: of rows; one product takes a chunk.
+        programs: without splitting.
+        pool: side of the pooling windows.
     """
     wanted = PROGRAMS if pool > 1 else 2 * PROGRAMS
     splits = max(1, min(chunks, triton.cdiv(wanted, programs)))
@@ -355,9 +356,9 @@ def parts(chunks: int, programs: int, pool: int) -> tuple[int, int]:
     return triton.cdiv(chunks, each), each
 
 
-# Sizes of tiles (rows, channels, inner), warps and stages, as measured best on an H200 for the paper's LeNet with 5 and
-# with 50 clients, and shrunk where a card has less shared memory. They change results only by rounding; a weight
-# gradient's sum is split by the number of clients. Of clients of several runs, those of one run count.
+# Sizes of tiles (rows, channels, inner), warps and stages. They were the fastest on an H200 for the paper's LeNet with
+# 5 and with 50 clients, and are reduced on cards with less shared memory. They change results only by rounding. The
+# number of clients decides how the sum of a weight gradient is split; of several runs, the clients of one run count.
 
 
 def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
@@ -366,7 +367,7 @@ def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int
     if precision == "bf16":
         small = inner <= 256
         channels = side(s.co, max(16, (64 if small else 128) // s.pool**2))
-        deep = max(16, gcd(inner, 64))  # no part of a tile beyond the window, if possible
+        deep = max(16, gcd(inner, 64))  # no part of a tile beyond the window if possible
         at_once, deep, stages = shrunk(
             x, 128 if small else 64, deep, s.pool**2 * channels, 2 if small else 3, precision
         )
@@ -385,18 +386,18 @@ def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int,
     return at_once, channels, deep, 4
 
 
-def laid_channels(channels: int) -> int:
-    """Return how many channels a laid out picture has: where one is lacking to a multiple of four, one more."""
+def padded_channels(channels: int) -> int:
+    """Return the channels of the NHWC copy: one more if that makes them a multiple of four."""
     return channels + 1 if channels % 4 == 3 else channels
 
 
-def kind(like: Tensor, precision: str) -> torch.dtype:
-    """Return the type that factors are rounded to; the interpreter has no bfloat16, and leaves them as they are."""
+def factor_type(like: Tensor, precision: str) -> torch.dtype:
+    """Return the type of factors. The interpreter has no bfloat16 and uses float32."""
     return torch.bfloat16 if precision == "bf16" and like.is_cuda else torch.float32
 
 
-def _in_words(precision: str) -> str:
-    """Return how float32 factors are multiplied, for Triton, which does not look at it for other types."""
+def _triton_precision(precision: str) -> str:
+    """Return Triton's name for the precision of float32 factors; it is ignored for other types."""
     return "tf32" if precision == "bf16" else precision
 
 
@@ -406,10 +407,10 @@ def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
     return client, sample, row, column, channel
 
 
-def vector(x: Tensor, s: Geometry) -> int:
-    """Return how many neighbours in a window are neighbours in memory, at places that are multiples of it.
+def vector_width(x: Tensor, s: Geometry) -> int:
+    """Return how many numbers of a window one load can fetch: neighbours in memory, aligned to the group.
 
-    Such groups are fetched at once. A group may span two pixels of a row, unless one of the two may be padding.
+    A group may span two pixels of a row, unless one of them may be padding.
     """
     client, sample, channel, row, column = x.stride()
     if channel != 1 or column != s.ci:

@@ -1,7 +1,7 @@
-"""Linear layers with few rows and very many outputs, forwards and backwards, as Triton kernels.
+"""Triton kernels for linear layers with few rows and very many outputs, forward and backward.
 
-A hypernetwork's last layer is one: a hundred inputs, a handful of clients, and a parameter of their models for every
-output. All that counts is that its weights come from memory once each way, and their gradient goes there once.
+The last layer of a hypernetwork has about a hundred inputs, a few rows (clients), and an output for every parameter of
+a client's model. Memory limits its speed: each pass reads the weights once, and their gradient is written once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pefll.backend.kernels.tiles import SMALLEST
 
-# Parts that the sum over all outputs is split into: three for each processor of an H200. As many on every card, so that
-# the sum has the same bits on all of them.
+# Partial sums of the sum over all outputs: three for each multiprocessor of an H200. The number is the same on every
+# card, so that all cards get the same bits.
 _PROGRAMS = 396
 
 
@@ -22,7 +22,7 @@ def _forward(
     x, w, bias, y, ROWS, OUT: tl.constexpr, IN: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """One program has all rows, and some outputs."""
+    """One program per block of outputs, with all rows."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     i, r = tl.arange(0, BI), tl.arange(0, BR)
     a = tl.load(x + r[None, :] * IN + i[:, None], mask=(r < ROWS)[None, :] & (i < IN)[:, None], other=0.0)
@@ -37,11 +37,11 @@ def _forward(
 def _weight_gradient(
     g, x, dw, db, ROWS, OUT: tl.constexpr, IN: tl.constexpr, MOST: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr
 ):  # fmt: skip
-    """One program has all rows, and some outputs. There is little to multiply: tensor cores would not help."""
+    """One program per block of outputs, with all rows. So few products need no tensor cores."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     i = tl.arange(0, BI)
     total, of_bias = tl.zeros([BO, BI], tl.float32), tl.zeros([BO], tl.float32)
-    for r in tl.static_range(MOST):  # at once, so that nobody waits for one row after another
+    for r in tl.static_range(MOST):  # unrolled, so that the loads of all rows overlap
         d = tl.load(g + r * OUT + o, mask=(o < OUT) & (r < ROWS), other=0.0)
         a = tl.load(x + r * IN + i, mask=(i < IN) & (r < ROWS), other=0.0)
         total += d[:, None] * a[None, :]
@@ -55,7 +55,7 @@ def _input_gradient(
     g, w, shares, ROWS, OUT: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr, PROGRAMS: tl.constexpr,
     BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """One program has all rows, and every PROGRAMS-th block of outputs; it writes its share of the sum over them."""
+    """One program has all rows and every PROGRAMS-th block of outputs; it writes a partial sum over these."""
     i, r = tl.arange(0, BI), tl.arange(0, BR)
     total = tl.zeros([BR, BI], tl.float32)
     for turn in range(0, OUT, PROGRAMS * BO):
@@ -121,6 +121,6 @@ def weight_gradient(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sides(rows: int, inputs: int) -> dict[str, int]:
-    """Return sides of tiles: all rows, all inputs, and as many outputs as registers hold with them."""
-    wide = max(SMALLEST, triton.next_power_of_2(inputs))
-    return {"BR": max(SMALLEST, triton.next_power_of_2(rows)), "BI": wide, "BO": max(SMALLEST, min(64, 8192 // wide))}
+    """Return the tile sizes: all rows, all inputs, and as many outputs as fit into registers."""
+    bi = max(SMALLEST, triton.next_power_of_2(inputs))
+    return {"BR": max(SMALLEST, triton.next_power_of_2(rows)), "BI": bi, "BO": max(SMALLEST, min(64, 8192 // bi))}

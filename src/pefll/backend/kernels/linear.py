@@ -1,4 +1,4 @@
-"""Linear layers with a client axis, with bias and ReLU, forwards and backwards, as Triton kernels."""
+"""Triton kernels for linear layers with a client axis, bias and ReLU, forward and backward."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _backward(
     RELU: tl.constexpr, INPUT: tl.constexpr, PRECISION: tl.constexpr,
     BB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
-    """One program has all samples and all outputs of some inputs: it makes its columns of dx and of dw."""
+    """One program per block of inputs, with all samples and outputs; it writes these columns of dx and dw."""
     client = tl.program_id(1).to(tl.int64)
     b = tl.arange(0, BB)
     i = tl.program_id(0) * BI + tl.arange(0, BI)
@@ -83,8 +83,8 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool, precision: st
     """Return [c, b, o].
 
     Args:
-        x: [c, b, i], inputs of a sample contiguous.
-        w: [c, o, i], each client's contiguous.
+        x: [c, b, i], contiguous along i.
+        w: [c, o, i], contiguous rows.
         bias: [c, o], or None.
         relu: whether ReLU follows.
         precision: of products: tf32x3, tf32 or bf16.
@@ -105,13 +105,13 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool, precision: st
 def backward(
     g: Tensor, y: Tensor, x: Tensor, w: Tensor, relu: bool, wants_input: bool, precision: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x [c, b, i] (empty where not wanted), w [c, o, i] and bias [c, o].
+    """Return the gradients of x [c, b, i] (empty if not wanted), w [c, o, i] and bias [c, o].
 
     Args:
-        g: of the output, [c, b, o], outputs of a sample contiguous.
-        y: the output, [c, b, o], contiguous; looked at only with ReLU.
-        x: [c, b, i], inputs of a sample contiguous; all of a client's samples are held at once.
-        w: [c, o, i], each client's contiguous.
+        g: gradient of the output, [c, b, o], contiguous along o.
+        y: the output, [c, b, o], contiguous; read only with ReLU.
+        x: [c, b, i], contiguous along i; a tile holds all samples of a client.
+        w: [c, o, i], contiguous rows.
         relu: whether ReLU followed.
         wants_input: whether the gradient of x is needed.
         precision: of products.
@@ -138,9 +138,9 @@ def backward(
 def _forward_tile(x: Tensor, outputs: int, precision: str) -> tuple[int, int, int, int, int]:
     clients, samples, inputs = x.shape
     many = clients * outputs > 16 * 264
-    wide = 32 if many else 16
-    at_once, deep, stages = shrunk(x, side(samples, 64), side(inputs, 128), wide, 4 if many else 3, precision)
-    return at_once, wide, deep, 2 if many else 4, stages
+    columns = 32 if many else 16
+    at_once, deep, stages = shrunk(x, side(samples, 64), side(inputs, 128), columns, 4 if many else 3, precision)
+    return at_once, columns, deep, 2 if many else 4, stages
 
 
 def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
@@ -149,6 +149,6 @@ def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
         return 16, 128, 4, 2
     if inputs <= 256:
         return side(outputs, 128), 32, 4, 2
-    # How many inputs a program has changes no sum of a weight or an input: so all clients count, of several runs too.
-    # The bias's has the order in which Triton lays out gradients, which is the same if their rows are whole 32 bytes.
+    # The block of inputs changes no sum of dw or dx, so it may depend on the clients of all runs together. The sum of
+    # db follows Triton's layout of gradients, which stays the same if their rows are multiples of 32 bytes.
     return side(outputs, 64), 64 if outputs % 8 == 0 and clients * inputs > 64 * 132 else 32, 4, 2

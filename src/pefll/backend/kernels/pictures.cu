@@ -1,17 +1,19 @@
-// Convolutions with a client axis in bfloat16 or TF32: a block takes a few pictures of one client into shared memory, once.
+// Convolutions with a client axis in bfloat16 or TF32. A block copies a few pictures of one client to shared memory.
 //
-// Triton's kernels (convolution.py, conv_backward_bf16.py) fetch every window of a picture from the L2 cache: a pixel
-// comes some ten times. They write the gradients that pooling lets through position by position. Here a picture is read
-// once and rounded on the way. Windows are addresses in shared memory; the layouts below make a warp's 32 addresses fall
-// into different banks. Constants in capitals are given to the compiler, see pictures.py. `mma` is the tensor cores' product
-// of 16 x 8 and 8 x 8 words by a warp: lane = 4 g + t holds, of the first factor, rows g and g + 8 at columns t and t + 4;
-// of the second, column g at rows t and t + 4; of the result, rows g and g + 8 at columns 2t, 2t + 1.
+// Triton's kernels (convolution.py, conv_backward_bf16.py) load every window from the L2 cache, so a pixel about ten
+// times, and write the routed gradients of every position. Here a picture is read once, and rounded while it is copied.
+// Windows are addresses in shared memory. The layouts below put the 32 addresses of a warp into different banks.
+// Constants in capitals are given to the compiler, see pictures.py.
+//
+// `mma` is the product of 16 x 8 and 8 x 8 words by a warp on tensor cores. Lane 4 g + t holds: of the first factor, rows
+// g and g + 8 at columns t and t + 4; of the second, column g at rows t and t + 4; of the result, rows g and g + 8 at
+// columns 2t and 2t + 1.
 
-typedef unsigned int word;  // two bfloat16, which are multiplied as a pair and added, or one TF32
+typedef unsigned int word;  // two bfloat16, whose products are added, or one TF32
 constexpr int PER = BF16 ? 2 : 1;  // numbers in a word
 typedef unsigned char byte;
 #if HALVES
-typedef unsigned short activation;  // an output or its gradient: the bits of a bfloat16, where another convolution is next
+typedef unsigned short activation;  // an output or its gradient: the bits of a bfloat16, if a convolution follows
 #else
 typedef float activation;
 #endif
@@ -19,7 +21,7 @@ static_assert(!HALVES || BF16, "only where it would be rounded to bfloat16 anywa
 
 struct Four { float v[4]; };
 
-// Put N items into shared memory, some of which are fetched at once: one after the other would wait for each.
+// Copy N items to shared memory. Each thread loads AT_ONCE items before it stores them, so that their latencies overlap.
 template <int N, int THREADS, int AT_ONCE, class Fetch, class Put>
 __device__ __forceinline__ void stage(int thread, Fetch fetch, Put put) {
     for (int first = thread; first < N; first += THREADS * AT_ONCE) {
@@ -33,7 +35,7 @@ __device__ __forceinline__ void stage(int thread, Fetch fetch, Put put) {
     }
 }
 
-// Up to four channels, of which `there` are there.
+// Return four channels; only the first `there` exist, the others are 0.
 template <class Number>
 __device__ __forceinline__ Four four(const Number* __restrict__ from, int apart, int there, bool in_one) {
     Four all = {0.f, 0.f, 0.f, 0.f};
@@ -47,7 +49,7 @@ __device__ __forceinline__ Four four(const Number* __restrict__ from, int apart,
     return all;
 }
 
-// The routes of up to four channels, a byte each; those that are not there are of nobody.
+// Return the routes of four channels, a byte each; only the first `there` exist, the others are 255.
 __device__ __forceinline__ word ways(const byte* __restrict__ from, int there, bool in_one) {
     if (in_one) return *(const word*)from;
     word all = 0xffffffffu;
@@ -58,27 +60,26 @@ __device__ __forceinline__ word ways(const byte* __restrict__ from, int there, b
 }
 
 #if defined(CONVOLVE)
-// ---- Outputs of a convolution, pooled and through ReLU.
+// ---- Outputs of a convolution, pooled, with ReLU.
 //
-// Rows of a product are outputs: for 2 x 2 pooling the four positions of a cell are rows of one thread. Columns are output
-// channels. The sum runs over *chunks* of four words: along a row of a window, in which the words of neighbouring pixels
-// follow each other, or within a pixel that has whole chunks. Where a chunk is, in a window and in a filter, is known to
-// the compiler, so that no instruction computes it.
+// Rows of a product are outputs; with 2 x 2 pooling one thread has the four positions of a cell. Columns are output
+// channels. The sum runs over *chunks* of four words: along a row of a window, where words of neighbouring pixels are
+// neighbours, or within a pixel if that has whole chunks. The offsets of a chunk are compile-time constants.
 
 constexpr int TAPS = KH * KW;
 constexpr int WORDS = (CI + PER - 1) / PER;              // of the channels of a pixel
 constexpr bool WHOLE = WORDS % 4 == 0;                   // chunks
-// Words that a pixel takes: windows of neighbouring outputs then begin in different banks.
+// Words of a pixel, such that windows of neighbouring outputs start in different banks.
 constexpr int PIXEL = WHOLE && POOL == 2 ? WORDS + 2 : WORDS;
 constexpr int CHUNKS_X = (KW * WORDS + 3) / 4, CHUNKS = KH * CHUNKS_X;
 constexpr int STEPS = (CHUNKS + 1) / 2;                  // products, of two chunks each
-constexpr int TAP = WORDS | 1;                           // words that a tap takes in a filter, where they are whole
+constexpr int TAP = WORDS | 1;                           // words of a tap in a filter, if WHOLE
 constexpr int FILTER = ((WHOLE ? TAPS * TAP + 4 : STEPS * 8) + 3) / 8 * 8 + 4;  // words of a filter
 constexpr int TILES = (CO + 7) / 8;                      // of output channels
-constexpr bool PADDED = !WHOLE || CHUNKS % 2 || CO % 8;  // whether filters have words that must be 0
+constexpr bool PADDED = !WHOLE || CHUNKS % 2 || CO % 8;  // whether filters have words that must be set to 0
 constexpr int PICTURE = HP * WP * PIXEL;                 // words
 constexpr int CELLS = PICTURES * PH * PW;                // outputs of a block
-constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;      // outputs that a warp computes at once
+constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;      // outputs of a warp at once
 constexpr int THREADS = WARPS * 32;
 constexpr bool HELD = STEPS * TILES <= 20;               // whether a thread keeps its part of the filters in registers
 
@@ -240,24 +241,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
 #endif
 
 #if defined(WEIGHTS)
-// ---- Shares of the gradient of filters and bias.
+// ---- Partial sums of the gradient of filters and bias.
 //
-// Rows of a product are output channels, columns the weights of one filter, in the order in which they lie in memory, and
-// after the last the bias. The sum runs over words of neighbouring positions: with 2 x 2 pooling, those of one cell come in
-// several phases. Of bfloat16, a pair of pixels that begins at an odd column is in a second copy of the picture, which is
-// one pixel to the left.
+// Rows of a product are output channels. Columns are the weights of one filter in memory order, and then the bias. The
+// sum runs over words of neighbouring positions; with 2 x 2 pooling the words of a cell are separate phases. In bfloat16,
+// a pair of pixels that starts at an odd column is read from a second copy of the picture, shifted left by one pixel.
 
 constexpr int WINDOW = CI * KH * KW;
 constexpr int COLUMNS = (WINDOW + 1 + 7) / 8;                 // tiles of them
 constexpr int TILES = (COLUMNS + WARPS_N - 1) / WARPS_N;      // of one warp
-constexpr int FILLED = PER == 1 ? WP : POOL == 1 && PW % 2 ? WP / 2 + 1 : (WP + 1) / 2;  // words that a row of pixels has
-constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // and takes: 8 or 24 in 32, for the banks
-constexpr int PLANE = HP * ROW + 1;                           // words of a channel: odd, so that staging finds other banks
+constexpr int FILLED = PER == 1 ? WP : POOL == 1 && PW % 2 ? WP / 2 + 1 : (WP + 1) / 2;  // words of a row of pixels
+constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // the same with padding: 8 or 24 modulo 32, for the banks
+constexpr int PLANE = HP * ROW + 1;                           // words of a channel: odd, for the banks
 constexpr int COPY = (PICTURES * CI * PLANE + 31) / 32 * 32 + 16;
 constexpr int PHASES = POOL == 1 ? 1 : 4 / PER;               // words of positions in a cell
 constexpr int SLOTS_X = POOL == 2 ? PW : (PW + PER - 1) / PER;  // cells in a row, or words of positions without pooling
 constexpr int SLOTS = PICTURES * PH * SLOTS_X;
-constexpr int SLOT = (CO + 15) / 16 * 16 + 8;                 // words of a slot: 8 or 24 in 32, for the banks
+constexpr int SLOT = (CO + 15) / 16 * 16 + 8;                 // words of a slot: 8 or 24 modulo 32, for the banks
 constexpr int THREADS = WARPS_N * WARPS_S * 32;
 constexpr int STEP = POOL == 2 ? 1 : PER;                     // pooled outputs of a slot
 constexpr int QUADS_G = (CO + 15) / 16 * 4;                   // fours of output channels
@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
     for (int loop = 0; loop < loops; loop++) {
         const int first = (blockIdx.x * loops + loop) * PICTURES;
         if (first >= samples) break;
-        if (loop > 0) sync_threads();  // before what is there is overwritten
+        if (loop > 0) sync_threads();  // before shared memory is overwritten
         stage<PICTURES * HP * FILLED, THREADS, 2>(thread,
             [&](int place) {
                 const int at = place % FILLED, row = place / FILLED % HP - PAD;
@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
                         if (PER == 2) to[COPY] = pack(all.pixel[1].v[k], all.pixel[PER].v[k]);
                     }
             });
-        // Neighbouring threads fetch neighbouring gradients, whichever way they lie.
+        // Neighbouring threads load neighbouring gradients in either layout.
         stage<SLOTS * QUADS_G, THREADS, 4>(thread,
             [&](int i) {
                 const int slot = G_LAST ? i / QUADS_G : i % SLOTS, channel = (G_LAST ? i % QUADS_G : i / SLOTS) * 4;
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
                 for (int k = 0; k < 4; k++) {
                     const word way = all.ways[0] >> 8 * k & 0xff, next = all.ways[STEP - 1] >> 8 * k & 0xff;
                     const float here = all.g[0].v[k], beside = all.g[STEP - 1].v[k];
-                    // In one word, which has room: a bfloat16 above the byte, or a TF32, whose last 13 bits are 0.
+                    // The word also holds the route: a bfloat16 is above that byte, and the last 13 bits of a TF32 are 0.
                     if (POOL == 2) slots[slot * SLOT + channel + k] = pack(PER == 2 ? 0.f : here, here) | way;
                     else slots[slot * SLOT + channel + k] = pack(way ? 0.f : here, next ? 0.f : beside);
                 }
@@ -385,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
         }
     }
 
-    // Warps that had other positions are added up in order.
+    // Add the sums of warps with different positions, in a fixed order.
     partial += ((long long)blockIdx.x * gridDim.y + client) * CO * (WINDOW + 1);
     if (WARPS_S == 1) {
 #pragma unroll

@@ -1,7 +1,7 @@
-"""Convolution + max-pool + bias + ReLU with a client axis in bfloat16 or TF32, as CUDA C++ kernels; see pictures.cu.
+"""CUDA C++ kernels for convolution, max-pooling, bias and ReLU in bfloat16 or TF32; see pictures.cu.
 
-For the first layers of a network, whose pictures have few channels, and steps of one pixel. Others, and gradients of
-the pictures, are for `convolution`, `conv_backward_bf16` and `conv_input_grad`.
+They have a client axis. They are for first layers: few input channels, and a stride of 1. Other layers, and the
+gradient of the pictures, use `convolution`, `conv_backward_bf16` and `conv_input_grad`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pefll.backend.kernels import compiled
 from pefll.backend.kernels.tiles import shared_memory
 
 MOST_CHANNELS, MOST_FILTERS = 4, 64
-MOST_SHARED = 72 << 10  # bytes of shared memory, so that a processor of an H200 has three blocks at work
-BLOCKS = 4 * 132  # that a sum over all pictures is split into, at least: four for each processor of an H200
+MOST_SHARED = 72 << 10  # bytes of shared memory; a multiprocessor of an H200 then runs three blocks at once
+BLOCKS = 4 * 132  # least number of partial sums over all pictures: four for each multiprocessor of an H200
 
 
 class Plan(NamedTuple):
-    """How one launch is laid out.
+    """The sizes of one launch.
 
     Attributes:
-        constants: what the compiler is given.
-        pictures: that a block takes at once.
+        constants: names and values for the compiler.
+        pictures: of a block at once.
         threads: of a block.
         shared: bytes of shared memory of a block.
     """
@@ -38,14 +38,14 @@ class Plan(NamedTuple):
 
 
 def takes(s: Geometry, precision: str, device: torch.device) -> bool:
-    """Return whether the kernels do such a convolution with this precision of products on this device."""
+    """Return whether the kernels take this convolution with this precision on this device."""
     if device.type != "cuda" or precision not in ("bf16", "tf32"):
         return False
     return fits(s, precision, shared_memory(device)) and compiled.works(device)
 
 
 def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
-    """Return whether the kernels take such a convolution with so much shared memory."""
+    """Return whether the kernels take this convolution with `shared` bytes of shared memory."""
     if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
         return False
     plans = (_best_forward(s, precision, 1, False, False, False), _best_weights(s, precision, 1, 1, 1, False))
@@ -53,28 +53,34 @@ def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
 
 
 def forward(
-    x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, precision: str, channels_first: bool, halves: bool = False
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    s: Geometry,
+    precision: str,
+    channels_first: bool,
+    bf16_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [c, b, co, ph, pw] and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
 
     Args:
         x: [c, b, ci, h, w], in any layout.
-        w: [c, co, ci, kh, kw], each client's contiguous.
-        bias: [c, co], each client's contiguous, or None.
+        w: [c, co, ci, kh, kw], contiguous rows.
+        bias: [c, co], contiguous rows, or None.
         s: of the convolution.
         precision: of products, bf16 or tf32.
-        channels_first: how outputs lie in memory; else their channels are innermost.
-        halves: whether outputs are rounded to bfloat16, else float32; for bf16, an even number of filters, and channels
+        channels_first: the memory layout of outputs; else channels are innermost.
+        bf16_out: whether outputs are bfloat16, else float32. It needs bf16, an even number of filters, and channels
             innermost.
     """
     clients, samples = x.shape[:2]
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
-    written = torch.bfloat16 if halves else torch.float32
+    written = torch.bfloat16 if bf16_out else torch.float32
     y = torch.empty(first if channels_first else last, dtype=written, device=x.device)
     route = torch.empty(last if s.routed else (clients, 1), dtype=torch.uint8, device=x.device)
-    plan = _best_forward(s, precision, int(_in_fours(x)), bias is not None, channels_first, halves)
+    plan = _best_forward(s, precision, int(_loads_four(x)), bias is not None, channels_first, bf16_out)
     _launch(
-        "convolve", plan, (_blocks(samples, plan.pictures), clients), x.device,
+        "convolve", plan, (_ceil_div(samples, plan.pictures), clients), x.device,
         x, w, y if bias is None else bias, y, route, samples, *_strides(x), _long(w.stride(0)),
         _long(0 if bias is None else bias.stride(0)),
     )  # fmt: skip
@@ -85,19 +91,19 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        g: of the output and of its type, [c, b, co, ph, pw], in any layout.
+        g: gradient of the output, of its type, [c, b, co, ph, pw], in any layout.
         route: from `forward`, contiguous.
         x: [c, b, ci, h, w], in any layout.
         s: of the convolution.
         precision: of products, bf16 or tf32.
     """
     clients, samples = g.shape[:2]
-    halves = g.dtype == torch.bfloat16
-    plan = _best_weights(s, precision, int(_in_fours(x)), int(_in_fours(g)), int(g.stride(2) == 1), halves)
-    # Clients of several runs at once count as those of one, so that sums are split, and rounded, as they are alone.
-    most = _blocks(samples, plan.pictures)
-    loops = _blocks(most, max(1, min(most, _blocks(BLOCKS, clients))))
-    shares = _blocks(most, loops)
+    bf16_out = g.dtype == torch.bfloat16
+    plan = _best_weights(s, precision, int(_loads_four(x)), int(_loads_four(g)), int(g.stride(2) == 1), bf16_out)
+    # The clients are those of one run, so that a run is rounded the same beside other runs.
+    most = _ceil_div(samples, plan.pictures)
+    loops = _ceil_div(most, max(1, min(most, _ceil_div(BLOCKS, clients))))
+    shares = _ceil_div(most, loops)
     size = s.co * (s.ci * s.kh * s.kw + 1)
     partial = torch.empty((shares, clients, size), dtype=torch.float32, device=g.device)
     dw = torch.empty((clients, s.co, s.ci, s.kh, s.kw), dtype=torch.float32, device=g.device)
@@ -107,7 +113,7 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
         x, g, route, partial, samples, loops, *_strides(x), *_strides(g),
     )  # fmt: skip
     summing = plan._replace(threads=256, shared=0)
-    _launch("add_up", summing, (_blocks(size, 256), clients), g.device, partial, dw, db, shares)
+    _launch("add_up", summing, (_ceil_div(size, 256), clients), g.device, partial, dw, db, shares)
     return dw, db
 
 
@@ -116,42 +122,44 @@ def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, 
     run(grid, plan.threads, plan.shared, arguments)
 
 
-def _best_forward(s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, halves: bool) -> Plan:
-    """Choose how many pictures a block takes, and how many warps share them."""
+def _best_forward(
+    s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, bf16_out: bool
+) -> Plan:
+    """Return the plan of `convolve`: pictures of a block, and warps that share them."""
     c = {
-        "CONVOLVE": 1, **_of(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
-        "CHANNELS_FIRST": int(channels_first), "HALVES": int(halves), "VECTOR": in_fours, "MT": 2,
+        "CONVOLVE": 1, **_constants(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
+        "CHANNELS_FIRST": int(channels_first), "HALVES": int(bf16_out), "VECTOR": in_fours, "MT": 2,
     }  # fmt: skip
     cells, group = s.ph * s.pw, 8 if s.pool == 2 else 32
-    pictures = 1 if cells >= 6 * group else min(4, _blocks(6 * group, cells))
+    pictures = 1 if cells >= 6 * group else min(4, _ceil_div(6 * group, cells))
     while pictures > 1 and _forward_plan(pictures, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
-    return _forward_plan(pictures, _evenly(_blocks(pictures * cells, group)), c)
+    return _forward_plan(pictures, _balanced_warps(_ceil_div(pictures * cells, group)), c)
 
 
 def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
-    """Return the plan of a `convolve` with these choices."""
-    words, taps = _blocks(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
+    """Return the plan of `convolve` for these pictures and warps."""
+    words, taps = _ceil_div(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
     pixel = words + (2 if whole and c["POOL"] == 2 else 0)
-    steps = _blocks(c["KH"] * _blocks(c["KW"] * words, 4), 2)
+    steps = _ceil_div(c["KH"] * _ceil_div(c["KW"] * words, 4), 2)
     filter_ = (taps * (words | 1) + 4 if whole else steps * 8) + 3
-    staged = _blocks(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
+    staged = _ceil_div(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
     constants = {**c, "PICTURES": pictures, "WARPS": warps}
     return Plan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
 
 
 def _best_weights(
-    s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, halves: bool
+    s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, bf16_out: bool
 ) -> Plan:
-    """Choose how many pictures a block takes, and how many warps share the columns and the positions."""
-    rows, columns = _blocks(s.co, 16), _blocks(s.ci * s.kh * s.kw + 1, 8)
+    """Return the plan of `weights`: pictures of a block, and warps that share columns and positions."""
+    rows, columns = _ceil_div(s.co, 16), _ceil_div(s.ci * s.kh * s.kw + 1, 8)
     c = {
-        "WEIGHTS": 1, **_of(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
-        "G_VECTOR": g_in_fours, "HALVES": int(halves), "MT": rows,
+        "WEIGHTS": 1, **_constants(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
+        "G_VECTOR": g_in_fours, "HALVES": int(bf16_out), "MT": rows,
     }  # fmt: skip
-    across = min(16, _blocks(columns, max(1, (12 if rows == 1 else 8) // rows)))
-    slots = s.ph * (s.pw if s.pool == 2 else _blocks(s.pw, 2 if precision == "bf16" else 1))
+    across = min(16, _ceil_div(columns, max(1, (12 if rows == 1 else 8) // rows)))
+    slots = s.ph * (s.pw if s.pool == 2 else _ceil_div(s.pw, 2 if precision == "bf16" else 1))
     pictures = max(1, min(4, 100 // slots))
     while pictures > 1 and _weight_plan(pictures, across, 1, c).shared > MOST_SHARED // 2:
         pictures -= 1
@@ -159,33 +167,33 @@ def _best_weights(
 
 
 def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
-    """Return the plan of a `weights` with these choices."""
+    """Return the plan of `weights` for these pictures, warps across columns and warps along positions."""
     per = 2 if c["BF16"] else 1
-    filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _blocks(c["WP"], per)
+    filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _ceil_div(c["WP"], per)
     row = filled + (40 - filled % 32) % 16
-    copy = _blocks(pictures * c["CI"] * (c["HP"] * row + 1), 32) * 32 + 16
-    slots = pictures * c["PH"] * (c["PW"] if c["POOL"] == 2 else _blocks(c["PW"], per))
+    copy = _ceil_div(pictures * c["CI"] * (c["HP"] * row + 1), 32) * 32 + 16
+    slots = pictures * c["PH"] * (c["PW"] if c["POOL"] == 2 else _ceil_div(c["PW"], per))
     staged = per * copy + slots * (c["MT"] * 16 + 8)
-    tiles = _blocks(_blocks(c["CI"] * c["KH"] * c["KW"] + 1, 8), across)
+    tiles = _ceil_div(_ceil_div(c["CI"] * c["KH"] * c["KW"] + 1, 8), across)
     sums = 0 if along == 1 else along * c["MT"] * 16 * (across * tiles * 8 + 1)
     constants = {**c, "PICTURES": pictures, "WARPS_N": across, "WARPS_S": along}
     return Plan(tuple(constants.items()), pictures, 32 * across * along, 4 * max(staged, sums))
 
 
-def _of(s: Geometry, precision: str) -> dict[str, int]:
-    """Return what the compiler must know of a convolution."""
+def _constants(s: Geometry, precision: str) -> dict[str, int]:
+    """Return the constants of a convolution for the compiler."""
     return {
         "BF16": int(precision == "bf16"), "CI": s.ci, "CO": s.co, "KH": s.kh, "KW": s.kw, "IH": s.h, "IW": s.w,
         "PAD": s.padding, "HP": s.h + 2 * s.padding, "WP": s.w + 2 * s.padding, "PH": s.ph, "PW": s.pw, "POOL": s.pool,
     }  # fmt: skip
 
 
-def _evenly(groups: int) -> int:
-    """Return how many warps, from 4 to 8, share so many groups with the least waiting for each other."""
-    return max(range(4, 9), key=lambda warps: (groups / (_blocks(groups, warps) * warps), warps))
+def _balanced_warps(groups: int) -> int:
+    """Return the number of warps, from 4 to 8, that leaves the fewest warps idle for so many groups."""
+    return max(range(4, 9), key=lambda warps: (groups / (_ceil_div(groups, warps) * warps), warps))
 
 
-def _blocks(total: int, each: int) -> int:
+def _ceil_div(total: int, each: int) -> int:
     return -(-total // each)
 
 
@@ -199,8 +207,8 @@ def _strides(x: Tensor) -> tuple[c_longlong, c_longlong, int, int, int]:
     return _long(client), _long(sample), row, column, channel
 
 
-def _in_fours(x: Tensor) -> bool:
-    """Return whether channels of x [c, b, ci, h, w] can be fetched four at once."""
+def _loads_four(x: Tensor) -> bool:
+    """Return whether one load can fetch four channels of x [c, b, ci, h, w]."""
     client, sample, channel, row, column = x.stride()
     whole = all(number % 4 == 0 for number in (x.shape[2], client, sample, row, column))
     return channel == 1 and whole and x.data_ptr() % (4 * x.element_size()) == 0

@@ -1,4 +1,4 @@
-"""Small things that would each be many kernels: loss, pixels, random keys and choices."""
+"""Triton kernels for the loss, pixels, random keys and choices; torch would launch many kernels for each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _pixels(
     x, rows, scale, shift, out, sr_c, BATCH: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per sample and block of it; stored channels first, written channels last."""
+    """One program per sample and block; reads channels first, writes channels last."""
     sample = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % CHANNELS, at // CHANNELS
@@ -69,7 +69,7 @@ def _key(
     root, coordinates, strides, out, CLIENTS, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
     MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Mix coordinates of each client into a key, one after another; see `pefll.core.randomness.key`."""
+    """Hash the coordinates of each client into a key; see `pefll.core.randomness.key`."""
     client = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = client < CLIENTS
     state = root + tl.zeros([BLOCK], tl.int64)
@@ -84,7 +84,7 @@ def _spread(
     state, out, TOTAL, COUNT, GOLDEN: tl.constexpr, MULTIPLY_1: tl.constexpr,
     MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Make COUNT keys of each; see `pefll.core.randomness.spread`."""
+    """Write COUNT keys for each key; see `pefll.core.randomness.spread`."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < TOTAL
     key = tl.load(state + at // COUNT, mask=there, other=0)
@@ -93,7 +93,7 @@ def _spread(
 
 @triton.jit
 def _below(x, total):
-    """Return x modulo total, not negative."""
+    """Return x modulo total, never negative."""
     rest = x % total
     return tl.where(rest < 0, rest + total, rest)
 
@@ -103,7 +103,7 @@ def _choose(
     state, total, out, COUNT: tl.constexpr, SHUFFLES: tl.constexpr, GOLDEN: tl.constexpr, STRIDE: tl.constexpr,
     MULTIPLY_1: tl.constexpr, MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per draw and block of it; see `pefll.core.randomness.choose`."""
+    """One program per draw and block; see `pefll.core.randomness.choose`."""
     draw = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(state + draw)
@@ -124,17 +124,17 @@ def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Te
     """Return the weighted mean cross-entropy [c] and its gradient [c, b, classes].
 
     Args:
-        scores: [c, b, classes], each client's contiguous.
-        y: int64 [c, b], each client's contiguous.
-        weight: [c, b], each client's contiguous.
+        scores: [c, b, classes], contiguous rows.
+        y: int64 [c, b], contiguous rows.
+        weight: [c, b], contiguous rows.
     """
     clients, samples, classes = scores.shape
     loss = scores.new_empty(clients)
     gradient = scores.new_empty(scores.shape)
-    wide = max(16, triton.next_power_of_2(classes))
+    bc = max(16, triton.next_power_of_2(classes))
     _cross_entropy[(clients,)](
         scores, y, weight, loss, gradient, scores.stride(0), y.stride(0), weight.stride(0), samples, classes,
-        BB=min(triton.next_power_of_2(samples), max(1, 8192 // wide)), BC=wide, num_warps=4,
+        BB=min(triton.next_power_of_2(samples), max(1, 8192 // bc)), BC=bc, num_warps=4,
     )  # fmt: skip
     return loss, gradient
 
@@ -144,7 +144,7 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
     Args:
         x: uint8 [N, channels, h, w], contiguous.
-        rows: int64 [c, b], each client's contiguous.
+        rows: int64 [c, b], contiguous rows.
         scale: [channels].
         shift: [channels].
     """
@@ -171,7 +171,7 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def key(root: int, coordinates: list[Tensor], golden: int, multiply: tuple[int, int]) -> Tensor:
-    """Return a key for each client, int64 [c], of coordinates int64 [c]; see `pefll.core.randomness.key`."""
+    """Return a key for each client, int64 [c], from coordinates int64 [c]; see `pefll.core.randomness.key`."""
     clients = len(coordinates[0])
     out = torch.empty(clients, dtype=torch.int64, device=coordinates[0].device)
     strides = tuple(coordinate.stride(0) for coordinate in coordinates)
@@ -182,7 +182,7 @@ def key(root: int, coordinates: list[Tensor], golden: int, multiply: tuple[int, 
 
 
 def spread(state: Tensor, count: int, golden: int, multiply: tuple[int, int]) -> Tensor:
-    """Return `count` keys, int64 [keys, count], for each in `state`, int64 [keys], contiguous."""
+    """Return `count` keys for each key in `state`, int64 [keys], contiguous; int64 [keys, count]."""
     out = torch.empty((len(state), count), dtype=torch.int64, device=state.device)
     total = out.numel()
     _spread[(triton.cdiv(total, 256),)](state, out, total, count, golden, *multiply, BLOCK=256, num_warps=4)
@@ -195,7 +195,7 @@ def choose(state: Tensor, total: Tensor, count: int, shuffles: int, golden: int,
     Args:
         state: int64 [draws], contiguous.
         total: int64 [draws], contiguous.
-        count: how many.
+        count: of integers.
         shuffles: rounds of the shuffle.
         golden: constant of the key sequence.
         multiply: constants of the hash.

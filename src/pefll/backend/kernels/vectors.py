@@ -1,4 +1,4 @@
-"""What is done to whole parameter vectors: gradients joined, their norm, steps of SGD and Adam."""
+"""Triton kernels for whole parameter vectors: joining parts, the norm, steps of SGD and Adam."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
-_MOST_SHARES = 256  # that a client's squared gradient norm is summed in; every program of a step reads all of them
-_MOST_SHARES_ALONE = 1056  # that of one long vector is summed in: eight for each processor of an H200
+_MOST_SHARES = 256  # partial sums of a client's squared gradient norm; every program of a step reads all of them
+_MOST_SHARES_ALONE = 1056  # partial sums for one long vector: eight for each multiprocessor of an H200
 
 
 @triton.jit
 def _join(parts, strides, out, D: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per client and block of its vector, which lies in one part or in a few."""
+    """One program per client and block of its vector; a block spans one or more parts."""
     client = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK
     at = first + tl.arange(0, BLOCK)
@@ -33,15 +33,15 @@ def _join(parts, strides, out, D: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.
 def _part_of(
     block, client, parts, STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Return where a client's part with this block lies, where that begins and ends in the vector, and the block in it.
+    """Return the address of the part with this block, its start in the vector, its size, and the block's offset in it.
 
-    Part i has the blocks from BLOCKS[i] to BLOCKS[i + 1], so that no block lies in two. All distances are constants:
-    the compiler sees by itself how many numbers may be fetched at once.
+    Part i has the blocks from BLOCKS[i] to BLOCKS[i + 1], so no block spans two parts. All strides are constants, so
+    that the compiler can vectorise loads.
     """
     address = parts[0] + client * STRIDES[0]
     start, size, first = 0, STARTS[1], 0
     for i in tl.static_range(1, len(parts)):
-        if block >= BLOCKS[i]:  # the last one for which that holds; empty ones are passed over
+        if block >= BLOCKS[i]:  # the last such part counts; empty parts are skipped
             address = parts[i] + client * STRIDES[i]
             start, size, first = STARTS[i], STARTS[i + 1] - STARTS[i], BLOCKS[i]
     return address, start, size, (block - first) * BLOCK
@@ -57,7 +57,7 @@ def _squares(
     share = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
     for turn in range(0, BLOCKS[len(parts)], SHARES):
-        # Beyond the last block there is nothing: it counts as one more of the last part, behind its end.
+        # A number beyond the last block counts as a block of the last part, beyond its end: all of it is masked.
         address, _, size, first = _part_of(turn + share, client, parts, STRIDES, STARTS, BLOCKS, BLOCK)
         at = first + tl.arange(0, BLOCK)
         value = tl.load(address + at, mask=at < size, other=0.0)
@@ -72,14 +72,14 @@ def _sgd(
     STARTS: tl.constexpr, BLOCKS: tl.constexpr, MOVING: tl.constexpr, CLIP: tl.constexpr, MASKED: tl.constexpr,
     SHARES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per client and block; where it writes may be where it reads."""
+    """One program per client and block; outputs may be the inputs."""
     client = tl.program_id(1).to(tl.int64)
     address, start, size, first = _part_of(tl.program_id(0), client, parts, STRIDES, STARTS, BLOCKS, BLOCK)
     inside = first + tl.arange(0, BLOCK)
     there = inside < size
     at = start + inside
-    # All is fetched before the sum of the squares, for which the threads of a program wait for each other.
-    # Nobody reads this gradient again; parameters and velocity are read in every step.
+    # All loads come before the sum of squares, which makes the threads of a program wait for each other.
+    # The gradient is not read again; parameters and velocity are read in every step.
     d = tl.load(address + inside, mask=there, other=0.0, eviction_policy="evict_first")
     t = tl.load(theta + client * ST + at, mask=there, other=0.0, eviction_policy="evict_last")
     v = tl.zeros([BLOCK], tl.float32)
@@ -103,8 +103,8 @@ def _adam(
     p, parts, m, v, step, scale, new_p, new_m, new_v, lr, decay, first_decay, second_decay, epsilon,
     STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per block; where it writes may be where it reads."""
-    block = tl.program_id(0).to(tl.int64)  # a vector in one part may be longer than others
+    """One program per block; outputs may be the inputs."""
+    block = tl.program_id(0).to(tl.int64)  # a vector in one part may need 64 bits
     address, start, size, first = _part_of(block, 0, parts, STRIDES, STARTS, BLOCKS, BLOCK)
     inside = first + tl.arange(0, BLOCK)
     there = inside < size
@@ -126,7 +126,7 @@ def _adam(
 
 
 def join(parts: list[Tensor]) -> Tensor:
-    """Return parts [c, ...], each client's contiguous, as one vector for each client, [c, D]."""
+    """Return parts [c, ...], with contiguous rows, as one vector for each client, [c, D]."""
     clients = len(parts[0])
     starts = _starts(parts)
     out = parts[0].new_empty((clients, starts[-1]))
@@ -145,25 +145,26 @@ def sgd(
     momentum: float,
     decay: float,
     clip: float | None,
+    *,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity [c, D] after one step of SGD.
 
     Args:
-        theta: [c, D], each client's contiguous.
-        velocity: [c, D], likewise; None where it is zero.
-        gradient: parts [c, ...], each client's contiguous, which joined would be [c, D].
+        theta: [c, D], contiguous rows.
+        velocity: [c, D], contiguous rows; None for zeros.
+        gradient: parts [c, ...] of a gradient [c, D], contiguous rows.
         active: bool [c], which clients take the step; None for all.
         lr: learning rate.
         momentum: of the velocity.
         decay: weight decay.
-        clip: the gradient's norm is cut to this.
-        in_place: whether to write to `theta` and `velocity`, which is not None then.
+        clip: maximum norm of the gradient; None for no clipping.
+        in_place: whether to overwrite `theta` and `velocity`, which must not be None.
     """
     clients = len(theta)
     parts, layout = tuple(gradient), _layout(gradient)
     blocks = layout["BLOCKS"][-1]
-    shares = max(1, min(blocks, _MOST_SHARES))  # which does not depend on how many clients there are
+    shares = max(1, min(blocks, _MOST_SHARES))  # independent of the number of clients
     if in_place:
         new_theta, new_velocity = theta, velocity
     else:
@@ -183,7 +184,7 @@ def sgd(
 
 
 def norm(parts: list[Tensor]) -> Tensor:
-    """Return the norm [] of contiguous parts, of any shapes, seen as one vector."""
+    """Return the norm [] of contiguous parts, of any shapes, as one vector."""
     rows = [part.unsqueeze(0) for part in parts]
     layout = _layout(rows)
     shares = max(1, min(layout["BLOCKS"][-1], _MOST_SHARES_ALONE))
@@ -204,11 +205,12 @@ def adam(
     first_decay: float,
     second_decay: float,
     epsilon: float,
+    *,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters and both moments [D] after one step of Adam, from contiguous ones.
+    """Return parameters and both moments [D] after one step of Adam.
 
-    The gradient is in contiguous parts, of any shapes.
+    All tensors are contiguous; the gradient is in parts of any shapes.
     """
     rows = [part.unsqueeze(0) for part in gradient]
     layout = _layout(rows)
@@ -222,7 +224,7 @@ def adam(
 
 
 def _layout(parts: list[Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return what `_part_of` has to know of parts [c, ...], each client's contiguous; a block lies in one of them."""
+    """Return the constants of `_part_of` for parts [c, ...] with contiguous rows."""
     blocks = accumulate((triton.cdiv(part[0].numel(), _BLOCK) for part in parts), initial=0)
     return {
         "STRIDES": tuple(part.stride(0) for part in parts),
@@ -232,5 +234,5 @@ def _layout(parts: list[Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _starts(parts: list[Tensor]) -> tuple[int, ...]:
-    """Return where each part [c, ...] begins in a client's vector, and the vector's length."""
+    """Return the start of each part [c, ...] in a client's vector, and the vector's length."""
     return tuple(accumulate((part[0].numel() for part in parts), initial=0))

@@ -1,6 +1,6 @@
-"""C, compiled when it is first needed, by the compiler of the machine: `cc`, or what PEFLL_CC names (`none` for none).
+"""Compiles C at first use with `cc` or `gcc`, or with the program in PEFLL_CC; PEFLL_CC=none switches it off.
 
-Machine code is kept in the user's cache folder.
+The user's cache folder keeps the machine code.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 from pefll.backend.cache import cache_folder
 from pefll.core.errors import PefllError
 
-# For this very processor, and with no header or library, which a machine may lack though it has a compiler. The last
-# one: neighbours in memory are not to be loaded as one where the source says otherwise.
+# For this processor only. Without headers and libraries, which a machine with a compiler may lack. The last option:
+# the compiler must not merge loads of neighbouring numbers by itself.
 OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-nostdlib", "-fno-tree-slp-vectorize")
-SECONDS = 60  # a compiler that takes longer than that is stuck
+SECONDS = 60  # a compiler that takes longer is stuck
 DIGEST = hashlib.sha256().digest_size
 
 
 @cache
 def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL | None:
-    """Return a source file as a library, or None where it cannot be compiled.
+    """Return a source file as a loaded library, or None if it cannot be compiled.
 
     Args:
         source: a file beside this one.
-        constants: what names in capitals stand for.
+        constants: values of the names in capitals.
     """
     command = compiler()
     if command is None:
@@ -42,23 +42,23 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
     try:
         name = hashlib.sha256("\n".join([_identity(command), _processor(), *options, text]).encode()).hexdigest()
         kept = cache_folder() / f"{name}.so"
-        if _is_whole(kept):
+        if _is_intact(kept):
             return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "library.so"
             if not _compile(text, command, options, made):
                 return None
-            with suppress(OSError):  # who cannot write there compiles again next time
+            with suppress(OSError):  # if it cannot be written, the next process compiles again
                 _keep(made, kept)
-            # From where the next process has it, so that both can load it or neither: programs may not run from /tmp.
-            return ctypes.CDLL(str(kept if _is_whole(kept) else made))
+            # Load it from the cache if possible, like later processes: some systems load nothing from /tmp.
+            return ctypes.CDLL(str(kept if _is_intact(kept) else made))
     except OSError:
         return None
 
 
 @cache
 def compiler() -> str | None:
-    """Return the compiler's path, or None where there is none."""
+    """Return the compiler's path, or None if there is none."""
     wanted = os.environ.get("PEFLL_CC")
     if not wanted:
         return shutil.which("cc") or shutil.which("gcc")
@@ -74,21 +74,21 @@ def compiler() -> str | None:
 
 
 def version() -> str | None:
-    """Return what the compiler calls itself, or None where there is none that answers."""
+    """Return the first line of the compiler's `--version`, or None if there is no working compiler."""
     command = compiler()
     said = None if command is None else _run(command, "--version")
     return said.splitlines()[0] if said else None
 
 
 def _compile(text: str, command: str, options: list[str], made: Path) -> bool:
-    """Compile into a file; return whether the compiler says that it has."""
+    """Compile into the file `made`; return whether the compiler succeeded."""
     source = made.with_suffix(".c")
     source.write_text(text)
     return _run(command, *options, str(source), "-o", str(made)) is not None
 
 
 def _run(*command: str) -> str | None:
-    """Return what a program says, or None where it fails."""
+    """Return a program's output, or None if it fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SECONDS
@@ -99,7 +99,7 @@ def _run(*command: str) -> str | None:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copy a library to where it is kept, with its digest behind it: one that is cut off would end the process."""
+    """Copy a library to the cache with a digest at its end, because loading a truncated one would kill the process."""
     content = made.read_bytes()
     kept.parent.mkdir(parents=True, exist_ok=True)
     number, new = tempfile.mkstemp(dir=kept.parent, suffix=".tmp")
@@ -108,14 +108,14 @@ def _keep(made: Path, kept: Path) -> None:
             file.write(content + hashlib.sha256(content).digest())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(new, kept)  # at once, whole
+        os.replace(new, kept)  # atomic
     except BaseException:
         os.unlink(new)
         raise
 
 
-def _is_whole(kept: Path) -> bool:
-    """Whether a library that was kept is there as it was written."""
+def _is_intact(kept: Path) -> bool:
+    """Whether the cache has the library, undamaged."""
     with suppress(OSError):
         content = kept.read_bytes()
         return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
@@ -123,7 +123,7 @@ def _is_whole(kept: Path) -> bool:
 
 
 def _identity(command: str) -> str:
-    """Return what tells versions of a compiler apart, without a process of its own for the question."""
+    """Return a text that differs between versions of a compiler, without starting it."""
     file = Path(command).resolve()
     found = file.stat()
     return f"{file} {found.st_size} {found.st_mtime_ns}"
@@ -131,7 +131,7 @@ def _identity(command: str) -> str:
 
 @cache
 def _processor() -> str:
-    """Return what tells processors apart for a compiler: the same home folder may be there on other machines."""
+    """Return a text that differs between processors: several machines may share a home folder."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

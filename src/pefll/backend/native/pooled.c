@@ -1,21 +1,20 @@
-/* Convolution, max-pooling, bias and ReLU as one, forwards and backwards, for one client on one core.
+/* Convolution, max-pooling, bias and ReLU as one operation, forward and backward, for one client on one core.
 
-   A pooled output has its value from one position of the convolution. So only one position in POOL * POOL has a
-   gradient, and none where ReLU cut; libraries fill the others with zeros and multiply by them. Here the gradients of a
-   sample that are not zero are listed, and every one of them is some rows of the input, or of a filter, times a number:
-   of the products of a dense convolution a fourth or less is left. Forwards there is nothing to leave out, but what is
-   pooled never leaves the cache.
+   A pooled output is the value of one position of the convolution. So at most one position in POOL * POOL has a
+   gradient, and none if ReLU gave zero. Libraries multiply by the zeros of the other positions. Here the nonzero
+   gradients of a sample are listed, and each is multiplied with its window or its filter: a fourth of the products of
+   a dense convolution, or less. The forward pass skips nothing, but the values before pooling stay in the cache.
 
-   Pictures lie as [sample, row, column, channel], padding included. The compiler is given CI and CO, the channels in and
-   out, KH and KW, the sides of a filter, STRIDE, POOL, the side of the squares that are pooled, and RELU, whether it
-   follows. No sum depends on where in memory its numbers lie.
+   Pictures are [sample, row, column, channel], with padding. The compiler is given CI and CO, the input and output
+   channels, KH and KW, the sides of a filter, STRIDE, POOL, the side of the pooling windows, and RELU, whether it
+   follows. No sum depends on memory addresses.
 
-   Rows of filters are filled up to whole vectors with zeros. What is read beyond a row of a picture, in SLACK numbers
-   beyond its end too, is multiplied by them, or dropped. */
+   Rows of filters are padded with zeros to whole vectors. Kernels may read beyond a row of a picture, up to SLACK
+   numbers beyond its end; those numbers are multiplied by zeros, or dropped. */
 
 #if defined(__AVX512F__)
 #define LANES 16
-#define REGISTERS 24 /* for sums; the rest is for what is multiplied */
+#define REGISTERS 24 /* for sums; the others hold factors */
 #elif defined(__AVX__)
 #define LANES 8
 #define REGISTERS 12
@@ -24,12 +23,12 @@
 #define REGISTERS 12
 #endif
 
-#define ROW (KW * CI) /* numbers in a row of a window, which are neighbours in memory */
+#define ROW (KW * CI) /* numbers in a row of a window, neighbours in memory */
 #define WIDE ((ROW + LANES - 1) / LANES)
 #define PADDED (WIDE * LANES)
 #define VECTORS ((CO + LANES - 1) / LANES)
 #define OUT (VECTORS * LANES)
-#define NOWHERE 255 /* the route of an output that ReLU cut */
+#define NOWHERE 255 /* the route of an output that ReLU set to zero */
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int mask __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -41,7 +40,7 @@ typedef unsigned char byte;
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
 
-/* Lay out x, of any strides, as [n, h + 2 p, w + 2 p, CI], with zeros around it. */
+/* Copy x, of any strides, to [n, h + 2 p, w + 2 p, CI], with zeros around it. */
 void lay(const float *x, float *laid, long n, long h, long w, long p, long by_sample, long by_channel, long by_row,
          long by_column) {
     long wide = (w + 2 * p) * CI;
@@ -60,7 +59,7 @@ void lay(const float *x, float *laid, long n, long h, long w, long p, long by_sa
         }
 }
 
-/* The convolution at some pixels next to each other, and some vectors of channels: sums that registers hold. */
+/* The convolution at neighbouring pixels, for some vectors of channels: as many sums as registers hold. */
 INLINE void strip(const float *x, long wide, const float *filters, const float *bias, float *to, const int pixels,
                   const int vectors) {
     vec sum[REGISTERS];
@@ -72,7 +71,7 @@ INLINE void strip(const float *x, long wide, const float *filters, const float *
     UNROLL for (int k = 0; k < pixels * vectors; k++) store(to + k / vectors * OUT + k % vectors * LANES, sum[k]);
 }
 
-/* The same for a whole line, in strips of so many pixels; the last one may do some pixels of the one before again. */
+/* The same for a whole line, in strips of `pixels`; the last strip may repeat pixels of the one before. */
 INLINE void strips(const float *x, long wide, const float *filters, const float *bias, float *to, long columns,
                    const int pixels, const int vectors) {
     for (long b = 0; b < columns; b += pixels) {
@@ -81,7 +80,7 @@ INLINE void strips(const float *x, long wide, const float *filters, const float 
     }
 }
 
-/* The same in strips as wide as registers allow, or less wide where fewer pixels are then done twice. */
+/* The same in the widest strips that fit into registers, or in narrower ones if they repeat fewer pixels. */
 INLINE void line(const float *x, long wide, const float *filters, const float *bias, float *to, long columns,
                  const int vectors) {
     enum { most = REGISTERS / 2, less = most - most / 6, least = most * 2 / 3 };
@@ -97,7 +96,7 @@ INLINE void line(const float *x, long wide, const float *filters, const float *b
         strips(x, wide, filters, bias, to, columns, most, vectors);
 }
 
-/* Pool lines [POOL, pw * POOL, OUT] into one, [pw, CO]; route says which position each number came from. */
+/* Pool lines [POOL, pw * POOL, OUT] into one, [pw, CO]; route is the position of each maximum. */
 INLINE void pool(const float *lines, float *out, byte *route, long pw) {
     for (long b = 0; b < pw; b++, out += CO, route += CO) {
         float largest[OUT];
@@ -127,12 +126,12 @@ INLINE void pool(const float *lines, float *out, byte *route, long pw) {
 
 /* Outputs [n, ph, pw, CO] and their route, from x [n, h, w, CI], weights [CO, CI, KH, KW] and a bias [CO] or NULL.
 
-   room is for (KH * ROW + 1 + POOL * pw * POOL) * OUT numbers. */
+   room has space for (KH * ROW + 1 + POOL * pw * POOL) * OUT numbers. */
 void convolve(const float *x, const float *weights, const float *bias, float *out, byte *route, float *room, long n,
               long h, long w, long ph, long pw) {
     long wide = w * CI, columns = pw * POOL;
     float *filters = room, *start = filters + KH * ROW * OUT, *lines = start + OUT, *filter = filters;
-    for (int c = 0; c < OUT; c += 2 * LANES) /* two vectors of channels at a time, as strips read them; or a last one */
+    for (int c = 0; c < OUT; c += 2 * LANES) /* two vectors of channels at a time; the last may be one */
         for (int r = 0; r < KH; r++)
             for (int q = 0; q < KW; q++)
                 for (int k = 0; k < CI; k++)
@@ -153,11 +152,11 @@ void convolve(const float *x, const float *weights, const float *bias, float *ou
         }
 }
 
-/* A row of a window is COLUMNS vectors at a time, and ROWS rows, as registers hold them. */
+/* Registers hold COLUMNS vectors of ROWS rows of a window at a time. */
 #define COLUMNS (WIDE < REGISTERS ? WIDE : REGISTERS)
 #define ROWS (REGISTERS / COLUMNS < KH ? REGISTERS / COLUMNS : KH)
 
-/* Add the windows of x at some places, each times a number, to some rows and columns of a filter's gradient. */
+/* Add the windows of x at `place`, each times a number, to rows and columns of a filter's gradient. */
 INLINE void add_part(const float *x, long wide, const float *times, const int *place, int count, float *gradient,
                      const int rows, const int columns) {
     vec sum[REGISTERS];
@@ -188,7 +187,7 @@ INLINE void add_windows(const float *x, long wide, const float *times, const int
     if (left) add_rows(x + done * wide, wide, times, place, count, gradient + done * PADDED, left);
 }
 
-/* Add a filter, each time times a number, to the windows of dx at some places. */
+/* Add a filter times each number to the window of dx at its place. */
 INLINE void spread(const float *filter, long wide, const float *times, const int *place, int count, float *dx) {
     for (int j = 0; j < count; j++)
         for (int r = 0; r < KH; r++)
@@ -198,14 +197,14 @@ INLINE void spread(const float *filter, long wide, const float *times, const int
             }
 }
 
-/* List what is not cut of a sample's gradient [ph, pw, CO] in one channel, and where in x its windows are. */
+/* List the gradients of one channel, of [ph, pw, CO], that ReLU passed, and the offsets of their windows in x. */
 INLINE int list(const float *g, const byte *route, const int *shift, long wide, long ph, long pw, float *times,
                 int *place) {
     int count = 0;
     for (long a = 0; a < ph; a++)
         for (long b = 0; b < pw; b++, g += CO, route += CO) {
             int goes_on = *route != NOWHERE;
-            times[count] = *g; /* written over by the next one where it does not go on */
+            times[count] = *g; /* the next one overwrites it if ReLU did not pass it */
             place[count] = (int)(a * POOL * STRIDE * wide + b * POOL * STRIDE * CI) + shift[goes_on ? *route : 0];
             count += goes_on;
         }
@@ -214,7 +213,8 @@ INLINE int list(const float *g, const byte *route, const int *shift, long wide, 
 
 /* Gradients of weights [CO, CI, KH, KW], bias [CO] and, unless dx is NULL, of x [n, h, w, CI].
 
-   g is that of the outputs, [n, ph, pw, CO]. room is for 2 * (CO * KH * PADDED + ph * pw + 1) numbers. */
+   g is the gradient of the outputs, [n, ph, pw, CO]. room has space for 2 * (CO * KH * PADDED + ph * pw + 1) numbers.
+*/
 void look_back(const float *g, const byte *route, const float *x, const float *weights, float *dx, float *dw, float *db,
                float *room, long n, long h, long w, long ph, long pw) {
     long wide = w * CI, cells = ph * pw;

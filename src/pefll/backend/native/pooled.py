@@ -1,4 +1,4 @@
-"""A convolution with max-pooling, bias and ReLU as one operation, for one client on a CPU; see pooled.c."""
+"""Convolution, max-pooling, bias and ReLU as one operation, for one client on a CPU; see pooled.c."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from pefll.backend.geometry import Geometry
 from pefll.backend.native.compiler import library
 from pefll.core.errors import PefllError
 
-LANES = 16  # of a vector, at most
+LANES = 16  # the most numbers of a vector register
 SLACK = LANES  # numbers that kernels may read beyond a picture's end
-MOST_POOL = 15  # the side of pooled squares: a route is one byte
-MOST_WINDOW = 1 << 11  # numbers, so that a filter and what it meets stay in the nearest cache
+MOST_POOL = 15  # side of the pooling windows: a route is one byte
+MOST_WINDOW = 1 << 11  # numbers; a filter and its window fit into the L1 cache
 MOST_PICTURE = 1 << 16  # numbers, with padding
 MOST_FILTERS = 1 << 10
-SMALL = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # tells whether anything can be compiled
+PROBE = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # compiled to see whether the compiler works
 
 
 @cache
 def works() -> bool:
-    """Return whether such kernels can be compiled here; once for a process and those that are forked from it."""
-    return library("pooled.c", _constants(SMALL)) is not None
+    """Return whether kernels can be compiled here; forked processes inherit the answer."""
+    return library("pooled.c", _constants(PROBE)) is not None
 
 
 def takes(s: Geometry, *given: Tensor | None) -> bool:
-    """Return whether the kernels do such a convolution of these tensors, and are worth it.
+    """Return whether the kernels take this convolution and are worth it.
 
     Args:
-        s: of the convolution.
+        s: the sizes.
         given: input, weights and bias, or some of them.
     """
     small = s.ci * s.kh * s.kw <= MOST_WINDOW and (s.h + 2 * s.padding) * (s.w + 2 * s.padding) * s.ci <= MOST_PICTURE
     if not (1 < s.pool <= MOST_POOL and small and s.co <= MOST_FILTERS and s.ph > 0 and s.pw > 0):
         return False
-    # Tensors that are not what they seem (fake ones, subclasses), and whoever records or counts operations.
+    # Not while operations are traced or counted; `_is_plain` excludes fake tensors and subclasses.
     if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return all(one is None or _is_plain(one) for one in given) and works()
@@ -50,13 +50,13 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
-    """Return outputs [b, co, ph, pw], with the channels innermost in memory.
+    """Return outputs [b, co, ph, pw], with channels innermost in memory; all tensors are float32.
 
     Args:
-        x: float32 [b, ci, h, w], in any layout.
-        weight: float32 [co, ci, kh, kw].
-        bias: float32 [co], or None.
-        s: of the convolution.
+        x: [b, ci, h, w], in any layout.
+        weight: [co, ci, kh, kw].
+        bias: [co], or None.
+        s: the sizes.
     """
     result: Tensor = _Pooled.apply(x, weight, bias, s)  # type: ignore[no-untyped-call]
     return result
@@ -66,48 +66,48 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
         kernels = _kernels(_constants(s))
-        laid, filters = _laid(x, s, kernels), weight.contiguous()
+        nhwc, filters = _as_nhwc(x, s, kernels), weight.contiguous()
         start = None if bias is None else bias.contiguous()
-        outputs = _pictures(len(x), s.ph, s.pw, s.co)
+        outputs = _empty_nhwc(len(x), s.ph, s.pw, s.co)
         route = torch.empty((len(x), s.ph, s.pw, s.co), dtype=torch.uint8)
-        room = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _whole(s.co))
-        _call(kernels.convolve, (laid, filters, start, outputs, route, room), len(x), *_sides(s))
-        ctx.save_for_backward(laid, filters, route)
+        room = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _round_up(s.co))
+        _call(kernels.convolve, (nhwc, filters, start, outputs, route, room), len(x), *_sides(s))
+        ctx.save_for_backward(nhwc, filters, route)
         ctx.s, ctx.kernels = s, kernels
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        laid, filters, route = ctx.saved_tensors
+        nhwc, filters, route = ctx.saved_tensors
         s: Geometry = ctx.s
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         along = g.permute(0, 2, 3, 1).contiguous()
-        dx = _pictures(len(g), *_sides(s)[:2], s.ci) if of_x else None
+        dx = _empty_nhwc(len(g), *_sides(s)[:2], s.ci) if of_x else None
         dw, db = torch.empty_like(filters), torch.empty(s.co)
-        room = torch.empty(2 * (s.co * s.kh * _whole(s.kw * s.ci) + s.ph * s.pw + 1))
-        _call(ctx.kernels.look_back, (along, route, laid, filters, dx, dw, db, room), len(g), *_sides(s))
+        room = torch.empty(2 * (s.co * s.kh * _round_up(s.kw * s.ci) + s.ph * s.pw + 1))
+        _call(ctx.kernels.look_back, (along, route, nhwc, filters, dx, dw, db, room), len(g), *_sides(s))
         if dx is not None and s.padding:
             dx = dx[:, :, s.padding : -s.padding, s.padding : -s.padding]
         return dx, dw if of_weight else None, db if of_bias else None, None
 
 
-def _laid(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
-    """Return x as kernels read it, with its padding; no copy where it lies so already."""
+def _as_nhwc(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
+    """Return x with padding and channels innermost; it is copied only if needed."""
     strides = (s.h * s.w * s.ci, 1, s.w * s.ci, s.ci)
     beyond = x.untyped_storage().nbytes() // 4 - x.storage_offset() - x.numel()
     if s.padding == 0 and x.stride() == strides and beyond >= SLACK:
         return x
-    laid = _pictures(len(x), *_sides(s)[:2], s.ci)
-    _call(kernels.lay, (x, laid), len(x), s.h, s.w, s.padding, *x.stride())
-    return laid
+    nhwc = _empty_nhwc(len(x), *_sides(s)[:2], s.ci)
+    _call(kernels.lay, (x, nhwc), len(x), s.h, s.w, s.padding, *x.stride())
+    return nhwc
 
 
-def _pictures(samples: int, rows: int, columns: int, channels: int) -> Tensor:
-    """Return room for pictures [b, c, h, w] with the channels innermost, and some numbers to spare behind them."""
+def _empty_nhwc(samples: int, rows: int, columns: int, channels: int) -> Tensor:
+    """Return empty pictures [b, c, h, w] with channels innermost, and SLACK more numbers in memory."""
     line = columns * channels
     room = torch.empty(samples * rows * line + SLACK)
-    # No view: those of functions must not be written to, as by activations in place.
+    # Not a view: autograd forbids in-place activations on views that a function returns.
     size, strides = (samples, channels, rows, columns), (rows * line, 1, line, channels)
     return torch.empty(0).set_(room.untyped_storage(), 0, size, strides)
 
@@ -117,15 +117,15 @@ def _sides(s: Geometry) -> tuple[int, int, int, int]:
     return s.h + 2 * s.padding, s.w + 2 * s.padding, s.ph, s.pw
 
 
-def _whole(numbers: int) -> int:
-    """Return how many numbers so many are, filled up to whole vectors."""
+def _round_up(numbers: int) -> int:
+    """Return a number of numbers, rounded up to whole vectors."""
     return -(-numbers // LANES) * LANES
 
 
 def _call(kernel: Any, tensors: tuple[Tensor | None, ...], *numbers: int) -> None:
-    """Call a kernel with the places of some tensors and some numbers."""
+    """Call a kernel with the addresses of tensors, and numbers."""
     kernel(*(None if each is None else each.data_ptr() for each in tensors), *numbers)
-    # Used here once more, so that nobody, not torch.compile either, lets go of one before the kernel is done.
+    # A use after the call, so that no tensor is freed before the kernel ends, not even by torch.compile.
     assert tensors
 
 
@@ -137,7 +137,7 @@ def _constants(s: Geometry) -> tuple[tuple[str, int], ...]:
 @cache
 def _kernels(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     made = library("pooled.c", constants)
-    if made is None:  # though others were compiled: a result must not depend on which process has which
+    if made is None:  # other kernels compiled; results must not depend on which process has which kernel
         raise PefllError(
             "the C compiler failed (a full disk?); try again, or set PEFLL_CC=none to do without it", code="PEFLL-E005"
         )
