@@ -13,17 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.state.schema.linkstate_models import Node
+from sqlalchemy import update
+
 from pefll.core.errors import PefllError
 from pefll.deploy.certificates import public_key_as_pem
-
-try:
-    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-    from flwr.supercore.constant import NodeStatus
-    from flwr.supercore.state.schema.linkstate_models import Node
-    from sqlalchemy import update
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
-
 
 _SCAN_SECONDS = 1.0  # thousands of files take too long to check for each request
 

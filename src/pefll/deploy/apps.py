@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pefll.core.errors import PefllError
+from flwr.serverapp import ServerApp
+
 from pefll.deploy import server_app
 from pefll.deploy.model_delivery import write_model
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.protocol.names import DELIVER
-
-try:
-    from flwr.serverapp import ServerApp
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 server = ServerApp()
 client = PefllClientApp({DELIVER: write_model})

@@ -15,13 +15,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from pefll.core.errors import PefllError
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-try:
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from pefll.core.errors import PefllError
 
 HANDSHAKE_SECONDS = 20.0
 HEAD_SECONDS = 20.0

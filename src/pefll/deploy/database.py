@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from alembic.util.exc import CommandError
+from flwr.supercore.state.alembic import utils as migrations
+from sqlalchemy.exc import DBAPIError
+
 from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors
-
-try:
-    from alembic.util.exc import CommandError
-    from flwr.supercore.state.alembic import utils as migrations
-    from sqlalchemy.exc import DBAPIError
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 T = TypeVar("T")
 # Missing or unexpected tables, a corrupt file, a file that is no database. A full disk, a lock or missing rights are no

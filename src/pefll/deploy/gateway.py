@@ -14,16 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from datetime import datetime
 from typing import Any
 
-from pefll.core.errors import PefllError
-from pefll.deploy.admission import Admission
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-try:
-    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
-    from flwr.supercore.date import now
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from pefll.deploy.admission import Admission
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -18,29 +18,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, Status, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore import log
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.servicer.runtime import runtime_handlers as core_handlers
+from flwr.supernode.nodestate import NodeState, NodeStateFactory
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supernode.servicer.runtime import runtime_handlers
+from flwr.supernode.start_client_internal import start_client_internal
+
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
 from pefll.core.plugins import allow_only
 from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
 from pefll.engines.settings import keep_freed_memory
-
-try:
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.app import Context, Error, Message
-    from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, Status, SubStatus
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-    from flwr.supercore import log
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.heartbeat import HeartbeatSender
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.supercore.servicer.runtime import runtime_handlers as core_handlers
-    from flwr.supernode.nodestate import NodeState, NodeStateFactory
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-    from flwr.supernode.servicer.runtime import runtime_handlers
-    from flwr.supernode.start_client_internal import start_client_internal
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 _LOOK_SECONDS = 0.1
 _ERROR = 40  # a level of Python's logging

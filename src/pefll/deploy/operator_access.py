@@ -12,17 +12,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from pefll.core.errors import PefllError
-from pefll.deploy.plan import CONNECTION
+from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, AuthnType
+from flwr.supercore.auth.typing import AccountInfo
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
-try:
-    from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
-    from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, AuthnType
-    from flwr.supercore.auth.typing import AccountInfo
-    from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
-    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from pefll.deploy.plan import CONNECTION
 
 CREDENTIALS = "credentials.yaml"
 

@@ -13,13 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from pefll.core.errors import PefllError
-
-try:
-    from fastapi import HTTPException
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from fastapi import HTTPException
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 _BAD, _FORBIDDEN = 400, 403
 _YEAR = 366 * 24 * 3600.0

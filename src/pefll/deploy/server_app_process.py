@@ -16,15 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pefll.core.errors import PefllError
-
-try:
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.servicer.runtime import runtime_handlers
-    from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.servicer.runtime import runtime_handlers
+from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 
 _POLL_SECONDS = 0.5
 _CLOSE_SECONDS = 10.0

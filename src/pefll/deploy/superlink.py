@@ -20,6 +20,17 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
+from flwr.supercore import log
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.logger import console_handler
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.superlink.main import create_app
+from flwr.superlink.servicer.fleet import fleet_handlers
+
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.deploy.admission import Admission
@@ -37,20 +48,6 @@ from pefll.deploy.operator_access import OperatorAccount, new_token, write_acces
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.private import PRIVATE_UMASK
 from pefll.deploy.server_app_process import AppStarter
-
-try:
-    import uvicorn
-    from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
-    from flwr.supercore import log
-    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
-    from flwr.supercore.http_logging import get_uvicorn_log_config
-    from flwr.supercore.logger import console_handler
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-    from flwr.superlink.config_loader import SuperLinkLifespanConfig
-    from flwr.superlink.main import create_app
-    from flwr.superlink.servicer.fleet import fleet_handlers
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 LOOPBACK = "127.0.0.1"
 # A client has a connection or two. More than this many at once are told to come back.

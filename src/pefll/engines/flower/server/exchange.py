@@ -10,19 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pefll.core.errors import PefllError
-from pefll.engines.flower.protocol.message import BadMessage
+import httpx
+from flwr.app import Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import UnexpectedObjectContentError, pull_objects
+from flwr.superlink.grid import http_grid
+from google.protobuf.message import DecodeError
 
-try:
-    import httpx
-    from flwr.app import Message, RecordDict
-    from flwr.common.logger import log
-    from flwr.serverapp import Grid
-    from flwr.supercore.inflatable.inflatable_utils import UnexpectedObjectContentError, pull_objects
-    from flwr.superlink.grid import http_grid
-    from google.protobuf.message import DecodeError
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from pefll.engines.flower.protocol.message import BadMessage
 
 T = TypeVar("T")
 # Flower's own way of waiting looks for replies every 3 seconds. This looks often at first and then less so.
