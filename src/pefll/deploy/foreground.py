@@ -26,7 +26,7 @@ from pefll.deploy.private import make_private_folder, tighten
 from pefll.deploy.process_output import ShownProcess, exit_error
 from pefll.deploy.processes import (
     client_command,
-    end_group,
+    end_groups,
     environment,
     run_command,
     server_command,
@@ -167,7 +167,7 @@ def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
     command, words = run_command(folder, overrides), environment(home.resolve()) | watchdog_environment()
     with exit_on_signals() as signals, ExitStack() as stack:
         process = subprocess.Popen(command, env=words, start_new_session=True)
-        stack.callback(end_group, process)
+        stack.callback(end_groups, process)
         return process.wait()
     say(
         console,
@@ -195,7 +195,7 @@ def check_nothing_runs(folder: Path) -> None:
 def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> ShownProcess:
     """Start a process in a group of its own, which ends with the stack."""
     process = ShownProcess(command, environment(home.resolve()) | watchdog_environment(), home / f"{name}.log")
-    stack.callback(end_group, process)
+    stack.callback(end_groups, process)
     return process
 
 

@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import secrets
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
+from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
+from flwr.cli.flower_config import init_flwr_config, write_superlink_connection
+from flwr.cli.typing import SuperLinkConnection
+from flwr.common.constant import (
+    ISOLATION_MODE_PROCESS,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    TRANSPORT_TYPE_GRPC_RERE,
+    AuthnType,
+)
 from flwr.supercore import log
+from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
@@ -44,8 +57,8 @@ from pefll.deploy.connections import (
 )
 from pefll.deploy.database import with_database
 from pefll.deploy.gateway import MOST_HEAD_BYTES, FleetGateway, OperatorGateway
-from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
+from pefll.deploy.plan import CONNECTION
 from pefll.deploy.private import PRIVATE_UMASK
 from pefll.deploy.server_app_process import AppStarter
 
@@ -74,7 +87,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     """
     most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - RESERVED_DESCRIPTORS))
     public, own = LimitedListener(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
-    token, authority = new_token(), folder / "server" / "ca.crt"
+    token, authority = secrets.token_urlsafe(32), folder / "server" / "ca.crt"
     config = _config(folder, own.getsockname()[1], database, token)
     app = with_database(lambda: create_app(config, SuperLinkLifespan), database, _report)
     state = app.state.linkstate_factory.state()
@@ -90,6 +103,49 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
             runner.run(_serve_both(app, admission, token, config, (public, own), starter))
     finally:
         starter.close()
+
+
+def write_access(home: Path, address: str, authority: Path, token: str) -> None:
+    """Write the operator's address and secret where `flwr` reads them, in place of those of an earlier server.
+
+    `flwr` reads them in the folder `FLWR_HOME`, and sends the secret as the access token of an account. Only the
+    owner of the federation can read that folder.
+
+    Args:
+        home: the federation's own Flower home; `FLWR_HOME` of this process must name it.
+        address: of the operator's port, host:port.
+        authority: ca.crt.
+        token: the secret.
+    """
+    with redirect_stdout(io.StringIO()):
+        init_flwr_config()
+    write_superlink_connection(
+        SuperLinkConnection(name=CONNECTION, address=address, root_certificates=str(authority.resolve()))
+    )
+    place = home / "credentials.yaml"
+    place.unlink(missing_ok=True)
+    store = FileCredentialStore(place)  # it writes atomically, with mode 0600
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
+        store.set(key % address, token.encode())
+
+
+class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
+    """Flower's check of accounts, with one account: the operator's, by the secret.
+
+    `gateway.OperatorGateway` has checked the secret before.
+    """
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def validate_tokens_in_metadata(self, metadata: Any) -> tuple[bool, AccountInfo | None]:
+        """Return whether a request has the secret, and the operator's account."""
+        given = [str(value) for _, value in metadata]
+        if len(given) != 1 or not secrets.compare_digest(given[0].encode(), self._token.encode()):
+            return False, None
+        return True, AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
 
 
 async def _serve_both(
