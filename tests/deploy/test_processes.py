@@ -80,7 +80,7 @@ def test_server_and_client_in_the_foreground_leave_nobody_behind(number, status,
     there = deploy(here, tmp_path / "p", clients_per_round=1)
     data = str(tmp_path / "client-000.npz")
     verbs = {
-        "server": (["server", str(there.folder)], "1 client may come in, of which 1 new"),
+        "server": (["server", str(there.folder)], "1 client may connect, of which 1 new"),
         "client": (["client", str(there.folder), "--name", "client-000", "--data", data], "SuperNode ID"),
     }
     started = {}

@@ -25,24 +25,14 @@ _SCAN_SECONDS = 1.0  # thousands of files take too long to check for each reques
 
 
 class Change(NamedTuple):
-    """What `look` changed in Flower's database.
-
-    Attributes:
-        new: names of newly registered clients.
-        removed: names of unregistered keys that are not in the folder.
-    """
+    """What `look` changed in Flower's database: names of newly registered clients, and of removed keys."""
 
     new: list[str]
     removed: list[str]
 
 
 class _Stamp(NamedTuple):
-    """State of a folder of keys, to notice changes.
-
-    Attributes:
-        folder: time of its last change.
-        files: name and state of each key file.
-    """
+    """State of a folder of keys: the time of its last change, and the name and state of each key file."""
 
     folder: int
     files: tuple[tuple[str | int, ...], ...]
@@ -113,7 +103,7 @@ class Admission:
             new = [name for key, name in self._names.items() if self._let_in(key, name)]
             self._seen = stamp  # last: if the database fails, the next request tries again
         for name in removed:
-            self._report(f"a key registered as {name!r} is not in {self._folder}: it is registered no more")
+            self._report(f"a key registered as {name!r} is not in {self._folder}: it is removed")
         return Change(new, removed)
 
     def _stamp(self) -> _Stamp:

@@ -17,8 +17,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors
 
 T = TypeVar("T")
-# Missing or unexpected tables, a corrupt file, a file that is no database. A full disk, a lock or missing rights are no
-# damage.
+# Missing or unexpected tables, a corrupt file, a file that is no database. Not a full disk, a lock or missing rights.
 _DAMAGES = ("SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
@@ -40,7 +39,7 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
     The server loses nothing: it registers clients again from their keys, and a run resumes from its folder.
 
     Args:
-        make: opens the database, or creates it.
+        make: opens or creates the database.
         database: its file; None for one in memory.
         report: gets a sentence about a renamed database.
     """

@@ -71,10 +71,6 @@ class FleetGateway:
 
     It checks the key before it reads any of the body, so strangers cannot fill the memory. Flower checks key and time
     again, and that the key belongs to the node that the request names.
-
-    Args:
-        app: Flower's application.
-        admission: the known keys.
     """
 
     def __init__(self, app: App, admission: Admission) -> None:
@@ -120,7 +116,7 @@ class OperatorGateway:
     Args:
         app: Flower's application.
         token: the operator's secret.
-        is_running: whether a token belongs to a running app.
+        is_running: returns whether a token belongs to a running app.
     """
 
     def __init__(self, app: App, token: str, is_running: Callable[[bytes], bool]) -> None:

@@ -18,8 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 _BAD, _FORBIDDEN = 400, 403
 _YEAR = 366 * 24 * 3600.0
-# Flower's errors for a reply that it cannot parse, or that names an unknown run. Errors of its database are not among
-# them.
+# Flower's errors for a reply that it cannot parse, or that names an unknown run. Errors of its database are not here.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # A node works on one message at a time. A restarted node may still finish earlier ones.
 _REMEMBERED = 8
@@ -35,7 +34,7 @@ class Ownership:
         self._transfers: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
     def guard(self, handlers: Any) -> None:
-        """Wrap each of Flower's handlers of clients' requests that name a message or an object with a check.
+        """Add a check to each of Flower's handlers of clients' requests that name a message or an object.
 
         Args:
             handlers: Flower's module of these functions, or an object with the same names.
@@ -51,7 +50,7 @@ class Ownership:
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(_BAD, "a client sends one reply at a time, with the tree of its objects")
         if not all(0 <= seconds <= _YEAR for seconds in request.clientapp_runtime_list):
-            raise HTTPException(_BAD, "no app runs for so long")
+            raise HTTPException(_BAD, "an app runs for 0 s to a year")
         for message in request.messages_list:
             if message.metadata.src_node_id != request.node.node_id or not message.metadata.reply_to_message_id:
                 raise HTTPException(_FORBIDDEN, "a client sends replies, in its own name")

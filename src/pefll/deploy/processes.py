@@ -36,8 +36,7 @@ _MODULE = (sys.executable, "-P", "-m")
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment for a Flower process; PefllError if this one has invalid settings of Flower's.
 
-    Args:
-        home: Flower's folder of apps and settings; None for the user's own.
+    `home` is Flower's folder of apps and settings; None for the user's own.
     """
     check_environment()
     ours = str(Path(__file__).parents[2])
@@ -74,14 +73,8 @@ def client_command(
 ) -> list[str]:
     """Write the settings of a client's process to a file, and return the command that starts it.
 
-    Everybody on a machine can read argument lists, so the command names only the file.
-
-    Args:
-        bundle: has ca.crt and node.key.
-        address: of the server, host:port.
-        node_config: Flower's node config for the client's app: its name, its data.
-        app: the app that answers messages, module:name; apps from the server do not run.
-        code: methods and models beside pefll's own that the server may name, package.module:Name.
+    Everybody on a machine can read argument lists, so the command names only the file. See `NodeSettings` for the
+    arguments; `bundle` is the client's folder, with ca.crt and node.key.
     """
     from pefll.deploy.node import NodeSettings
 
@@ -94,9 +87,7 @@ def client_command(
 def run_command(folder: Path, words: Sequence[str] = ()) -> list[str]:
     """Return Flower's command that starts a federation's app; run it with `environment(home of the server)`.
 
-    Args:
-        folder: of the federation.
-        words: settings to override, each NAME=VALUE as in TOML.
+    Each of `words` overrides a setting: NAME=VALUE, as in TOML.
     """
     command = [program("flwr"), "run", str(folder.resolve()), CONNECTION, "--stream"]
     return command + (["--run-config", " ".join(words)] if words else [])

@@ -26,13 +26,9 @@ _CLOSE_SECONDS = 10.0
 
 
 class AppStarter(threading.Thread):
-    """Polls for new runs and starts a process for each.
+    """Polls Flower's database, `state`, for new runs, and starts a process for each.
 
-    Args:
-        state: Flower's database.
-        address: of the port for operators and apps, host:port.
-        authority: ca.crt.
-        report: gets errors as sentences.
+    The process gets `address`, the port for operators and apps, and `authority`, ca.crt.
     """
 
     def __init__(self, state: Any, address: str, authority: Path, report: Callable[[str], None]) -> None:

@@ -68,7 +68,7 @@ MOST_CONNECTIONS = 4096
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
-    """Leaves signals alone, because two of them run side by side."""
+    """A server that handles no signals, because two of them run side by side."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,13 +77,9 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
 
 def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
-    """Serve a federation until the process is asked to end.
+    """Serve a federation to clients at host:port until the process is asked to end.
 
-    Args:
-        folder: of the federation; has server/ and keys/.
-        host: where clients reach it.
-        port: likewise.
-        database: of nodes and runs; None for one in memory.
+    `folder` has server/ and keys/. `database` is the file of nodes and runs; None for one in memory.
     """
     most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - RESERVED_DESCRIPTORS))
     public, own = LimitedListener(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
@@ -94,7 +90,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     Ownership().guard(fleet_handlers)
     admission = Admission(folder / "keys", state, _report)
     change = admission.look()
-    _report(f"{counted(admission.admitted, 'client')} may come in, of which {len(change.new):,} new")
+    _report(f"{counted(admission.admitted, 'client')} may connect, of which {len(change.new):,} new")
     address = f"{LOOPBACK}:{config.port}"
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
     starter = AppStarter(state, address, authority, _report)
@@ -156,7 +152,7 @@ async def _serve_both(
     sockets: tuple[socket.socket, socket.socket],
     starter: AppStarter,
 ) -> None:
-    """Serve clients and the operator side by side; clients are heard when everything else is ready."""
+    """Serve the operator and clients side by side; clients' port opens last."""
     settings: dict[str, Any] = {
         "log_config": get_uvicorn_log_config(console_handler.level),
         "ssl_certfile": config.ssl_certfile,
@@ -194,9 +190,8 @@ async def _serve_both(
 
 
 def _config(folder: Path, port: int, database: Path | None, token: str) -> SuperLinkLifespanConfig:
-    """Return Flower's settings: TLS, keys of nodes, and a secret that nobody has for asking for work from outside."""
-    secrets_of = folder / "server"
-    paths = [secrets_of / name for name in ("ca.crt", "server.crt", "server.key")]
+    """Return Flower's settings: TLS, authentication of nodes, and a random secret so that nobody else can get tasks."""
+    paths = [folder / "server" / name for name in ("ca.crt", "server.crt", "server.key")]
     authority, certificate, key = (path.read_bytes() for path in paths)
     return SuperLinkLifespanConfig(
         control_address="",

@@ -31,13 +31,13 @@ from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
 from pefll.engines.flower.server.reply import (
     Missing,
     Reply,
+    ReplyForms,
     check_count,
     check_score,
     count_place,
     norm_outliers,
     read_reply,
 )
-from pefll.engines.flower.server.reply_forms import ReplyForms
 from pefll.engines.flower.server.request import Request, RequestKey, RoundCache
 from pefll.engines.flower.server.roster import Roster
 from pefll.engines.flower.server.terms import Dropped, OutOfTime, Report, Terms
@@ -280,7 +280,7 @@ class FlowerEngine(SynchronousEngine):
         """Return clients' sums, scaled down to each client's limited number of samples.
 
         Args:
-            clients: their numbers.
+            clients: their numbers [clients].
             sums: float64 [clients, 4].
             chooses: whether they choose the best round; `choice_limit` then replaces `weight_limit`.
         """
