@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pefll.core.errors import PefllError
@@ -53,7 +54,7 @@ def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = 
     """
     key = ec.generate_private_key(curve or ec.SECP256R1())
     known = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    write_private(private, _pem(key, serialization.PrivateFormat.OpenSSH))
+    write_private(private, _pem(key, PrivateFormat.OpenSSH))
     write_private(public, known + b"\n")
 
 
@@ -79,7 +80,7 @@ def expiry(path: Path) -> datetime:
     return until
 
 
-def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8) -> bytes:
+def _pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
     content: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     return content
 
