@@ -25,7 +25,7 @@ _SCAN_SECONDS = 1.0  # thousands of files take too long to check for each reques
 
 
 class Change(NamedTuple):
-    """What `look` changed in Flower's database: names of newly registered clients, and of removed keys."""
+    """What `update` changed in Flower's database: names of newly registered clients, and of removed keys."""
 
     new: list[str]
     removed: list[str]
@@ -55,7 +55,7 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 class Admission:
-    """The keys of a federation; `look` makes Flower's database agree with them.
+    """The keys of a federation; `update` makes Flower's database agree with them.
 
     Args:
         folder: has NAME.pub for each client.
@@ -71,7 +71,7 @@ class Admission:
         self._names: dict[bytes, str] = {}
 
     def has_changed(self) -> bool:
-        """Return whether keys were added, removed or replaced since the last `look`; cheap enough for every request.
+        """Return whether keys were added, removed or replaced since the last `update`; cheap enough for every request.
 
         A file that is overwritten in place does not change the folder's time. It is noticed within a second.
         """
@@ -94,13 +94,13 @@ class Admission:
         """Return the name of the client with a public key, as PEM; None for an unknown key."""
         return self._names.get(public_key)
 
-    def look(self) -> Change:
+    def update(self) -> Change:
         """Read the folder, and update Flower's database."""
         with self._lock:
             stamp = self._stamp()
             self._names = self._read()
-            removed = self._remove_others()
-            new = [name for key, name in self._names.items() if self._let_in(key, name)]
+            removed = self._unregister_others()
+            new = [name for key, name in self._names.items() if self._register(key, name)]
             self._seen = stamp  # last: if the database fails, the next request tries again
         for name in removed:
             self._report(f"a key registered as {name!r} is not in {self._folder}: it is removed")
@@ -123,7 +123,7 @@ class Admission:
                 self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is let in")
         return {key: names[0] for key, names in owners.items() if len(names) == 1}
 
-    def _remove_others(self) -> list[str]:
+    def _unregister_others(self) -> list[str]:
         removed = []
         for node in self._state.get_node_info():
             if node.status == NodeStatus.UNREGISTERED:
@@ -134,7 +134,7 @@ class Admission:
                     removed.append(node.name or "")
         return removed
 
-    def _let_in(self, key: bytes, name: str) -> bool:
+    def _register(self, key: bytes, name: str) -> bool:
         """Register a key unless it is registered; return whether it was new."""
         if self._state.get_node_id_by_public_key(key) is not None:
             return False

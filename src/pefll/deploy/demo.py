@@ -70,7 +70,9 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
 
     say(console, f"2. {counted(simulated, 'round')} in this process first: pefll flower simulate {home} ...")
     before = simulate(home, folder / "data", simulated, console)
-    say(console, f"   {home}/run: PeFLL on {counted(clients, 'client')} with different digits, {_seen(before)}")
+    say(
+        console, f"   {home}/run: PeFLL on {counted(clients, 'client')} with different digits, {_seen_accuracy(before)}"
+    )
 
     say(console, f"3. Real clients go on with the same run: a server and {counted(clients, 'client')}, each a process")
     say(console, f"   with TLS and a key of its own, as on other machines. Their logs are in {folder}/logs")
@@ -80,8 +82,11 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
         with _replies(there, console, "   replies of clients", clients * (IN_ROUND * rounds + BESIDE)) as look:
             there.run(120 + 60 * clients * rounds, watched=["server", *names], look=look)
         if (RunFolder(home / "run").summary() or {}).get("rounds") != total:
-            raise _no_end(there, "run")
-        say(console, f"   {_rounds(simulated + 1, total)} done; the {_same(home, before, federation)}")
+            raise _early_end(there, "run")
+        say(
+            console,
+            f"   {_rounds_are(simulated + 1, total)} done; the {_compared_with_simulation(home, before, federation)}",
+        )
 
         say(console, f"4. These clients leave, and a new one joins, {NEWCOMER}: pefll flower add {home} {NEWCOMER}")
         there.end(*names)
@@ -92,8 +97,8 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
         with _replies(there, console, "   its replies", LATER) as look:
             there.run(120 + 30 * clients, "personalize", ["server", NEWCOMER], look, task="personalize")
         if not (folder / "me.safetensors").exists():
-            raise _no_end(there, "personalize")
-    _try_model(folder, federation, before.config.rounds, console)
+            raise _early_end(there, "personalize")
+    _report_accuracy(folder, federation, before.config.rounds, console)
     say(console, f"Done in {time.monotonic() - started:.0f} s; everything that was started is ended.")
 
 
@@ -153,7 +158,7 @@ def _replies(there: Loopback, console: Console, title: str, expected: int) -> It
         yield look
 
 
-def _no_end(there: Loopback, name: str) -> PefllError:
+def _early_end(there: Loopback, name: str) -> PefllError:
     """Return the error for a run that ended without a result."""
     log = there.logs / f"{name}.log"
     return PefllError(
@@ -182,16 +187,16 @@ def agreement_of(federation: Federation, method: str = "pefll", model: str = "ti
     )
 
 
-def _rounds(first: int, last: int) -> str:
+def _rounds_are(first: int, last: int) -> str:
     return f"round {first} is" if first == last else f"rounds {first} to {last} are"
 
 
-def _seen(run: Run) -> str:
+def _seen_accuracy(run: Run) -> str:
     accuracy = run.summary["accuracy"]["best"]["seen"]["per_sample"]
     return f"right on {accuracy:.0%} of their test samples"
 
 
-def _same(home: Path, before: Run, federation: Federation) -> str:
+def _compared_with_simulation(home: Path, before: Run, federation: Federation) -> str:
     """Say whether the server's state has the same bits as a simulation of all rounds."""
     saved = checkpoint.latest(RunFolder(home / "run").checkpoints, lambda damage: None)
     first = before.config.rounds
@@ -210,7 +215,7 @@ def _seen_only(federation: Federation) -> Federation:
     return replace(federation, offset=federation.offset[:, :seen], count=federation.count[:, :seen])
 
 
-def _try_model(folder: Path, federation: Federation, rounds: int, console: Console) -> None:
+def _report_accuracy(folder: Path, federation: Federation, rounds: int, console: Console) -> None:
     """Print the accuracy of the newcomer's model, of a global model, and of its most frequent digit."""
     content = np.load(folder / "data" / f"{NEWCOMER}.npz")
     x, y, split = content["x"], content["y"], content["split"]
@@ -218,7 +223,7 @@ def _try_model(folder: Path, federation: Federation, rounds: int, console: Conso
     model = PersonalModel.load(folder / "me.safetensors")
     right = float((model.predict(x[mine]) == y[mine]).mean())
     often = float((y[mine] == np.bincount(y[split == TRAIN]).argmax()).mean())
-    one_for_all = _global(federation, rounds, console)
+    one_for_all = _fedavg_accuracy(federation, rounds, console)
     samples = counted(int(mine.sum()), "test sample")
     say(console, f"   {folder}/me.safetensors: the new client's own model is right on {right:.0%} of its {samples}.")
     say(
@@ -228,7 +233,7 @@ def _try_model(folder: Path, federation: Federation, rounds: int, console: Conso
     )
 
 
-def _global(federation: Federation, rounds: int, console: Console) -> float:
+def _fedavg_accuracy(federation: Federation, rounds: int, console: Console) -> float:
     """Return the newcomer's accuracy with the global model of FedAvg, simulated with the same clients."""
     rate, steps = SETTINGS["client_lr"], SETTINGS["local_steps"]
     method = agreement_of(federation, "fedavg", client_lr=rate, local_steps=steps).build()

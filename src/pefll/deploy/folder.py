@@ -123,7 +123,7 @@ def add_client(folder: Path, name: str) -> Bundle:
     return _make_bundle(folder, name, server_address(folder), plan.agreement.method)
 
 
-def move(folder: Path, address: str) -> list[Path]:
+def change_address(folder: Path, address: str) -> list[Path]:
     """Change the address of a federation's server, host:port; return the files that have changed."""
     server_address(folder)  # raises PefllError unless it is a federation's folder
     _check_address(address)

@@ -86,7 +86,7 @@ class FleetGateway:
         if _head_bytes(scope) > MOST_HEAD_BYTES:
             return await _refuse(send, 431)
         if self._admission.has_changed():
-            await asyncio.to_thread(self._admission.look)
+            await asyncio.to_thread(self._admission.update)
         if not self._is_known(scope):
             return await _refuse(send, 401)
         if _declared_length(scope) > limit:

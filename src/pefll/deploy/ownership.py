@@ -39,14 +39,14 @@ class Ownership:
         Args:
             handlers: Flower's module of these functions, or an object with the same names.
         """
-        before = {"push_messages": self._own_name, "push_object": self._own_transfer}
-        before |= {"pull_object": self._own_object, "confirm_message_received": self._own_message}
-        handlers.push_messages = _blames_its_sender(handlers.push_messages)
+        before = {"push_messages": self._check_sender, "push_object": self._check_transfer}
+        before |= {"pull_object": self._check_object, "confirm_message_received": self._check_message}
+        handlers.push_messages = _blaming_sender(handlers.push_messages)
         after = {"pull_messages": self._note_messages, "push_messages": self._note_transfer}
         for name in before.keys() | after.keys():
             setattr(handlers, name, _checked(getattr(handlers, name), before.get(name), after.get(name)))
 
-    def _own_name(self, request: Any) -> None:
+    def _check_sender(self, request: Any) -> None:
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(_BAD, "a client sends one reply at a time, with the tree of its objects")
         if not all(0 <= seconds <= _YEAR for seconds in request.clientapp_runtime_list):
@@ -60,20 +60,20 @@ class Ownership:
             if not (abs(age) <= _YEAR and abs(message.metadata.ttl) <= _YEAR):
                 raise HTTPException(_BAD, "a reply is made now and lives for less than a year")
 
-    def _own_transfer(self, request: Any) -> None:
+    def _check_transfer(self, request: Any) -> None:
         with self._lock:
             allowed = request.session_id in self._transfers[request.node.node_id]
         if not allowed:
             raise HTTPException(_FORBIDDEN, "this is no transfer of this client's")
 
-    def _own_object(self, request: Any) -> None:
+    def _check_object(self, request: Any) -> None:
         with self._lock:
             mine = self._messages[request.node.node_id].values()
             allowed = any(request.object_id in objects for objects in mine)
         if not allowed:
             raise HTTPException(_FORBIDDEN, "this is no object of this client's")
 
-    def _own_message(self, request: Any) -> None:
+    def _check_message(self, request: Any) -> None:
         with self._lock:
             allowed = request.message_object_id in self._messages[request.node.node_id]
         if not allowed:
@@ -84,13 +84,13 @@ class Ownership:
             mine = self._messages[request.node.node_id]
             for tree in response.message_object_trees:
                 mine[tree.object_id] = frozenset(part.object_id for part in iterate_object_tree(tree))
-            _forget(mine)
+            _drop_oldest(mine)
 
     def _note_transfer(self, request: Any, response: Any) -> None:
         with self._lock:
             mine = self._transfers[request.node.node_id]
             mine[response.session_id] = None
-            _forget(mine)
+            _drop_oldest(mine)
 
 
 def _checked(
@@ -107,7 +107,7 @@ def _checked(
     return checked
 
 
-def _blames_its_sender(handler: Handler) -> Handler:
+def _blaming_sender(handler: Handler) -> Handler:
     def blaming(*words: Any, **named: Any) -> Any:
         try:
             return handler(*words, **named)
@@ -117,6 +117,6 @@ def _blames_its_sender(handler: Handler) -> Handler:
     return blaming
 
 
-def _forget(mine: dict[str, Any]) -> None:
+def _drop_oldest(mine: dict[str, Any]) -> None:
     while len(mine) > _REMEMBERED:
         del mine[next(iter(mine))]

@@ -56,7 +56,7 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
             f"real clients have trained in {run.path} already; a simulation comes before them: make another federation",
             code="PEFLL-F112",
         )
-    federation = joined(plan, [_member(plan, name, data, label) for name in plan.names])
+    federation = join_members(plan, [_member(plan, name, data, label) for name in plan.names])
     # One checkpoint at the end is enough: to repeat a crashed simulation takes seconds.
     config = replace(config_of(plan), engine=SerialEngine.name, rounds=rounds, checkpoint_every=rounds)
     agreed = plan.agreement
@@ -68,7 +68,7 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
         engine.close()
 
 
-def joined(plan: Plan, members: list[Federation]) -> Federation:
+def join_members(plan: Plan, members: list[Federation]) -> Federation:
     """Return one federation of several with one client each, `members`, in the order of the plan's names."""
     first, agreed = members[0], plan.agreement
     rows, offsets, samples, before = [], [], 0, 0

@@ -89,7 +89,7 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
     state = app.state.linkstate_factory.state()
     Ownership().guard(fleet_handlers)
     admission = Admission(folder / "keys", state, _report)
-    change = admission.look()
+    change = admission.update()
     _report(f"{counted(admission.admitted, 'client')} may connect, of which {len(change.new):,} new")
     address = f"{LOOPBACK}:{config.port}"
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)

@@ -98,10 +98,10 @@ def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
         listed.append((name, kind, list(leaf.shape)))
         plain = leaf.detach().cpu().contiguous().numpy()
         parts.append(plain.astype(kind, copy=False).reshape(-1).view(np.uint8).data)
-    return _text(listed, "list of tensors"), b"".join(parts)
+    return _json_text(listed, "list of tensors"), b"".join(parts)
 
 
-def _text(value: Any, what: str) -> str:
+def _json_text(value: Any, what: str) -> str:
     """Return a value as JSON; PefllError if it is longer or nested more deeply than a reader allows."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     if len(text) > HEADER_BYTES:
@@ -125,7 +125,7 @@ def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     start = 0
-    for name, kind, shape in _listed(text):
+    for name, kind, shape in _tensor_list(text):
         dtype = DTYPES.get(kind)
         if dtype is None:
             raise BadMessage(f"sent {kind:.20} numbers, which are never asked for")
@@ -153,9 +153,9 @@ def _shaped(numbers: bytes, start: int, count: int, kind: str, shape: list[int])
     return torch.from_numpy(flat.astype(flat.dtype.newbyteorder("="), copy=False)).view(shape)
 
 
-def _listed(text: Any) -> list[list[Any]]:
+def _tensor_list(text: Any) -> list[list[Any]]:
     """Return a message's list of tensors; only its form is checked here."""
-    listed = _parsed(text, "list of tensors")
+    listed = _parse(text, "list of tensors")
     if isinstance(listed, list) and len(listed) > MOST_TENSORS:
         raise BadMessage(f"sent {len(listed):,} tensors where {MOST_TENSORS:,} are the most")
     names = set()
@@ -169,7 +169,7 @@ def _listed(text: Any) -> list[list[Any]]:
     return listed  # type: ignore[no-any-return]
 
 
-def _parsed(text: Any, what: str) -> Any:
+def _parse(text: Any, what: str) -> Any:
     if not isinstance(text, str) or len(text) > HEADER_BYTES:
         raise BadMessage(f"sent a {what} that is too long")
     if is_nested_deeper(text, _NESTING):
@@ -190,7 +190,7 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict
             code="PEFLL-F451",
         )
     first = numbers if len(numbers) <= PIECE_BYTES else numbers[:PIECE_BYTES]
-    head = {"format": FORMAT, "version": __version__, "header": _text(header, "header"), "tensors": listed}
+    head = {"format": FORMAT, "version": __version__, "header": _json_text(header, "header"), "tensors": listed}
     records = {RECORD: ConfigRecord(head | {"numbers": first})}
     for start in range(PIECE_BYTES, len(numbers), PIECE_BYTES):
         records[_piece(len(records))] = ConfigRecord({"numbers": numbers[start : start + PIECE_BYTES]})
@@ -216,7 +216,7 @@ def header_of(content: RecordDict, here: str = "server") -> dict[str, Any]:
         raise BadMessage("sent something that is no message of pefll")
     if record["version"] != __version__:
         raise BadMessage(f"has pefll {record['version']!s:.20}, this {here} {__version__}: install the same on both")
-    header = _parsed(record["header"], "header")
+    header = _parse(record["header"], "header")
     if not isinstance(header, dict):
         raise BadMessage("sent a header that cannot be read")
     return header
@@ -235,7 +235,7 @@ def sender_of(content: RecordDict) -> str:
     """Return the name that a message of any format gives its sender; "" if it cannot be read."""
     record = content.get(RECORD)
     try:
-        header = _parsed(record["header"], "header") if isinstance(record, ConfigRecord) else None
+        header = _parse(record["header"], "header") if isinstance(record, ConfigRecord) else None
     except (BadMessage, KeyError):
         return ""
     name = header.get("name") if isinstance(header, dict) else None

@@ -135,7 +135,7 @@ def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missin
     reply = Reply([tensors[str(place)] for place in range(len(expected))], [])
     for leaf, like in zip(reply.tensors, expected, strict=True):
         if leaf.dtype != like.dtype or leaf.shape != like.shape:
-            raise BadMessage(f"sent {_words(leaf)} instead of {_words(like)}")
+            raise BadMessage(f"sent {_type_and_shape(leaf)} instead of {_type_and_shape(like)}")
         norm = norm_of(leaf)
         if not isfinite(norm) and not torch.isfinite(leaf).all():
             raise BadMessage(f"sent NaN or infinity in {says['task']}")
@@ -215,5 +215,5 @@ def norm_of(leaf: Tensor) -> float:
     return norm if isfinite(norm) else float(torch.linalg.vector_norm(leaf.double()))  # its square was too large
 
 
-def _words(leaf: Tensor) -> str:
+def _type_and_shape(leaf: Tensor) -> str:
     return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"

@@ -77,7 +77,7 @@ class Roster:
             if keys[node] and answer.get("name") == keys[node] and claims[keys[node]] > 1:
                 self.unknown_nodes[node] = keys[node]
                 continue
-            self._meet(node, answer, keys[node])
+            self._identify(node, answer, keys[node])
         for name in (name for name, count in claims.items() if name and count > 1):
             self._report(
                 f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and nobody knows which is the "
@@ -114,7 +114,7 @@ class Roster:
             there = self.present()
         return there
 
-    def _meet(self, node: int, answer: dict[str, Any], key: str) -> None:
+    def _identify(self, node: int, answer: dict[str, Any], key: str) -> None:
         """Note which client a node is, from its answer and the name of its key; "" for no key, as in a simulation."""
         name, counts = str(answer.get("name", "")), answer.get("counts")
         shown, why = printable(name, 80), ""
