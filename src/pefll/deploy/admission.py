@@ -117,10 +117,10 @@ class Admission:
             try:
                 owners.setdefault(public_key_as_pem(path), []).append(path.stem)
             except PefllError as error:
-                self._report(f"{error}; nobody is let in with it")
+                self._report(f"{error}; nobody is admitted with it")
         for names in owners.values():
             if len(names) > 1:
-                self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is let in")
+                self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is admitted")
         return {key: names[0] for key, names in owners.items() if len(names) == 1}
 
     def _unregister_others(self) -> list[str]:
@@ -142,7 +142,7 @@ class Admission:
             self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
         except ValueError:  # Flower never registers a key again that was removed or renamed
             if not hasattr(self._state, "session"):  # a database in memory
-                self._report(f"{name} is let in when the server is started again")
+                self._report(f"{name} is admitted when the server is started again")
                 return False
             back = {"status": NodeStatus.REGISTERED, "unregistered_at": None, "online_until": None, "name": name}
             with self._state.session() as session:

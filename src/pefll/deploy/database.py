@@ -55,7 +55,7 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
                     code="PEFLL-F301",
                 ) from error
             aside = _set_aside(database)
-            report(f"{database} was damaged and is now {aside.name}; a new one is made, and clients are let in again")
+            report(f"{database} was damaged and is now {aside.name}; a new one is made, and clients are admitted again")
             return make()
 
 

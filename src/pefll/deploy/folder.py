@@ -14,7 +14,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors, write_whole
 from pefll.core.wording import argument, counted
 from pefll.deploy.certificates import make_certificates, make_node_key
-from pefll.deploy.plan import Plan, check_names, read_app, write_app
+from pefll.deploy.plan import Plan, check_names, no_federation, read_app, write_app
 from pefll.deploy.private import check_owner, make_private_folder, tighten, write_private
 from pefll.engines.flower.client.policy import MIN_SAMPLES, Policy
 
@@ -141,9 +141,7 @@ def server_address(folder: Path) -> str:
     try:
         return (folder / "server" / "address").read_text().strip()
     except OSError:
-        raise PefllError(
-            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207"
-        ) from None
+        raise no_federation(folder) from None
 
 
 def find_bundle(folder: Path, name: str | None) -> Bundle:

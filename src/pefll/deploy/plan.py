@@ -23,7 +23,7 @@ from typing import Any
 from pefll.core.arguments import number, text, whole_number
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import check_file_name, write_whole
-from pefll.engines.flower.protocol.agreement import Agreement, bad_run_config, read_json_value
+from pefll.engines.flower.protocol.agreement import Agreement, bad_run_config, config_value, read_json_value
 from pefll.engines.flower.server.terms import Terms
 
 # Flower's own rule for apps' names is the same.
@@ -90,18 +90,15 @@ class Plan:
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """Read it from a Flower run config."""
         agreement = Agreement.from_config(config)
-        given: dict[str, Any] = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
-        given |= config
+        later = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
+        wanted = [*_CHECKS, *(item.name for item in fields(Terms)), "names"]
+        given = {name: config_value(later | dict(config), name) for name in wanted}
         try:
-            own = {name: check(given[name.replace("_", "-")], name) for name, check in _CHECKS.items()}
-            terms = {item.name: _not_nan(given[item.name.replace("_", "-")], item.name) for item in fields(Terms)}
+            own = {name: check(given[name], name) for name, check in _CHECKS.items()}
+            terms = {item.name: _not_nan(given[item.name], item.name) for item in fields(Terms)}
             names = read_json_value(given["names"], "names")
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ValueError("its names are not a list of texts")
-        except KeyError as error:
-            raise PefllError(
-                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
-            ) from None
         except (PefllError, ValueError) as error:
             raise bad_run_config(error) from None
         return cls(agreement=agreement, names=tuple(names), terms=Terms(**terms), **own)
@@ -173,6 +170,11 @@ def renew_app(folder: Path) -> None:
         write_whole(path, renewed.encode())
 
 
+def no_federation(folder: Path) -> PefllError:
+    """Return the error for a folder that is no federation's."""
+    return PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207")
+
+
 def read_app(folder: Path) -> Plan:
     """Read the plan from a federation's folder."""
     path = folder / "pyproject.toml"
@@ -180,9 +182,7 @@ def read_app(folder: Path) -> Plan:
         content = tomllib.loads(path.read_text())
         config = content["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
-        raise PefllError(
-            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207"
-        ) from None
+        raise no_federation(folder) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # the last for tables within tables
         raise PefllError(f"{path} is damaged: {first_line(error)}", code="PEFLL-F203") from None
     return Plan.from_config(config)

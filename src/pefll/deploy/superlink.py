@@ -63,7 +63,7 @@ from pefll.deploy.private import PRIVATE_UMASK
 from pefll.deploy.server_app_process import AppStarter
 
 LOOPBACK = "127.0.0.1"
-# A client has a connection or two. More than this many at once are told to come back.
+# A client has one or two connections. More than this many at once are refused.
 MOST_CONNECTIONS = 4096
 
 

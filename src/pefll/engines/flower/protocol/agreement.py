@@ -100,16 +100,19 @@ class Agreement:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Agreement:
         """Read it from a Flower run config, which may have more keys."""
-        try:
-            given = {name: config[name.replace("_", "-")] for name in cls.__dataclass_fields__}
-        except KeyError as error:
-            raise PefllError(
-                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
-            ) from None
+        given = {name: config_value(config, name) for name in cls.__dataclass_fields__}
         try:
             return _read(**given)
         except TypeError as error:  # a list or a table, which cannot be cached
             raise bad_run_config(error) from None
+
+
+def config_value(config: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field in a run config; PefllError if it is missing."""
+    key = name.replace("_", "-")
+    if key not in config:
+        raise PefllError(f"the run config has no {key}; `pefll flower init` writes all of them", code="PEFLL-F411")
+    return config[key]
 
 
 def read_json_value(value: Any, name: str) -> Any:

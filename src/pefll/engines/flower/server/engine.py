@@ -243,7 +243,7 @@ class FlowerEngine(SynchronousEngine):
             ledger.down += sum(down.values()) + sum(down[client] for client in outcome.sent_again)
             if outcome.strays:
                 strays = f"{outcome.strays:,} repl{'y' if outcome.strays == 1 else 'ies'}"
-                self.report(f"round {ask.round}: thrown away: {strays} that nobody asked for")
+                self.report(f"round {ask.round}: ignored {strays} that nobody asked for")
             faults |= outcome.faults
             # A node that restarted during the round has lost its cached tensors. It gets them once more.
             asked_again = [c for c, reply in outcome.replies.items() if isinstance(reply, Missing)]
