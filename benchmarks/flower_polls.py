@@ -31,7 +31,8 @@ from benchmarks.flower_alone import register, superlink_command
 from benchmarks.flower_requests import CountingProxy
 from pefll.core.files import write_json
 from pefll.deploy.certificates import make_certificates, make_node_key
-from pefll.deploy.processes import Processes, free_port, server_command, wait_for_server
+from pefll.deploy.loopback import Loopback
+from pefll.deploy.processes import free_port, server_command, wait_for_server
 from pefll.engines.hardware import processor
 from pefll.training.summary import commit
 
@@ -63,7 +64,7 @@ def measure(
     authority = folder / "server" / "ca.crt"
     asking: dict[str, list[Callable[[], Any]]] = {curve: [] for curve in CURVES}
     found: dict[str, dict[str, list[float]]] = {curve: {"server_ms": [], "bytes": []} for curve in CURVES}
-    with Processes(folder / "logs", folder / "home") as processes, ExitStack() as connections:
+    with Loopback(folder / "logs", folder / "home") as processes, ExitStack() as connections:
         keys = {(curve, n): folder / "keys" / f"{curve}-{n}" for curve in CURVES for n in range(nodes)}
         for (curve, _), path in keys.items():
             make_node_key(path, path.with_suffix(".pub"), CURVES[curve])

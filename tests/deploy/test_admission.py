@@ -47,7 +47,7 @@ def test_fake_keys_are_removed_and_stay_so_after_a_restart(tmp_path, keys):
     fakes = [stranger(tmp_path, state, "alice", number) for number in range(5)]
     said: list[str] = []
     admission = Admission(keys, state, said.append)
-    change = admission.look()
+    change = admission.update()
     assert change == (["alice", "bob"], ["alice"] * 5)
     assert len([line for line in said if "'alice' is not in" in line]) == 5
     for found in (state, opened(tmp_path)):
@@ -56,22 +56,22 @@ def test_fake_keys_are_removed_and_stay_so_after_a_restart(tmp_path, keys):
             assert found.get_node_id_by_public_key(key) is None
             assert admission.name_of(key) is None
             assert not found.activate_node(node, 30)
-    assert Admission(keys, opened(tmp_path), said.append).look() == ([], [])
+    assert Admission(keys, opened(tmp_path), said.append).update() == ([], [])
 
 
 def test_the_folder_is_followed_while_the_server_runs(tmp_path, keys):
     state = opened(tmp_path)
     admission = Admission(keys, state, print)
-    admission.look()
+    admission.update()
     assert not admission.has_changed()
     bob = public_key_as_pem(keys / "bob.pub")
     node = state.get_node_id_by_public_key(bob)
     (keys / "bob.pub").rename(tmp_path / "bob.pub")
     assert admission.has_changed()
-    assert admission.look() == ([], ["bob"])
+    assert admission.update() == ([], ["bob"])
     assert state.get_node_id_by_public_key(bob) is None
     (tmp_path / "bob.pub").rename(keys / "robert.pub")  # it is back, under another name
-    assert admission.look() == (["robert"], [])
+    assert admission.update() == (["robert"], [])
     assert state.get_node_id_by_public_key(bob) == node
     assert registered(state) == in_folder(keys)
 
@@ -80,12 +80,12 @@ def test_a_key_that_is_replaced_in_place_is_valid_no_more(tmp_path, keys, monkey
     monkeypatch.setattr("pefll.deploy.admission._SCAN_SECONDS", 0.0)
     state = opened(tmp_path)
     admission = Admission(keys, state, print)
-    admission.look()
+    admission.update()
     old = public_key_as_pem(keys / "bob.pub")
     make_node_key(tmp_path / "private" / "new", tmp_path / "new.pub")
     (keys / "bob.pub").write_bytes((tmp_path / "new.pub").read_bytes())  # the folder's own time stays
     assert admission.has_changed()
-    assert admission.look() == (["bob"], ["bob"])
+    assert admission.update() == (["bob"], ["bob"])
     assert admission.name_of(old) is None
     assert registered(state) == in_folder(keys)
     assert not admission.has_changed()
@@ -95,11 +95,11 @@ def test_a_look_that_the_database_did_not_follow_is_made_again(tmp_path, keys, m
     state = opened(tmp_path)
     admission = Admission(keys, state, print)
     with monkeypatch.context() as broken:
-        broken.setattr(Admission, "_remove_others", lambda self: (_ for _ in ()).throw(OSError("locked")))
+        broken.setattr(Admission, "_unregister_others", lambda self: (_ for _ in ()).throw(OSError("locked")))
         with pytest.raises(OSError, match="locked"):
-            admission.look()
+            admission.update()
     assert admission.has_changed()
-    assert admission.look() == (["alice", "bob"], [])
+    assert admission.update() == (["alice", "bob"], [])
     assert not admission.has_changed()
 
 
@@ -109,7 +109,7 @@ def test_a_key_that_two_files_have_lets_nobody_in(tmp_path, keys):
     said: list[str] = []
     state = opened(tmp_path)
     admission = Admission(keys, state, said.append)
-    assert admission.look() == (["alice"], [])
+    assert admission.update() == (["alice"], [])
     assert admission.admitted == 1, "of four files"
     assert set(registered(state).values()) == {"alice"}
     assert any("bob and carol have the same key" in line for line in said)

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.deploy import demo, server_app
+from pefll.deploy.apps import write_model
 from pefll.deploy.loopback import Loopback
-from pefll.deploy.model_delivery import write_model
 from pefll.deploy.plan import read_app
 from pefll.deploy.processes import environment
 from pefll.engines.flower.client.app import PefllClientApp

@@ -28,10 +28,10 @@ from pefll.core.errors import PefllError
 from pefll.deploy import connections, gateway
 from pefll.deploy.certificates import make_certificates
 from pefll.deploy.folder import add_client, make_federation
-from pefll.deploy.operator_access import OperatorAccount
 from pefll.deploy.ownership import Ownership
 from pefll.deploy.plan import Plan
 from pefll.deploy.private import make_private_folder, tighten, write_private
+from pefll.deploy.superlink import OperatorAccount
 from tests.deploy.attacked import reply_of, requests_for
 from tests.engines.flower.federations import setting
 

@@ -18,7 +18,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from pefll.core.errors import PefllError
 from pefll.deploy.certificates import make_certificates
-from pefll.deploy.processes import Processes, environment
+from pefll.deploy.loopback import Loopback
+from pefll.deploy.processes import environment
 from pefll.deploy.server_check import check_server
 from pefll.engines.flower.protocol.names import client_name
 from pefll.engines.flower.server.terms import Terms
@@ -64,7 +65,7 @@ time.sleep(60)
 
 def test_a_process_is_asked_once_to_end_and_can_say_farewell(tmp_path):
     places = [tmp_path / name for name in ("first", "second")]
-    with Processes(tmp_path / "logs", tmp_path / "home") as processes:
+    with Loopback(tmp_path / "logs", tmp_path / "home") as processes:
         for place, seconds in zip(places, ("0.2", "1"), strict=True):
             place.mkdir()
             processes.start(place.name, [sys.executable, "-S", "-c", POLITE, str(place), seconds])
@@ -79,7 +80,7 @@ def test_server_and_client_in_the_foreground_leave_nobody_behind(number, status,
     there = deploy(here, tmp_path / "p", clients_per_round=1)
     data = str(tmp_path / "client-000.npz")
     verbs = {
-        "server": (["server", str(there.folder)], "1 client may come in, of which 1 new"),
+        "server": (["server", str(there.folder)], "1 client may connect, of which 1 new"),
         "client": (["client", str(there.folder), "--name", "client-000", "--data", data], "SuperNode ID"),
     }
     started = {}

@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 from pefll.core.errors import PefllError
 from pefll.core.tree import named_leaves
 from pefll.deploy import apps, server_app
-from pefll.deploy.model_delivery import write_model
+from pefll.deploy.apps import write_model
 from pefll.deploy.plan import Plan
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid

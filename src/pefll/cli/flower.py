@@ -252,10 +252,10 @@ def renew(
     """
     need_flower()
     from pefll.deploy.certificates import expiry, make_certificates
-    from pefll.deploy.folder import move, server_address
+    from pefll.deploy.folder import change_address, server_address
 
     if address is not None:
-        for place in move(folder, address):
+        for place in change_address(folder, address):
             say(out, f"{place}: {address}")
         say(out, f"Clients that have their folder already must write {address} into their client.toml")
     make_certificates(folder / "server", [server_address(folder).rpartition(":")[0], *(host or [])])

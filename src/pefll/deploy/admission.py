@@ -13,40 +13,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.state.schema.linkstate_models import Node
+from sqlalchemy import update
+
 from pefll.core.errors import PefllError
 from pefll.deploy.certificates import public_key_as_pem
-
-try:
-    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-    from flwr.supercore.constant import NodeStatus
-    from flwr.supercore.state.schema.linkstate_models import Node
-    from sqlalchemy import update
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
-
 
 _SCAN_SECONDS = 1.0  # thousands of files take too long to check for each request
 
 
 class Change(NamedTuple):
-    """What `look` changed in Flower's database.
-
-    Attributes:
-        new: names of newly registered clients.
-        removed: names of unregistered keys that are not in the folder.
-    """
+    """What `update` changed in Flower's database: names of newly registered clients, and of removed keys."""
 
     new: list[str]
     removed: list[str]
 
 
 class _Stamp(NamedTuple):
-    """State of a folder of keys, to notice changes.
-
-    Attributes:
-        folder: time of its last change.
-        files: name and state of each key file.
-    """
+    """State of a folder of keys: the time of its last change, and the name and state of each key file."""
 
     folder: int
     files: tuple[tuple[str | int, ...], ...]
@@ -69,7 +55,7 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 class Admission:
-    """The keys of a federation; `look` makes Flower's database agree with them.
+    """The keys of a federation; `update` makes Flower's database agree with them.
 
     Args:
         folder: has NAME.pub for each client.
@@ -85,7 +71,7 @@ class Admission:
         self._names: dict[bytes, str] = {}
 
     def has_changed(self) -> bool:
-        """Return whether keys were added, removed or replaced since the last `look`; cheap enough for every request.
+        """Return whether keys were added, removed or replaced since the last `update`; cheap enough for every request.
 
         A file that is overwritten in place does not change the folder's time. It is noticed within a second.
         """
@@ -108,16 +94,16 @@ class Admission:
         """Return the name of the client with a public key, as PEM; None for an unknown key."""
         return self._names.get(public_key)
 
-    def look(self) -> Change:
+    def update(self) -> Change:
         """Read the folder, and update Flower's database."""
         with self._lock:
             stamp = self._stamp()
             self._names = self._read()
-            removed = self._remove_others()
-            new = [name for key, name in self._names.items() if self._let_in(key, name)]
+            removed = self._unregister_others()
+            new = [name for key, name in self._names.items() if self._register(key, name)]
             self._seen = stamp  # last: if the database fails, the next request tries again
         for name in removed:
-            self._report(f"a key registered as {name!r} is not in {self._folder}: it is registered no more")
+            self._report(f"a key registered as {name!r} is not in {self._folder}: it is removed")
         return Change(new, removed)
 
     def _stamp(self) -> _Stamp:
@@ -131,13 +117,13 @@ class Admission:
             try:
                 owners.setdefault(public_key_as_pem(path), []).append(path.stem)
             except PefllError as error:
-                self._report(f"{error}; nobody is let in with it")
+                self._report(f"{error}; nobody is admitted with it")
         for names in owners.values():
             if len(names) > 1:
-                self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is let in")
+                self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is admitted")
         return {key: names[0] for key, names in owners.items() if len(names) == 1}
 
-    def _remove_others(self) -> list[str]:
+    def _unregister_others(self) -> list[str]:
         removed = []
         for node in self._state.get_node_info():
             if node.status == NodeStatus.UNREGISTERED:
@@ -148,7 +134,7 @@ class Admission:
                     removed.append(node.name or "")
         return removed
 
-    def _let_in(self, key: bytes, name: str) -> bool:
+    def _register(self, key: bytes, name: str) -> bool:
         """Register a key unless it is registered; return whether it was new."""
         if self._state.get_node_id_by_public_key(key) is not None:
             return False
@@ -156,7 +142,7 @@ class Admission:
             self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
         except ValueError:  # Flower never registers a key again that was removed or renamed
             if not hasattr(self._state, "session"):  # a database in memory
-                self._report(f"{name} is let in when the server is started again")
+                self._report(f"{name} is admitted when the server is started again")
                 return False
             back = {"status": NodeStatus.REGISTERED, "unregistered_at": None, "online_until": None, "name": name}
             with self._state.session() as session:

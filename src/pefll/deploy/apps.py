@@ -2,24 +2,70 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from pefll.core.errors import PefllError
-from pefll.deploy import server_app
-from pefll.deploy.model_delivery import write_model
-from pefll.engines.flower.client.app import PefllClientApp
-from pefll.engines.flower.protocol.names import DELIVER
+import numpy as np
+import torch
+from flwr.serverapp import ServerApp
 
-try:
-    from flwr.serverapp import ServerApp
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from pefll.deploy import server_app
+from pefll.engines.flower.client.app import PefllClientApp
+from pefll.engines.flower.client.member import Member
+from pefll.engines.flower.client.policy import Refusal
+from pefll.engines.flower.protocol.message import BadMessage
+from pefll.engines.flower.protocol.names import DELIVER
+from pefll.engines.serial import SerialEngine
+from pefll.models.neighbours import NeighbourModel
+from pefll.runs.personal import PersonalModel
+
+
+def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dict[str, Any]:
+    """Write the personal model that the server sent to this client's disk; the reply is empty.
+
+    Args:
+        member: this client.
+        header: not used.
+        trees: one argument, θ [D].
+    """
+    del header
+    if member.model is None:
+        raise Refusal(
+            "was not told where to write a model; it is started with --model FILE for that", code="PEFLL-P011"
+        )
+    method, agreed = member.method(), member.agreement
+    (theta,) = trees
+    if tuple(theta.shape) != (method.problem.model.size,):
+        raise BadMessage(f"sent a model of shape {list(theta.shape)}")
+    make = getattr(method, "personal_module", None)
+    if make is None:
+        module = method.problem.model.with_parameters(theta)
+    else:  # a model with more than weights needs the client's own samples
+        alone = dataclasses.replace(member.federation(), num_seen=0)
+        engine = SerialEngine(alone, method, agreed.seed, 0, agreed.dtype)
+        try:
+            ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
+            with torch.no_grad():
+                module = make(cohort, theta[None])
+        finally:
+            engine.close()
+    facts = {
+        "model": agreed.model,
+        "input_shape": list(agreed.input_shape),
+        "classes": agreed.classes,
+        "normalise": [list(part) for part in agreed.normalise] if agreed.normalise else None,
+        "tokens": agreed.tokens,
+        "class_names": list(agreed.class_names),
+        "feature_names": list(agreed.feature_names),
+        "num_clients": agreed.num_clients,
+        "dataset": agreed.dataset,
+    }
+    facts |= {"neighbours": module.settings} if isinstance(module, NeighbourModel) else {}
+    member.model.parent.mkdir(parents=True, exist_ok=True)
+    PersonalModel(module.eval(), facts).save(member.model, overwrite=True)
+    return {}
+
 
 server = ServerApp()
+server.main()(server_app.main)
 client = PefllClientApp({DELIVER: write_model})
-
-
-@server.main()  # type: ignore[untyped-decorator]
-def main(grid: Any, context: Any) -> None:
-    """Run the task of the run config."""
-    server_app.main(grid, context)

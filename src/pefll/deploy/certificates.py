@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from pefll.core.errors import PefllError
 from pefll.deploy.private import make_private_folder, write_private
-
-try:
-    from cryptography import x509
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 AUTHORITY_YEARS, SERVER_YEARS = 10, 2
 
@@ -28,7 +26,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365 * SERV
     Args:
         folder: of the server. An existing authority is reused, so clients need no new file.
         hosts: names and addresses of the server.
-        days: how long the server's certificate is valid.
+        days: validity of the server's certificate.
     """
     make_private_folder(folder)
     if (folder / "ca.key").exists():
@@ -55,16 +53,9 @@ def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = 
             request is about 90 bytes longer and costs the server more time (benchmarks/flower_polls.py).
     """
     key = ec.generate_private_key(curve or ec.SECP256R1())
-    write_private(
-        private,
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        ),
-    )
-    write_private(
-        public,
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n",
-    )
+    known = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    write_private(private, _pem(key, PrivateFormat.OpenSSH))
+    write_private(public, known + b"\n")
 
 
 def public_key_as_pem(path: Path) -> bytes:
@@ -89,10 +80,8 @@ def expiry(path: Path) -> datetime:
     return until
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    content: bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    content: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     return content
 
 
@@ -148,8 +137,7 @@ def _server(
         except ValueError:
             names.append(x509.DNSName(host))
     now = datetime.now(UTC)
-    begins = now - timedelta(hours=1)
-    ends = now + timedelta(days=days)
+    begins, ends = now - timedelta(hours=1), now + timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(_name(hosts[0] if hosts else "localhost"))

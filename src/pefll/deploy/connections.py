@@ -15,13 +15,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from pefll.core.errors import PefllError
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-try:
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from pefll.core.errors import PefllError
 
 HANDSHAKE_SECONDS = 20.0
 HEAD_SECONDS = 20.0
@@ -47,8 +44,8 @@ def bind(host: str, port: int, folder: Path) -> socket.socket:
     """Return a socket bound to an address, not listening yet; PefllError, with what to do, if that fails.
 
     Args:
-        host: of the address.
-        port: of the address; 0 for any free one.
+        host: name or address.
+        port: 0 for any free one.
         folder: of the federation, for the error.
     """
     try:
@@ -82,12 +79,7 @@ def _cannot_listen(host: str, port: int, folder: Path, error: OSError) -> PefllE
 
 
 class LimitedListener(socket.socket):
-    """A listening socket that closes new connections while too many are open.
-
-    Args:
-        listener: the socket to take over.
-        most: how many connections may be open.
-    """
+    """A listening socket, taken over from `listener`, that closes new connections while `most` are open."""
 
     def __init__(self, listener: socket.socket, most: int) -> None:
         super().__init__(fileno=listener.detach())

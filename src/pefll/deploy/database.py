@@ -9,19 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from alembic.util.exc import CommandError
+from flwr.supercore.state.alembic import utils as migrations
+from sqlalchemy.exc import DBAPIError
+
 from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors
 
-try:
-    from alembic.util.exc import CommandError
-    from flwr.supercore.state.alembic import utils as migrations
-    from sqlalchemy.exc import DBAPIError
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
-
 T = TypeVar("T")
-# Missing or unexpected tables, a corrupt file, a file that is no database. A full disk, a lock or missing rights are no
-# damage.
+# Missing or unexpected tables, a corrupt file, a file that is no database. Not a full disk, a lock or missing rights.
 _DAMAGES = ("SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
@@ -43,7 +39,7 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
     The server loses nothing: it registers clients again from their keys, and a run resumes from its folder.
 
     Args:
-        make: opens the database, or creates it.
+        make: opens or creates the database.
         database: its file; None for one in memory.
         report: gets a sentence about a renamed database.
     """
@@ -59,7 +55,7 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
                     code="PEFLL-F301",
                 ) from error
             aside = _set_aside(database)
-            report(f"{database} was damaged and is now {aside.name}; a new one is made, and clients are let in again")
+            report(f"{database} was damaged and is now {aside.name}; a new one is made, and clients are admitted again")
             return make()
 
 

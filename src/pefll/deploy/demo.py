@@ -1,4 +1,4 @@
-"""All of it on one machine: rounds that are simulated, real clients that go on with them, and one that comes later."""
+"""The demo, on one machine: simulated rounds, further rounds with real clients, and a client that joins later."""
 
 from __future__ import annotations
 
@@ -39,19 +39,18 @@ from pefll.training.run import Run
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"
 SIMULATED, STRETCH = 200, 20
-# A client answers who it is, three times in a round, and twice each in an evaluation and in the test; one that joins
-# later four times.
+# A client's replies: in a round; besides (one to hello, two each in the evaluation and in the test); of the newcomer.
 IN_ROUND, BESIDE, LATER = 3, 5, 4
 _REPLY = re.compile(r"Push replies from node_id=")
 
 
 def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: int = SIMULATED) -> None:
-    """Simulate PeFLL, go on with clients that are processes of their own, and make a model for one more.
+    """Simulate rounds of PeFLL, continue with clients in processes of their own, and make a model for one more.
 
     Args:
-        folder: for everything; what an earlier demo left there is replaced.
-        clients: how many take part in training.
-        rounds: of training with real clients.
+        folder: for all files; those of an earlier demo are replaced.
+        clients: how many train.
+        rounds: with real clients.
         console: where to print.
         simulated: rounds before them, in this process.
     """
@@ -64,14 +63,16 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
     for number, name in enumerate([*names, NEWCOMER]):
         write_client(federation, number, folder / "data" / f"{name}.npz")
     home, agreed = folder / "federation", agreement_of(federation)
-    total = simulated + rounds  # evaluated at the end, with real clients: what comes of their rounds is what is kept
+    total = simulated + rounds  # evaluated once, at the end, so that the last round is kept
     plan = Plan(agreed, tuple(names), rounds=total, clients_per_round=clients, eval_every=total)
     make_folder(home, plan, f"127.0.0.1:{free_port()}")
     say(console, f"1. {home}: a federation of {counted(clients, 'client')}, with certificates and a key for each")
 
     say(console, f"2. {counted(simulated, 'round')} in this process first: pefll flower simulate {home} ...")
     before = simulate(home, folder / "data", simulated, console)
-    say(console, f"   {home}/run: PeFLL on {counted(clients, 'client')} with different digits, {_seen(before)}")
+    say(
+        console, f"   {home}/run: PeFLL on {counted(clients, 'client')} with different digits, {_seen_accuracy(before)}"
+    )
 
     say(console, f"3. Real clients go on with the same run: a server and {counted(clients, 'client')}, each a process")
     say(console, f"   with TLS and a key of its own, as on other machines. Their logs are in {folder}/logs")
@@ -81,8 +82,11 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
         with _replies(there, console, "   replies of clients", clients * (IN_ROUND * rounds + BESIDE)) as look:
             there.run(120 + 60 * clients * rounds, watched=["server", *names], look=look)
         if (RunFolder(home / "run").summary() or {}).get("rounds") != total:
-            raise _no_end(there, "run")
-        say(console, f"   {_rounds(simulated + 1, total)} done; the {_same(home, before, federation)}")
+            raise _early_end(there, "run")
+        say(
+            console,
+            f"   {_rounds_are(simulated + 1, total)} done; the {_compared_with_simulation(home, before, federation)}",
+        )
 
         say(console, f"4. These clients leave, and a new one joins, {NEWCOMER}: pefll flower add {home} {NEWCOMER}")
         there.end(*names)
@@ -93,13 +97,13 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
         with _replies(there, console, "   its replies", LATER) as look:
             there.run(120 + 30 * clients, "personalize", ["server", NEWCOMER], look, task="personalize")
         if not (folder / "me.safetensors").exists():
-            raise _no_end(there, "personalize")
-    _try_model(folder, federation, before.config.rounds, console)
+            raise _early_end(there, "personalize")
+    _report_accuracy(folder, federation, before.config.rounds, console)
     say(console, f"Done in {time.monotonic() - started:.0f} s; everything that was started is ended.")
 
 
 def _check(folder: Path, clients: int, rounds: int, simulated: int) -> None:
-    """Raise PefllError for what the demo cannot do."""
+    """Raise PefllError for arguments that the demo cannot take."""
     if not 2 <= clients <= 64:
         raise PefllError(f"the demo has 2 to 64 clients, not {clients:,}", code="PEFLL-F120")
     if rounds < 1 or simulated < 1:
@@ -114,14 +118,14 @@ def _check(folder: Path, clients: int, rounds: int, simulated: int) -> None:
 
 
 def _start(there: Loopback, folder: Path, names: list[str], watch: Monitor) -> None:
-    """Start the server and the clients that take part in training, and wait until all are connected."""
+    """Start the server and the training clients, and wait until all are connected."""
     there.start_server()
     watch.at(1)
     _start_clients(there, folder, names, watch, done=1)
 
 
 def _start_clients(there: Loopback, folder: Path, names: list[str], watch: Monitor, done: int = 0) -> None:
-    """Start clients and wait until the server has let all of them in."""
+    """Start clients, and wait until the server has admitted all of them."""
     for name in names:
         there.start_client(name, folder / "data" / f"{name}.npz", _model(folder, name))
     ends = time.monotonic() + 120
@@ -140,7 +144,7 @@ def _model(folder: Path, name: str) -> Path:
 
 @contextmanager
 def _replies(there: Loopback, console: Console, title: str, expected: int) -> Iterator[Callable[[], None]]:
-    """Show how many replies of clients have come in, as far as the server's log tells."""
+    """Show how many replies of clients are in the server's log."""
     before, shown = len(_REPLY.findall(there.log("server"))), 0
     with monitor(console, title, expected) as watch:
 
@@ -154,8 +158,8 @@ def _replies(there: Loopback, console: Console, title: str, expected: int) -> It
         yield look
 
 
-def _no_end(there: Loopback, name: str) -> PefllError:
-    """Return the error for a run of Flower's that came to nothing."""
+def _early_end(there: Loopback, name: str) -> PefllError:
+    """Return the error for a run that ended without a result."""
     log = there.logs / f"{name}.log"
     return PefllError(
         f"the run ended too early and said {error_line(there.log(name))!r}; all of it is in {log}", code="PEFLL-F124"
@@ -163,13 +167,13 @@ def _no_end(there: Loopback, name: str) -> PefllError:
 
 
 def digits(clients: int, seed: int = 0) -> Federation:
-    """Return the demo's data: some clients that take part in training, and one that comes later."""
+    """Return the demo's data: some training clients, and one that joins later."""
     samples = load_samples("digits", Path("."))
     return make_federation(samples, partition="dirichlet 0.5", clients=clients + 1, seed=seed, unseen=1 / (clients + 1))
 
 
 def agreement_of(federation: Federation, method: str = "pefll", model: str = "tiny", **settings: object) -> Agreement:
-    """Return what the clients of a simulated federation would agree on."""
+    """Return the agreement for the clients of a simulated federation."""
     return Agreement(
         method=method,
         settings={**SETTINGS, **settings} if method == "pefll" else dict(settings),
@@ -183,17 +187,17 @@ def agreement_of(federation: Federation, method: str = "pefll", model: str = "ti
     )
 
 
-def _rounds(first: int, last: int) -> str:
+def _rounds_are(first: int, last: int) -> str:
     return f"round {first} is" if first == last else f"rounds {first} to {last} are"
 
 
-def _seen(run: Run) -> str:
+def _seen_accuracy(run: Run) -> str:
     accuracy = run.summary["accuracy"]["best"]["seen"]["per_sample"]
     return f"right on {accuracy:.0%} of their test samples"
 
 
-def _same(home: Path, before: Run, federation: Federation) -> str:
-    """Say whether the server has the same bits as if the simulation had gone on in this process."""
+def _compared_with_simulation(home: Path, before: Run, federation: Federation) -> str:
+    """Say whether the server's state has the same bits as a simulation of all rounds."""
     saved = checkpoint.latest(RunFolder(home / "run").checkpoints, lambda damage: None)
     first = before.config.rounds
     engine = SerialEngine(_seen_only(federation), before.method, before.config.seed, federation.num_seen)
@@ -206,20 +210,20 @@ def _same(home: Path, before: Run, federation: Federation) -> str:
 
 
 def _seen_only(federation: Federation) -> Federation:
-    """Return the clients that take part in training; none is left to be unseen."""
+    """Return the federation without its unseen client."""
     seen = federation.num_seen
     return replace(federation, offset=federation.offset[:, :seen], count=federation.count[:, :seen])
 
 
-def _try_model(folder: Path, federation: Federation, rounds: int, console: Console) -> None:
-    """Say how good the newcomer's model is, beside what it would have without one of its own."""
+def _report_accuracy(folder: Path, federation: Federation, rounds: int, console: Console) -> None:
+    """Print the accuracy of the newcomer's model, of a global model, and of its most frequent digit."""
     content = np.load(folder / "data" / f"{NEWCOMER}.npz")
     x, y, split = content["x"], content["y"], content["split"]
     mine = split == TEST
     model = PersonalModel.load(folder / "me.safetensors")
     right = float((model.predict(x[mine]) == y[mine]).mean())
     often = float((y[mine] == np.bincount(y[split == TRAIN]).argmax()).mean())
-    one_for_all = _global(federation, rounds, console)
+    one_for_all = _fedavg_accuracy(federation, rounds, console)
     samples = counted(int(mine.sum()), "test sample")
     say(console, f"   {folder}/me.safetensors: the new client's own model is right on {right:.0%} of its {samples}.")
     say(
@@ -229,7 +233,7 @@ def _try_model(folder: Path, federation: Federation, rounds: int, console: Conso
     )
 
 
-def _global(federation: Federation, rounds: int, console: Console) -> float:
+def _fedavg_accuracy(federation: Federation, rounds: int, console: Console) -> float:
     """Return the newcomer's accuracy with the global model of FedAvg, simulated with the same clients."""
     rate, steps = SETTINGS["client_lr"], SETTINGS["local_steps"]
     method = agreement_of(federation, "fedavg", client_lr=rate, local_steps=steps).build()

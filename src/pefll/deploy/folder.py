@@ -1,4 +1,4 @@
-"""Setting up a federation: its folder, with everything that the server and each client need."""
+"""A federation's folder: everything that the server and each client need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors, write_whole
 from pefll.core.wording import argument, counted
 from pefll.deploy.certificates import make_certificates, make_node_key
-from pefll.deploy.plan import Plan, check_names, read_app, write_app
+from pefll.deploy.plan import Plan, check_names, no_federation, read_app, write_app
 from pefll.deploy.private import check_owner, make_private_folder, tighten, write_private
 from pefll.engines.flower.client.policy import MIN_SAMPLES, Policy
 
@@ -25,16 +25,16 @@ A federation of {clients} for {method}, made by `pefll flower init`.
 On the server's machine:
 
     pefll flower server {name}                    # listens at {address}
-    pefll flower run {name}                       # once the clients are there; again after a stop: it goes on
+    pefll flower run {name}                       # when the clients are connected; again after a stop: it resumes
 
-On each client's machine, with its own folder from `clients/` (hand it over on a safe way, then remove it here):
+On each client's machine, with its own folder from `clients/` (send it over a safe channel, then remove it here):
 
     pefll flower client CLIENT-NAME --data /path/to/my/data
 
 Everybody needs the same pefll: pip install "pefll[flower]=={version}"
 
-`pefll flower add {name} NEW-NAME` lets one more client in. After training, `pefll flower personalize {name}` makes a
-model for everybody who is connected, also for clients that were not there in training.
+`pefll flower add {name} NEW-NAME` adds a client. After training, `pefll flower personalize {name}` makes a model for
+every connected client, also for those that did not train.
 
 This folder holds secrets: it stays on the server's machine, and only its owner can read it. `run/` is the run:
 `pefll show {name}/run`.
@@ -42,13 +42,13 @@ This folder holds secrets: it stays on the server's machine, and only its owner 
 
 
 class Bundle(NamedTuple):
-    """What a client has in its folder.
+    """The content of a client's folder.
 
     Attributes:
-        folder: with ca.crt and node.key.
+        folder: has ca.crt and node.key.
         name: of the client.
-        address: of the server.
-        policy: what the client allows unless its owner says otherwise: the default limits, or stricter ones.
+        address: of the server, host:port.
+        policy: the default limits, or stricter ones; the client's owner may give others.
         ignored: whether client.toml asks for looser limits, which have no effect.
     """
 
@@ -59,7 +59,7 @@ class Bundle(NamedTuple):
     ignored: bool = False
 
 
-# The server's operator writes this file. So it can make the client's limits stricter and never looser.
+# The server's operator writes this file, so it can make the client's limits stricter, but never looser.
 CLIENT_FILE = """name = "{name}"
 address = "{address}"
 # What this client takes part in, and what it refuses. Limits here can be stricter than these and not looser: only
@@ -71,12 +71,12 @@ numbers-per-sample = 1.0      # how many numbers a descriptor may have for each 
 
 
 def check_new(folder: Path, address: str) -> None:
-    """Raise PefllError where no federation can be made in a folder, for a server at an address."""
+    """Raise PefllError if no federation can be made in a folder, for a server at an address."""
     check_names([folder.resolve().name])
     _check_address(address)
     if folder.exists() and any(folder.iterdir()):
         raise PefllError(
-            f"{folder} exists already; choose another name, remove it, or let clients in with `pefll flower add`",
+            f"{folder} exists already; choose another name, remove it, or add clients with `pefll flower add`",
             code="PEFLL-F205",
         )
     if folder.exists():
@@ -84,16 +84,13 @@ def check_new(folder: Path, address: str) -> None:
 
 
 def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str] = ()) -> Plan:
-    """Make the folder of a federation.
+    """Make the folder of a federation, and return the plan with this folder in it.
 
     Args:
         folder: a new one.
-        plan: all settings; its `folder` is filled in.
-        address: under which clients reach the server, host:port.
+        plan: all settings.
+        address: of the server, host:port.
         hosts: other names and addresses of the server's machine.
-
-    Returns:
-        The plan as it was written.
     """
     check_new(folder, address)
     host = address.rpartition(":")[0]
@@ -118,7 +115,7 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
 
 
 def add_client(folder: Path, name: str) -> Bundle:
-    """Make a key for one more client, which takes no part in training: its model is made afterwards."""
+    """Make a folder and a key for one more client; it does not train, and gets its model afterwards."""
     plan = read_app(folder)
     check_names([name])
     if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
@@ -126,14 +123,14 @@ def add_client(folder: Path, name: str) -> Bundle:
     return _make_bundle(folder, name, server_address(folder), plan.agreement.method)
 
 
-def move(folder: Path, address: str) -> list[Path]:
-    """Give a federation's server another address, host:port; return the files that say so now."""
-    server_address(folder)  # so that only a federation's folder is written to
+def change_address(folder: Path, address: str) -> list[Path]:
+    """Change the address of a federation's server, host:port; return the files that have changed."""
+    server_address(folder)  # raises PefllError unless it is a federation's folder
     _check_address(address)
     write_private(folder / "server" / "address", f"{address}\n".encode())
     places = [folder / "server" / "address"]
     for place in sorted((folder / "clients").glob("*/client.toml")):
-        find_bundle(place.parent, None)  # so that only a client's folder is written to
+        find_bundle(place.parent, None)  # raises PefllError unless it is a client's folder
         write_private(place, _with_address(place.read_text(), address).encode())
         places.append(place)
     return places
@@ -144,16 +141,14 @@ def server_address(folder: Path) -> str:
     try:
         return (folder / "server" / "address").read_text().strip()
     except OSError:
-        raise PefllError(
-            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207"
-        ) from None
+        raise no_federation(folder) from None
 
 
 def find_bundle(folder: Path, name: str | None) -> Bundle:
-    """Return a client's own folder.
+    """Return the content of a client's folder.
 
     Args:
-        folder: the client's folder itself, or the federation's, which has those of all clients.
+        folder: the client's, or the federation's, which has those of all clients.
         name: of the client; needed for the federation's folder.
     """
     if not (folder / "client.toml").is_file():
@@ -194,12 +189,12 @@ def _make_bundle(folder: Path, name: str, address: str, method: str) -> Bundle:
 
 
 def _with_address(text: str, address: str) -> str:
-    """Return the text of a client.toml with another address; its owner's settings stay as they are."""
+    """Return the text of a client.toml with another address; all other settings stay."""
     return re.sub(r"^address\s*=.*$", lambda _: f'address = "{address}"', text, count=1, flags=re.MULTILINE)
 
 
 def _check_address(address: str) -> None:
-    """Raise PefllError for what is no host:port."""
+    """Raise PefllError for a text that is not host:port."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise PefllError(

@@ -1,4 +1,4 @@
-"""The server and a client in the foreground, as a user starts them; Ctrl-C ends them and what they started."""
+"""Runs the server, a client or a run in the foreground; Ctrl-C ends it and all processes that it started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pefll.deploy.private import make_private_folder, tighten
 from pefll.deploy.process_output import ShownProcess, exit_error
 from pefll.deploy.processes import (
     client_command,
-    end_group,
+    end_groups,
     environment,
     run_command,
     server_command,
@@ -45,21 +45,21 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
 
     Args:
         folder: of the federation.
-        host: where to listen for clients; None for the address's own.
-        console: is told what happens.
-        port: where to listen for clients; None for the address's own. Another one where a proxy stands in front.
+        host: where to listen for clients; None for that of the server's address.
+        console: shows what happens.
+        port: likewise; another one if a proxy stands in front.
     """
     plan = read_app(folder)
     address = server_address(folder)
     until = expiry(folder / "server" / "server.crt")
     if until < datetime.now(UTC):
         raise PefllError(
-            f"the server's certificate ended on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}",
+            f"the server's certificate expired on {until:%Y-%m-%d}; make a new one: pefll flower renew {folder}",
             code="PEFLL-F423",
         )
     home = server_home(folder)
     make_private_folder(home)
-    _tell_what_was_loose(tighten(folder), console)
+    _report_tightened(tighten(folder), console)
     its_host, _, its_port = address.rpartition(":")
     host, port = host or its_host, port or int(its_port)
     check_port(host, port, folder)
@@ -67,8 +67,8 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
         process = _start(stack, server_command(folder, host, port, home / "superlink.db"), home, "server")
         check = partial(process.check, "Flower's server")
         wait_for_server(f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", time.monotonic() + 60, check)
-        say(console, f"{address}: clients whose keys are in {folder}/keys may come in")
-        say(console, f"Next, once they are there: pefll flower run {folder} ({counted(plan.rounds, 'round')})")
+        say(console, f"{address}: clients whose keys are in {folder}/keys may connect")
+        say(console, f"Next, when they are connected: pefll flower run {folder} ({counted(plan.rounds, 'round')})")
         while True:
             check()
             time.sleep(0.2)
@@ -88,15 +88,15 @@ def take_part(
     """Run a client until it is ended.
 
     Args:
-        folder: the client's own, or the federation's.
+        folder: the client's, or the federation's.
         name: of the client; needed for the federation's folder.
         data: its samples.
         label: a table's column of labels.
-        model: where its personal model goes; None for its folder.
-        counts: whether the client says at its hello how many samples there are.
-        console: is told what happens.
-        code: methods and models beside pefll's own that the server may name, package.module:Name.
-        limits: fields of the client's `Policy` that its owner names; they alone can be looser than the default.
+        model: file for its personal model; None for its folder.
+        counts: whether the client's hello says how many samples it has.
+        console: shows what happens.
+        code: methods and models besides pefll's own that the server may name, package.module:Name.
+        limits: fields of `Policy` that the owner sets; only these can be looser than the default.
     """
     bundle = find_bundle(folder, name)
     policy = replace(bundle.policy, **(limits or {}))
@@ -109,7 +109,7 @@ def take_part(
     check_key()
     home = bundle.folder / ".flower"
     make_private_folder(home)
-    _tell_what_was_loose(tighten(bundle.folder), console)
+    _report_tightened(tighten(bundle.folder), console)
     config: dict[str, str | bool] = {
         "name": bundle.name,
         "data": str(data.expanduser().resolve()),
@@ -126,14 +126,17 @@ def take_part(
         if "methods" not in (limits or {}):
             say(console, "Its folder names the methods, as the server's operator wrote it; --methods names others")
         if bundle.ignored:
-            say(console, f"{bundle.folder / 'client.toml'} asks for looser limits, in vain: only options loosen them")
+            say(
+                console,
+                f"{bundle.folder / 'client.toml'} asks for looser limits: only options can loosen them",
+            )
         while True:
             with ExitStack() as once:
                 node = _start(once, command, home, "supernode")
                 while node.poll() is None:
                     time.sleep(0.2)
-            # The server takes a client that was killed for connected until a heartbeat is missed, about a minute long,
-            # and refuses its successor until then.
+            # After a kill, the server takes the client for connected until a heartbeat is missed, for about a minute.
+            # Until then it refuses a new process of this client.
             reason = exit_error("the SuperNode", node.last_output(), node.log)
             check_key()
             say(console, f"{reason}; it is started again in {AGAIN_SECONDS} s")
@@ -141,17 +144,17 @@ def take_part(
 
 
 def server_home(folder: Path) -> Path:
-    """Return Flower's home of a federation's server: its database, and the operator's address and secret."""
+    """Return Flower's home of a federation's server, with its database and the operator's address and secret."""
     return folder / ".flower"
 
 
 def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
-    """Start a federation's app, show what it says, and return its exit status.
+    """Start a federation's app, show its output, and return its exit status.
 
-    The app runs in the server. Ctrl-C ends what is shown here, and not the app; a sentence says so.
+    The app runs in the server. Ctrl-C ends the output here, but not the app; a sentence says so.
 
     Args:
-        folder: of the federation, whose server runs on this machine.
+        folder: of a federation whose server runs on this machine.
         overrides: settings of the app, each NAME=VALUE as in TOML.
         console: for that sentence.
     """
@@ -167,18 +170,18 @@ def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
     command, words = run_command(folder, overrides), environment(home.resolve()) | watchdog_environment()
     with exit_on_signals() as signals, ExitStack() as stack:
         process = subprocess.Popen(command, env=words, start_new_session=True)
-        stack.callback(end_group, process)
+        stack.callback(end_groups, process)
         return process.wait()
     say(
         console,
         f"the run goes on in the server, and its checkpoints are in {folder / 'run'}; end it by ending `pefll flower "
-        "server`, and the next `pefll flower run` goes on from there",
+        "server`, and the next `pefll flower run` resumes it",
     )
     return 128 + signals[0]
 
 
 def check_nothing_runs(folder: Path) -> None:
-    """Raise PefllError where a federation's run is under way, since a second app would fail in the server."""
+    """Raise PefllError if a run of a federation is under way: a second app would fail in the server."""
     run = RunFolder(replace(read_app(folder), folder=str(folder.resolve())).run)
     if not run.path.is_dir():
         return
@@ -193,12 +196,12 @@ def check_nothing_runs(folder: Path) -> None:
 
 
 def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> ShownProcess:
-    """Start a process in a group of its own, which ends with the stack."""
+    """Start a process in a group of its own; it ends with the stack."""
     process = ShownProcess(command, environment(home.resolve()) | watchdog_environment(), home / f"{name}.log")
-    stack.callback(end_group, process)
+    stack.callback(end_groups, process)
     return process
 
 
-def _tell_what_was_loose(loose: Sequence[Path], console: Console) -> None:
+def _report_tightened(loose: Sequence[Path], console: Console) -> None:
     if loose:
-        say(console, f"others had rights on {counted(len(loose), 'path')} in {loose[0]}; they have none any more")
+        say(console, f"other users had rights on {counted(len(loose), 'path')} in {loose[0]}; these are removed")

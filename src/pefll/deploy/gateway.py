@@ -14,16 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from datetime import datetime
 from typing import Any
 
-from pefll.core.errors import PefllError
-from pefll.deploy.admission import Admission
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-try:
-    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TASK_TOKEN_HEADER
-    from flwr.supercore.date import now
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from pefll.deploy.admission import Admission
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -75,10 +71,6 @@ class FleetGateway:
 
     It checks the key before it reads any of the body, so strangers cannot fill the memory. Flower checks key and time
     again, and that the key belongs to the node that the request names.
-
-    Args:
-        app: Flower's application.
-        admission: the known keys.
     """
 
     def __init__(self, app: App, admission: Admission) -> None:
@@ -94,7 +86,7 @@ class FleetGateway:
         if _head_bytes(scope) > MOST_HEAD_BYTES:
             return await _refuse(send, 431)
         if self._admission.has_changed():
-            await asyncio.to_thread(self._admission.look)
+            await asyncio.to_thread(self._admission.update)
         if not self._is_known(scope):
             return await _refuse(send, 401)
         if _declared_length(scope) > limit:
@@ -124,7 +116,7 @@ class OperatorGateway:
     Args:
         app: Flower's application.
         token: the operator's secret.
-        is_running: whether a token belongs to a running app.
+        is_running: returns whether a token belongs to a running app.
     """
 
     def __init__(self, app: App, token: str, is_running: Callable[[bytes], bool]) -> None:

@@ -5,33 +5,59 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 from pefll.core.errors import PefllError
 from pefll.deploy.connections import check_port
 from pefll.deploy.folder import find_bundle, server_address
 from pefll.deploy.plan import CLIENT_APP
+from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
 from pefll.deploy.process_output import exit_error
-from pefll.deploy.processes import Processes, client_command, run_command, server_command, wait_for_server
+from pefll.deploy.processes import (
+    client_command,
+    end_groups,
+    environment,
+    run_command,
+    server_command,
+    wait_for_server,
+)
+from pefll.deploy.watchdog import watchdog_environment
 
 
 @dataclass
-class Loopback(Processes):
-    """The processes of a federation on this machine.
+class Loopback:
+    """The processes of a federation on this machine; they end with the block.
+
+    Each has a process group of its own, so its children end with it.
 
     Attributes:
-        folder: of the federation.
+        logs: folder of output files, one for each process.
+        home: Flower's home; see `environment`.
+        folder: of the federation; needed only for its server, clients and runs.
         keep_state: whether a restarted server remembers nodes and runs.
         client_app: the app that answers messages, module:name.
         client_code: methods and models that the server may name; see `client_command`.
+        running: processes by name.
     """
 
+    logs: Path
+    home: Path
     folder: Path = Path()
     keep_state: bool = True
     client_app: str = CLIENT_APP
     client_code: tuple[str, ...] = ()
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        make_private_folder(self.logs)
+        make_private_folder(self.home)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.end(*list(self.running))
 
     @property
     def address(self) -> str:
@@ -45,12 +71,6 @@ class Loopback(Processes):
         check_port(host, int(port), self.folder)
         self.start("server", server_command(self.folder, host, int(port), database))
         wait_for_server(self.address, time.monotonic() + seconds, partial(self.check, "server"))
-
-    def check(self, *names: str) -> None:
-        """Raise PefllError, with the last error of its log, if a named process has ended."""
-        for name in names:
-            if self.running[name].poll() is not None:
-                raise exit_error(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
 
     def start_client(
         self, name: str, data: Path, model: Path | None = None, through: str = "", **more: str | bool
@@ -75,10 +95,6 @@ class Loopback(Processes):
         }
         server = through or self.address
         self.start(name, client_command(bundle.folder, server, config, self.client_app, self.client_code))
-
-    def kill_client(self, name: str) -> None:
-        """Kill a client and its children at once, like a power failure."""
-        self.end(name, hard=True)
 
     def start_run(self, name: str = "run", **overrides: str | int | float) -> subprocess.Popen[bytes]:
         """Start the app like `pefll flower run FOLDER`; the returned process ends with the run."""
@@ -119,3 +135,33 @@ class Loopback(Processes):
         finally:
             self.end(name)
         return self.log(name)
+
+    def start(self, name: str, command: Sequence[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a process and append its output to its log."""
+        with open(self.logs / f"{name}.log", "ab", opener=private_opener) as log:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(self.home) | watchdog_environment() | (more or {}),
+                start_new_session=True,
+                umask=PRIVATE_UMASK,
+            )
+        self.running[name] = process
+        return process
+
+    def check(self, *names: str) -> None:
+        """Raise PefllError, with the last error of its log, if a named process has ended."""
+        for name in names:
+            if self.running[name].poll() is not None:
+                raise exit_error(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")
+
+    def end(self, *names: str, hard: bool = False) -> None:
+        """End the named processes and their children; see `end_groups`."""
+        end_groups(*(self.running.pop(name) for name in names if name in self.running), hard=hard)
+
+    def log(self, name: str) -> str:
+        """Return the output of a process."""
+        path = self.logs / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""

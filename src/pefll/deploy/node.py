@@ -15,8 +15,23 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from logging import ERROR
 from pathlib import Path
 from typing import Any
+
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, Status, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore import log
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.servicer.runtime import runtime_handlers as core_handlers
+from flwr.supernode.nodestate import NodeState, NodeStateFactory
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supernode.servicer.runtime import runtime_handlers
+from flwr.supernode.start_client_internal import start_client_internal
 
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
@@ -25,25 +40,7 @@ from pefll.deploy.plan import CLIENT_APP
 from pefll.deploy.private import PRIVATE_UMASK, write_private
 from pefll.engines.settings import keep_freed_memory
 
-try:
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.app import Context, Error, Message
-    from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, Status, SubStatus
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-    from flwr.supercore import log
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.heartbeat import HeartbeatSender
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.supercore.servicer.runtime import runtime_handlers as core_handlers
-    from flwr.supernode.nodestate import NodeState, NodeStateFactory
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-    from flwr.supernode.servicer.runtime import runtime_handlers
-    from flwr.supernode.start_client_internal import start_client_internal
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
-
 _LOOK_SECONDS = 0.1
-_ERROR = 40  # a level of Python's logging
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class NodeSettings:
         key: the client's own private key.
         config: Flower's node config for the client's app: its name, its data.
         app: the app that answers messages, module:name; only the client's owner chooses it.
-        code: methods and models, package.module:Name, that the server may name beside pefll's own.
+        code: methods and models besides pefll's own that the server may name, package.module:Name.
     """
 
     address: str
@@ -80,12 +77,7 @@ class NodeSettings:
 
 
 class LocalRuntime:
-    """Flower's Runtime API for one task, as function calls instead of requests.
-
-    Args:
-        state: of the node.
-        task: the app's current task.
-    """
+    """Flower's Runtime API for one task of a node, as function calls instead of requests."""
 
     def __init__(self, state: NodeState, task: Any) -> None:
         self._state, self._task = state, task
@@ -109,12 +101,7 @@ class LocalRuntime:
 
 
 class Answering(threading.Thread):
-    """A thread that answers the messages of Flower's loop, one after another, with one app.
-
-    Args:
-        state: of the node, shared with the loop.
-        app: returns the reply to a message.
-    """
+    """A thread that answers the messages of Flower's loop, one after another, with one app."""
 
     def __init__(self, state: NodeState, app: Any) -> None:
         super().__init__(name="answering", daemon=True)
@@ -131,9 +118,9 @@ class Answering(threading.Thread):
                     self._answer(LocalRuntime(self._state, found.task))
                     continue
             except Exception as error:  # noqa: BLE001 - the next message must be answered all the same
-                log(_ERROR, "a message could not be answered: %s", error)
+                log(ERROR, "a message could not be answered: %s", error)
             except BaseException as error:  # noqa: BLE001 - without this thread the client would never answer again
-                log(_ERROR, "the client ends: %s", type(error).__name__, exc_info=error)
+                log(ERROR, "the client ends: %s", type(error).__name__, exc_info=error)
                 os._exit(1)  # `pefll flower client` starts it again
             time.sleep(_LOOK_SECONDS)
 
@@ -156,7 +143,7 @@ class Answering(threading.Thread):
         try:
             return self._app(message, context), SubStatus.COMPLETED
         except Exception as error:  # noqa: BLE001
-            log(_ERROR, "the app failed", exc_info=error)
+            log(ERROR, "the app failed", exc_info=error)
             failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=type(error).__name__)
             return Message(failed, reply_to=message), SubStatus.FAILED
 

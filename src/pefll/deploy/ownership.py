@@ -13,18 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from pefll.core.errors import PefllError
-
-try:
-    from fastapi import HTTPException
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from fastapi import HTTPException
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 _BAD, _FORBIDDEN = 400, 403
 _YEAR = 366 * 24 * 3600.0
-# Flower's errors for a reply that it cannot parse, or that names an unknown run. Errors of its database are not among
-# them.
+# Flower's errors for a reply that it cannot parse, or that names an unknown run. Errors of its database are not here.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # A node works on one message at a time. A restarted node may still finish earlier ones.
 _REMEMBERED = 8
@@ -40,23 +34,23 @@ class Ownership:
         self._transfers: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
     def guard(self, handlers: Any) -> None:
-        """Wrap each of Flower's handlers of clients' requests that name a message or an object with a check.
+        """Add a check to each of Flower's handlers of clients' requests that name a message or an object.
 
         Args:
             handlers: Flower's module of these functions, or an object with the same names.
         """
-        before = {"push_messages": self._own_name, "push_object": self._own_transfer}
-        before |= {"pull_object": self._own_object, "confirm_message_received": self._own_message}
-        handlers.push_messages = _blames_its_sender(handlers.push_messages)
+        before = {"push_messages": self._check_sender, "push_object": self._check_transfer}
+        before |= {"pull_object": self._check_object, "confirm_message_received": self._check_message}
+        handlers.push_messages = _blaming_sender(handlers.push_messages)
         after = {"pull_messages": self._note_messages, "push_messages": self._note_transfer}
         for name in before.keys() | after.keys():
             setattr(handlers, name, _checked(getattr(handlers, name), before.get(name), after.get(name)))
 
-    def _own_name(self, request: Any) -> None:
+    def _check_sender(self, request: Any) -> None:
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(_BAD, "a client sends one reply at a time, with the tree of its objects")
         if not all(0 <= seconds <= _YEAR for seconds in request.clientapp_runtime_list):
-            raise HTTPException(_BAD, "no app runs for so long")
+            raise HTTPException(_BAD, "an app runs for 0 s to a year")
         for message in request.messages_list:
             if message.metadata.src_node_id != request.node.node_id or not message.metadata.reply_to_message_id:
                 raise HTTPException(_FORBIDDEN, "a client sends replies, in its own name")
@@ -66,20 +60,20 @@ class Ownership:
             if not (abs(age) <= _YEAR and abs(message.metadata.ttl) <= _YEAR):
                 raise HTTPException(_BAD, "a reply is made now and lives for less than a year")
 
-    def _own_transfer(self, request: Any) -> None:
+    def _check_transfer(self, request: Any) -> None:
         with self._lock:
             allowed = request.session_id in self._transfers[request.node.node_id]
         if not allowed:
             raise HTTPException(_FORBIDDEN, "this is no transfer of this client's")
 
-    def _own_object(self, request: Any) -> None:
+    def _check_object(self, request: Any) -> None:
         with self._lock:
             mine = self._messages[request.node.node_id].values()
             allowed = any(request.object_id in objects for objects in mine)
         if not allowed:
             raise HTTPException(_FORBIDDEN, "this is no object of this client's")
 
-    def _own_message(self, request: Any) -> None:
+    def _check_message(self, request: Any) -> None:
         with self._lock:
             allowed = request.message_object_id in self._messages[request.node.node_id]
         if not allowed:
@@ -90,13 +84,13 @@ class Ownership:
             mine = self._messages[request.node.node_id]
             for tree in response.message_object_trees:
                 mine[tree.object_id] = frozenset(part.object_id for part in iterate_object_tree(tree))
-            _forget(mine)
+            _drop_oldest(mine)
 
     def _note_transfer(self, request: Any, response: Any) -> None:
         with self._lock:
             mine = self._transfers[request.node.node_id]
             mine[response.session_id] = None
-            _forget(mine)
+            _drop_oldest(mine)
 
 
 def _checked(
@@ -113,7 +107,7 @@ def _checked(
     return checked
 
 
-def _blames_its_sender(handler: Handler) -> Handler:
+def _blaming_sender(handler: Handler) -> Handler:
     def blaming(*words: Any, **named: Any) -> Any:
         try:
             return handler(*words, **named)
@@ -123,6 +117,6 @@ def _blames_its_sender(handler: Handler) -> Handler:
     return blaming
 
 
-def _forget(mine: dict[str, Any]) -> None:
+def _drop_oldest(mine: dict[str, Any]) -> None:
     while len(mine) > _REMEMBERED:
         del mine[next(iter(mine))]

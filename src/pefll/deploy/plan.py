@@ -1,11 +1,11 @@
-"""What a federation is set up to do, and the folder that holds it.
+"""The settings of a federation, and the folder that holds them.
 
 my-federation/
-  pyproject.toml        the Flower app: settings, and no code but this package's
+  pyproject.toml        the Flower app: settings, and the names of this package's apps
   README.md             what to do next
   server/               ca.crt, ca.key, server.crt, server.key; secrets of the server's machine
   keys/NAME.pub         the public key of each client
-  clients/NAME/         what is handed to the client: ca.crt, node.key, client.toml; then it can be removed here
+  clients/NAME/         for the client: ca.crt, node.key, client.toml; remove it here when the client has it
   run/                  config, history, checkpoints, summary: an ordinary run folder
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from pefll.core.arguments import number, text, whole_number
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import check_file_name, write_whole
-from pefll.engines.flower.protocol.agreement import Agreement, bad_run_config, read_json_value
+from pefll.engines.flower.protocol.agreement import Agreement, bad_run_config, config_value, read_json_value
 from pefll.engines.flower.server.terms import Terms
 
 # Flower's own rule for apps' names is the same.
@@ -39,18 +39,18 @@ class Plan:
     """All settings of a federation: the agreement, the clients, the length of training and the terms.
 
     Attributes:
-        agreement: what server and clients must have the same of.
-        names: of the clients that take part in training; a client's number is its place.
-        folder: of the federation, on the server's machine; "" for none, then nothing is saved.
+        agreement: settings that server and clients share.
+        names: of the training clients; a client's number is its index here.
+        folder: of the federation, on the server's machine; "" to save nothing.
         rounds: of training.
         clients_per_round: c; 0 for 5% of all.
         eval_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints.
-        wait_clients: how many clients must be there before training starts; 0 for all.
-        wait_seconds: how long they are waited for.
-        task: train, or personalize: make a model for everybody who is there and send it.
-        simulation_data: for Flower's simulation, where nodes have only numbers: the folder with NAME.npz for each.
-        terms: deadlines and quorum.
+        wait_clients: how many clients must be connected before training starts; 0 for all.
+        wait_seconds: how long to wait for them.
+        task: train, or personalize: make a model for every connected client, and send it.
+        simulation_data: folder with NAME.npz for each client, for Flower's simulation.
+        terms: deadlines, quorum and limits.
     """
 
     agreement: Agreement
@@ -77,7 +77,7 @@ class Plan:
         return Path(self.folder) / "run"
 
     def to_config(self) -> dict[str, str | int | float | bool]:
-        """Return it as a Flower run config takes it: a flat table."""
+        """Return it as a Flower run config, which is a flat table."""
         own = {
             item.name.replace("_", "-"): getattr(self, item.name)
             for item in fields(self)
@@ -90,18 +90,15 @@ class Plan:
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """Read it from a Flower run config."""
         agreement = Agreement.from_config(config)
-        given: dict[str, Any] = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
-        given |= config
+        later = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
+        wanted = [*_CHECKS, *(item.name for item in fields(Terms)), "names"]
+        given = {name: config_value(later | dict(config), name) for name in wanted}
         try:
-            own = {name: check(given[name.replace("_", "-")], name) for name, check in _CHECKS.items()}
-            terms = {item.name: _not_nan(given[item.name.replace("_", "-")], item.name) for item in fields(Terms)}
+            own = {name: check(given[name], name) for name, check in _CHECKS.items()}
+            terms = {item.name: _not_nan(given[item.name], item.name) for item in fields(Terms)}
             names = read_json_value(given["names"], "names")
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ValueError("its names are not a list of texts")
-        except KeyError as error:
-            raise PefllError(
-                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
-            ) from None
         except (PefllError, ValueError) as error:
             raise bad_run_config(error) from None
         return cls(agreement=agreement, names=tuple(names), terms=Terms(**terms), **own)
@@ -112,7 +109,7 @@ def _count(value: Any, name: str) -> int:
 
 
 def _not_nan(value: Any, name: str) -> float:
-    """Return a number; infinity is one, for who waits for ever."""
+    """Return a finite number or infinity, for example to wait for ever; PefllError for anything else."""
     return value if value in (math.inf, -math.inf) else number(value, name)
 
 
@@ -125,7 +122,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise PefllError for names that could not be a file's or that are given twice."""
+    """Raise PefllError for names that cannot be file names, or that occur twice."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise PefllError(
@@ -138,18 +135,10 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, client: str = CLIENT_APP) -> None:
-    """Write pyproject.toml of the Flower app.
-
-    Args:
-        folder: of the federation.
-        name: of the app.
-        plan: its settings.
-        server: where the server's app is, module:name.
-        client: where the client's app is.
-    """
+    """Write the pyproject.toml of a Flower app with a name, settings, and its two apps, module:name."""
     lines = [
-        "# A Flower app made by `pefll flower init`. Change the settings below before the first run; everybody who",
-        "# takes part gets them from the server with the app. `pefll flower run --run-config rounds=9` overrides one.",
+        "# A Flower app made by `pefll flower init`. Change the settings below before the first run; all clients get",
+        "# them from the server with the app. `pefll flower run --run-config rounds=9` overrides one.",
         "[project]",
         f"name = {_toml(name)}",
         'version = "1.0.0"',
@@ -173,7 +162,7 @@ def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, cli
 
 
 def renew_app(folder: Path) -> None:
-    """Let the app of a federation that an earlier version made name the client's app where it is now."""
+    """Correct the client app's name in the pyproject.toml of a federation that an earlier version made."""
     path = folder / "pyproject.toml"
     text = path.read_text()
     renewed = text.replace('clientapp = "pefll_node:client"', f"clientapp = {_toml(CLIENT_APP)}")
@@ -181,16 +170,19 @@ def renew_app(folder: Path) -> None:
         write_whole(path, renewed.encode())
 
 
+def no_federation(folder: Path) -> PefllError:
+    """Return the error for a folder that is no federation's."""
+    return PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207")
+
+
 def read_app(folder: Path) -> Plan:
-    """Read the plan back from a federation's folder."""
+    """Read the plan from a federation's folder."""
     path = folder / "pyproject.toml"
     try:
         content = tomllib.loads(path.read_text())
         config = content["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
-        raise PefllError(
-            f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207"
-        ) from None
+        raise no_federation(folder) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # the last for tables within tables
         raise PefllError(f"{path} is damaged: {first_line(error)}", code="PEFLL-F203") from None
     return Plan.from_config(config)

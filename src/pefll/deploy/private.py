@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,16 +39,6 @@ def check_owner(path: Path) -> None:
         )
 
 
-def _check_owners_of_loose(folder: Path) -> None:
-    """Raise PefllError if a path with rights for others belongs to another user."""
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):
-            with suppress(FileNotFoundError):  # removed meanwhile
-                mode = path.lstat().st_mode
-                if mode & 0o077 and not stat.S_ISLNK(mode):
-                    check_owner(path)
-
-
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read, from its first moment on; see `write_whole`."""
     with sentences_for_disk_errors(str(path)):
@@ -63,17 +54,28 @@ def private_opener(path: str, flags: int) -> int:
 def tighten(folder: Path) -> list[Path]:
     """Remove all rights of other users from a folder and everything in it, except links.
 
+    Before anything changes, it raises PefllError if a path with such rights belongs to another user.
+
     Returns:
         The paths that had rights for others, parents first.
     """
-    _check_owners_of_loose(folder)
-    loose: list[Path] = []
+    for path, _ in _loose_paths(folder):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            check_owner(path)
+    tightened: list[Path] = []
+    for path, mode in _loose_paths(folder):
+        with sentences_for_disk_errors(f"the mode of {path}"), suppress(FileNotFoundError):
+            path.chmod(mode & 0o700)
+            tightened.append(path)
+    return tightened
+
+
+def _loose_paths(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Yield each path in a folder, but no link, that gives rights to other users, with its mode."""
     for place, folders, files in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):
-            with sentences_for_disk_errors(f"the mode of {path}"), suppress(FileNotFoundError):  # removed meanwhile
+            mode = 0
+            with sentences_for_disk_errors(f"the mode of {path}"), suppress(FileNotFoundError):
                 mode = path.lstat().st_mode
-                if stat.S_ISLNK(mode) or path in loose or not mode & 0o077:
-                    continue
-                path.chmod(stat.S_IMODE(mode) & 0o700)
-                loose.append(path)
-    return loose
+            if mode & 0o077 and not stat.S_ISLNK(mode):
+                yield path, stat.S_IMODE(mode)

@@ -26,7 +26,7 @@ def exit_error(process: str, output: str, log: Path) -> PefllError:
     """Return the error for a process that should still run: its own if it is this package's, else from its output.
 
     Args:
-        process: subject of the sentence.
+        process: its name, for the sentence.
         output: of the process, or the end of it.
         log: file with the output.
     """
@@ -55,13 +55,7 @@ def error_line(output: str) -> str:
 
 
 class ShownProcess(subprocess.Popen[bytes]):
-    """A process in a group of its own; its output goes to the terminal, and its last lines are kept.
-
-    Args:
-        command: program and arguments.
-        environment: of the process.
-        log: file for the last lines if the process ends by itself.
-    """
+    """A process in a group of its own; its output goes to the terminal, and `last_output` writes its end to `log`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(

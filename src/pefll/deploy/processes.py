@@ -11,15 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from pefll.core.errors import PefllError
 from pefll.deploy.plan import CLIENT_APP, CONNECTION
-from pefll.deploy.private import PRIVATE_UMASK, make_private_folder, private_opener
-from pefll.deploy.watchdog import watchdog_environment
 from pefll.engines.flower.protocol.environment import check_environment
 
 QUIET = {
@@ -41,8 +36,7 @@ _MODULE = (sys.executable, "-P", "-m")
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment for a Flower process; PefllError if this one has invalid settings of Flower's.
 
-    Args:
-        home: Flower's folder of apps and settings; None for the user's own.
+    `home` is Flower's folder of apps and settings; None for the user's own.
     """
     check_environment()
     ours = str(Path(__file__).parents[2])
@@ -79,14 +73,8 @@ def client_command(
 ) -> list[str]:
     """Write the settings of a client's process to a file, and return the command that starts it.
 
-    Everybody on a machine can read argument lists, so the command names only the file.
-
-    Args:
-        bundle: has ca.crt and node.key.
-        address: of the server, host:port.
-        node_config: Flower's node config for the client's app: its name, its data.
-        app: the app that answers messages, module:name; apps from the server do not run.
-        code: methods and models beside pefll's own that the server may name, package.module:Name.
+    Everybody on a machine can read argument lists, so the command names only the file. See `NodeSettings` for the
+    arguments; `bundle` is the client's folder, with ca.crt and node.key.
     """
     from pefll.deploy.node import NodeSettings
 
@@ -99,9 +87,7 @@ def client_command(
 def run_command(folder: Path, words: Sequence[str] = ()) -> list[str]:
     """Return Flower's command that starts a federation's app; run it with `environment(home of the server)`.
 
-    Args:
-        folder: of the federation.
-        words: settings to override, each NAME=VALUE as in TOML.
+    Each of `words` overrides a setting: NAME=VALUE, as in TOML.
     """
     command = [program("flwr"), "run", str(folder.resolve()), CONNECTION, "--stream"]
     return command + (["--run-config", " ".join(words)] if words else [])
@@ -129,90 +115,18 @@ def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambd
             time.sleep(0.1)
 
 
-@dataclass
-class Processes:
-    """Processes that end with the block.
-
-    Each has a process group of its own, so its children end with it.
-
-    Attributes:
-        logs: folder of output files, one for each process.
-        home: Flower's home; see `environment`.
-        running: processes by name.
-    """
-
-    logs: Path
-    home: Path
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    def __enter__(self) -> Self:
-        make_private_folder(self.logs)
-        make_private_folder(self.home)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end(*list(self.running))
-
-    def start(self, name: str, command: Sequence[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a process and append its output to its log."""
-        with open(self.logs / f"{name}.log", "ab", opener=private_opener) as log:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(self.home) | watchdog_environment() | (more or {}),
-                start_new_session=True,
-                umask=PRIVATE_UMASK,
-            )
-        self.running[name] = process
-        return process
-
-    def end(self, *names: str, hard: bool = False) -> None:
-        """End processes and their children; kill those that still run after 5 s.
-
-        Args:
-            names: of the processes.
-            hard: kill at once, like a power failure.
-        """
-        ending = [self.running.pop(name) for name in names if name in self.running]
-        for process in ending:
-            _signal(process, signal.SIGKILL if hard else signal.SIGTERM)
-        ends = time.monotonic() + 5
-        for process in ending:
-            _kill_after(process, max(0.1, ends - time.monotonic()))
-
-    def revive(self, *names: str) -> None:
-        """Restart the named processes that have ended by themselves."""
-        for name in names:
-            process = self.running.get(name)
-            if process is not None and process.poll() is not None:
-                self.end(name)
-                self.start(name, process.args)  # type: ignore[arg-type]
-
-    def log(self, name: str) -> str:
-        """Return the output of a process."""
-        path = self.logs / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-
-def end_group(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
-    """End a process group by its leader; kill it if it still runs after some seconds."""
-    _signal(process, signal.SIGTERM)  # once: at a second signal Flower's node exits without telling the server
-    _kill_after(process, seconds)
-
-
-def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    _signal(process, signal.SIGKILL)  # also for children that are left
-    process.wait()
+def end_groups(*leaders: subprocess.Popen[bytes], hard: bool = False) -> None:
+    """End process groups by their leaders; kill those that still run after 5 s, or at once if `hard`."""
+    for process in leaders:  # once: at a second signal Flower's node exits without telling the server
+        _signal(process, signal.SIGKILL if hard else signal.SIGTERM)
+    ends = time.monotonic() + 5
+    for process in leaders:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, ends - time.monotonic()))
+        _signal(process, signal.SIGKILL)  # also for children that are left
+        process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
-        return

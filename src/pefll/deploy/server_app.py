@@ -1,4 +1,4 @@
-"""What the server does when Flower starts its app: the ordinary training loop, on an engine of real clients."""
+"""The server's app: the usual training loop with an engine of real clients, or personal models for clients."""
 
 from __future__ import annotations
 
@@ -28,16 +28,11 @@ Report = Callable[[str], None]
 
 
 def main(grid: Any, context: Any) -> None:
-    """Train, or make everybody's model, as the run config says.
-
-    Args:
-        grid: Flower's way to the nodes.
-        context: has the run config.
-    """
+    """Do the task of the run config, to train or to personalize, with the clients of Flower's grid."""
     console = Console(stderr=True, soft_wrap=True)
     plan = Plan.from_config(context.run_config)
     try:
-        # A simulation is started by somebody's shell, which may go while it goes on.
+        # A simulation may outlive the shell that started it.
         deployed = Path(sys.argv[0]).name == "flwr-serverapp"
         with exit_with_parent(_reporter(console)) if deployed else nullcontext():
             if plan.task == "personalize":
@@ -46,28 +41,22 @@ def main(grid: Any, context: Any) -> None:
                 train(grid, plan, console)
     except PefllError as error:
         say(console, f"error: {error}")
-        # Flower notes that the run failed and exits; the operator needs no more than the sentence.
-        logging.getLogger("flwr").addFilter(_says_nothing_of(error))
+        # Flower logs that the run failed, and exits. The operator needs no traceback besides the sentence.
+        logging.getLogger("flwr").addFilter(_without(error))
         raise
 
 
-def _says_nothing_of(error: PefllError) -> Callable[[logging.LogRecord], bool]:
+def _without(error: PefllError) -> Callable[[logging.LogRecord], bool]:
     return lambda record: not (isinstance(record.exc_info, tuple) and record.exc_info[1] is error)
 
 
 def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
-    """Train with the clients behind a grid, from the newest checkpoint in the federation's folder where there is one.
-
-    Args:
-        grid: Flower's way to the nodes.
-        plan: what to do.
-        console: shows progress; None for silence.
-    """
+    """Train with the clients of a grid, from the newest checkpoint in the federation's folder if there is one."""
     agreed = plan.agreement
     config = config_of(plan)
     folder = RunFolder(plan.run) if plan.folder else None
     resumes = folder is not None and any(folder.checkpoints.glob("round-*"))
-    # A state made from a made-up client has the right shapes: to go on, nobody has to be asked for one.
+    # To resume, a state from a made-up client has the right shapes, and no client has to be asked for one.
     template = run.method_template(agreed.build(), config) if resumes else None
     engine = _engine(grid, plan, _reporter(console), template)
     try:
@@ -78,17 +67,10 @@ def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
 
 
 def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[str]:
-    """Make a model for every client that is connected, also for those that were not there in training, and send it.
+    """Make a model for every connected client, send it, and return the names of the clients that have theirs.
 
-    Two exchanges with PeFLL: a descriptor up, a model down. The client writes the model to its own disk.
-
-    Args:
-        grid: Flower's way to the nodes.
-        plan: of the federation.
-        console: shows what happens; None for silence.
-
-    Returns:
-        The names of the clients that have their model now.
+    Clients that did not train get one, too. With PeFLL it takes two exchanges: a descriptor goes up, a model comes
+    down. The client writes the model to its own disk.
     """
     report = _reporter(console)
     trained = run.load(plan.run, console)
@@ -117,9 +99,7 @@ def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[s
                     report(f"{name} has no model: it {failed[client]}")
                 else:
                     done.append(name)
-                    report(
-                        f"{name} has its model{'' if client < len(plan.names) else ', and was not there in training'}"
-                    )
+                    report(f"{name} has its model{'' if client < len(plan.names) else ', and did not train'}")
     finally:
         engine.close()
     return done
@@ -154,7 +134,7 @@ def _engine(grid: Any, plan: Plan, report: Report, template: Tree | None, c: int
 
 
 def cohort_size(plan: Plan) -> int:
-    """Return how many clients take part in a round: as the plan says, or 5% of all."""
+    """Return the number of clients per round: the plan's, or 5% of all."""
     return plan.clients_per_round or -(-len(plan.names) // 20)
 
 

@@ -16,28 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pefll.core.errors import PefllError
-
-try:
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.servicer.runtime import runtime_handlers
-    from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.servicer.runtime import runtime_handlers
+from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 
 _POLL_SECONDS = 0.5
 _CLOSE_SECONDS = 10.0
 
 
 class AppStarter(threading.Thread):
-    """Polls for new runs and starts a process for each.
+    """Polls Flower's database, `state`, for new runs, and starts a process for each.
 
-    Args:
-        state: Flower's database.
-        address: of the port for operators and apps, host:port.
-        authority: ca.crt.
-        report: gets errors as sentences.
+    The process gets `address`, the port for operators and apps, and `authority`, ca.crt.
     """
 
     def __init__(self, state: Any, address: str, authority: Path, report: Callable[[str], None]) -> None:

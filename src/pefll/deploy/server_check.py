@@ -12,13 +12,9 @@ _UNKNOWN_KEY = 401  # the gateway's status for an unknown key
 
 
 def check_server(address: str, authority: Path) -> None:
-    """Raise PefllError if there is no server at an address, or its certificate is not of this federation.
+    """Raise PefllError if there is no server at an address, host:port, or its certificate is not from `authority`.
 
     Flower itself retries without saying why.
-
-    Args:
-        address: host:port.
-        authority: ca.crt of the federation.
     """
     host, _, port = address.rpartition(":")
     try:

@@ -1,4 +1,4 @@
-"""From an example of the data to what everybody agrees on."""
+"""Makes the agreement of a federation from an example of its data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pefll.engines.flower.protocol.names import client_name
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
 
-MOST_MADE_UP = 10_000  # keys are made one by one
+MOST_MADE_UP = 10_000  # each needs a key
 
 
 def client_names(text: str) -> tuple[str, ...]:
-    """Return the names of clients, from their number or from names with commas between them."""
+    """Return the names of clients, from their number or from a list with commas."""
     if text.strip().isdecimal():
         if not 1 <= int(text) <= MOST_MADE_UP:
             raise PefllError(
@@ -49,15 +49,15 @@ def agreement_like(
     label: str = LABEL,
     client: str = CLIENT,
 ) -> Agreement:
-    """Return an agreement for data such as that of an example.
+    """Return an agreement for data like an example.
 
     Args:
         like: a data set's name, or a path to a file or folder.
-        data_dir: where data sets lie.
+        data_dir: folder of data sets.
         method: a key of METHODS, or package.module:Class.
         pairs: hyper-parameters, each NAME=VALUE.
-        model: what clients run, or auto.
-        num_clients: how many take part in training.
+        model: of the clients, or auto.
+        num_clients: how many train.
         seed: of everything random.
         label: see `load_samples`.
         client: see `load_samples`; a table's column of clients is no feature.
@@ -84,14 +84,14 @@ def agreement_like(
         feature_names=samples.feature_names,
         dataset=samples.name,
     )
-    agreed.build()  # so that settings that are wrong are told before anything is made
+    agreed.build()  # raises PefllError for wrong settings, before any file is written
     return _with_small_descriptor(agreed)
 
 
 def _with_small_descriptor(agreed: Agreement) -> Agreement:
-    """Return it with descriptors of no more numbers than samples, where nobody has asked for another size.
+    """Return it with descriptors of at most as many numbers as samples, unless the settings have a size.
 
-    The paper's size, 1 + n/4, is more than its batch of 32 from 128 clients on; clients refuse that.
+    The paper's size, 1 + n/4, exceeds its batch of 32 from 128 clients on, and clients refuse that.
     """
     batch, numbers = _descriptor(agreed)
     size = batch - (numbers - getattr(agreed.build(), "descriptor", 0))
@@ -101,7 +101,7 @@ def _with_small_descriptor(agreed: Agreement) -> Agreement:
 
 
 def refused_by_default(agreed: Agreement) -> list[str]:
-    """Return, in sentences, what clients would refuse to do unless their owners allow it."""
+    """Return sentences about what clients would refuse unless their owners allow it."""
     method = agreed.build()
     batch, numbers = _descriptor(agreed)
     sentences = []
@@ -119,14 +119,14 @@ def refused_by_default(agreed: Agreement) -> list[str]:
 
 
 def _descriptor(agreed: Agreement) -> tuple[int, int]:
-    """Return how many samples are behind a descriptor in training, 0 for all, and how many numbers it has."""
+    """Return the number of samples behind a descriptor in training, 0 for all, and its number of values."""
     method: Any = agreed.build()
     shares = agreed.classes if getattr(method, "histogram", False) else 0
     return getattr(method, "descriptor_batch", 0), getattr(method, "descriptor", 0) + shares
 
 
 def statistics(samples: Samples) -> Normalise | None:
-    """Return the channel statistics of an example's training samples; None where they are not pixels."""
+    """Return the channel statistics of an example's training samples; None if they are not pixels."""
     if samples.normalise is not None:
         return samples.normalise
     alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=())

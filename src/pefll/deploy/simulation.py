@@ -1,4 +1,4 @@
-"""Rounds on one machine before any real client is there: the same run, with which real clients then go on."""
+"""Simulates the first rounds of a federation's run on one machine; real clients continue the same run."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from pefll.runs.record import RunFolder
 from pefll.training import fitting
 from pefll.training.run import Run
 
-KINDS = (".npz", ".csv", ".parquet", "")  # how a client's data may be called, after its name; "" for a folder
+KINDS = (".npz", ".csv", ".parquet", "")  # ends of the names of clients' data; "" for a folder
 
 
 def simulate(folder: Path, data: Path, rounds: int, console: Console | None = None, label: str = LABEL) -> Run:
-    """Train the first rounds of a federation's run on this machine, with data that stands for that of its clients.
+    """Train the first rounds of a federation's run on this machine, with data in place of the clients' own.
 
-    `pefll flower run` goes on with it: the same settings, the same seed, the same clients by their numbers. Where the
-    data is what the clients have, the run is bit for bit that of real clients. The summary, the history and the log
-    say which rounds were simulated.
+    `pefll flower run` continues it, with the same settings, seed and numbers of clients. If the data is that of the
+    clients, the run has the same bits as one with real clients. The summary, the history and the log say which rounds
+    were simulated.
 
     Args:
         folder: of the federation.
-        data: has for each client a file or folder with its name: NAME.npz, NAME.csv, NAME.parquet, NAME/class/*.png.
-        rounds: how many of the run's; more of them go on from those that are there.
+        data: has a file or folder for each client: NAME.npz, NAME.csv, NAME.parquet or NAME/class/*.png.
+        rounds: the last one to simulate; an earlier simulation is continued.
         console: shows progress; None for silence.
         label: a table's column of labels, or an .npz's array of them.
     """
@@ -56,25 +56,20 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
             f"real clients have trained in {run.path} already; a simulation comes before them: make another federation",
             code="PEFLL-F112",
         )
-    federation = joined(plan, [_member(plan, name, data, label) for name in plan.names])
-    # A checkpoint at the end is enough: what is lost by a crash takes seconds.
+    federation = join_members(plan, [_member(plan, name, data, label) for name in plan.names])
+    # One checkpoint at the end is enough: to repeat a crashed simulation takes seconds.
     config = replace(config_of(plan), engine=SerialEngine.name, rounds=rounds, checkpoint_every=rounds)
     agreed = plan.agreement
     engine = SerialEngine(federation, agreed.build(), agreed.seed, cohort_size(plan), agreed.dtype)
     try:
-        # Descriptors would be of stand-ins, and real clients make no new ones.
+        # No maps: these descriptors would not be of real clients, which make no new ones.
         return fitting.fit_on(engine, config, run.path, console, maps=False)
     finally:
         engine.close()
 
 
-def joined(plan: Plan, members: list[Federation]) -> Federation:
-    """Return the federation of some clients, each of which is a federation of one.
-
-    Args:
-        plan: of the federation; a client's number is its place there.
-        members: one per name of the plan.
-    """
+def join_members(plan: Plan, members: list[Federation]) -> Federation:
+    """Return one federation of several with one client each, `members`, in the order of the plan's names."""
     first, agreed = members[0], plan.agreement
     rows, offsets, samples, before = [], [], 0, 0
     for own in members:

@@ -9,16 +9,40 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import secrets
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from logging import INFO
 from pathlib import Path
 from typing import Any
+
+import uvicorn
+from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
+from flwr.cli.flower_config import init_flwr_config, write_superlink_connection
+from flwr.cli.typing import SuperLinkConnection
+from flwr.common.constant import (
+    ISOLATION_MODE_PROCESS,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    TRANSPORT_TYPE_GRPC_RERE,
+    AuthnType,
+)
+from flwr.supercore import log
+from flwr.supercore.auth.typing import AccountInfo
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.logger import console_handler
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.superlink.main import create_app
+from flwr.superlink.servicer.fleet import fleet_handlers
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
@@ -33,32 +57,18 @@ from pefll.deploy.connections import (
 )
 from pefll.deploy.database import with_database
 from pefll.deploy.gateway import MOST_HEAD_BYTES, FleetGateway, OperatorGateway
-from pefll.deploy.operator_access import OperatorAccount, new_token, write_access
 from pefll.deploy.ownership import Ownership
+from pefll.deploy.plan import CONNECTION
 from pefll.deploy.private import PRIVATE_UMASK
 from pefll.deploy.server_app_process import AppStarter
 
-try:
-    import uvicorn
-    from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
-    from flwr.supercore import log
-    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
-    from flwr.supercore.http_logging import get_uvicorn_log_config
-    from flwr.supercore.logger import console_handler
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-    from flwr.superlink.config_loader import SuperLinkLifespanConfig
-    from flwr.superlink.main import create_app
-    from flwr.superlink.servicer.fleet import fleet_handlers
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
-
 LOOPBACK = "127.0.0.1"
-# A client has a connection or two. More than this many at once are told to come back.
+# A client has one or two connections. More than this many at once are refused.
 MOST_CONNECTIONS = 4096
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
-    """Leaves signals alone, because two of them run side by side."""
+    """A server that handles no signals, because two of them run side by side."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,24 +77,20 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
 
 def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
-    """Serve a federation until the process is asked to end.
+    """Serve a federation to clients at host:port until the process is asked to end.
 
-    Args:
-        folder: of the federation; has server/ and keys/.
-        host: where clients reach it.
-        port: likewise.
-        database: of nodes and runs; None for one in memory.
+    `folder` has server/ and keys/. `database` is the file of nodes and runs; None for one in memory.
     """
     most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - RESERVED_DESCRIPTORS))
     public, own = LimitedListener(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
-    token, authority = new_token(), folder / "server" / "ca.crt"
+    token, authority = secrets.token_urlsafe(32), folder / "server" / "ca.crt"
     config = _config(folder, own.getsockname()[1], database, token)
     app = with_database(lambda: create_app(config, SuperLinkLifespan), database, _report)
     state = app.state.linkstate_factory.state()
     Ownership().guard(fleet_handlers)
     admission = Admission(folder / "keys", state, _report)
-    change = admission.look()
-    _report(f"{counted(admission.admitted, 'client')} may come in, of which {len(change.new):,} new")
+    change = admission.update()
+    _report(f"{counted(admission.admitted, 'client')} may connect, of which {len(change.new):,} new")
     address = f"{LOOPBACK}:{config.port}"
     write_access(Path(os.environ["FLWR_HOME"]), address, authority, token)
     starter = AppStarter(state, address, authority, _report)
@@ -95,6 +101,49 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
         starter.close()
 
 
+def write_access(home: Path, address: str, authority: Path, token: str) -> None:
+    """Write the operator's address and secret where `flwr` reads them, in place of those of an earlier server.
+
+    `flwr` reads them in the folder `FLWR_HOME`, and sends the secret as the access token of an account. Only the
+    owner of the federation can read that folder.
+
+    Args:
+        home: the federation's own Flower home; `FLWR_HOME` of this process must name it.
+        address: of the operator's port, host:port.
+        authority: ca.crt.
+        token: the secret.
+    """
+    with redirect_stdout(io.StringIO()):
+        init_flwr_config()
+    write_superlink_connection(
+        SuperLinkConnection(name=CONNECTION, address=address, root_certificates=str(authority.resolve()))
+    )
+    place = home / "credentials.yaml"
+    place.unlink(missing_ok=True)
+    store = FileCredentialStore(place)  # it writes atomically, with mode 0600
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
+        store.set(key % address, token.encode())
+
+
+class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
+    """Flower's check of accounts, with one account: the operator's, by the secret.
+
+    `gateway.OperatorGateway` has checked the secret before.
+    """
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def validate_tokens_in_metadata(self, metadata: Any) -> tuple[bool, AccountInfo | None]:
+        """Return whether a request has the secret, and the operator's account."""
+        given = [str(value) for _, value in metadata]
+        if len(given) != 1 or not secrets.compare_digest(given[0].encode(), self._token.encode()):
+            return False, None
+        return True, AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
+
+
 async def _serve_both(
     app: Any,
     admission: Admission,
@@ -103,7 +152,7 @@ async def _serve_both(
     sockets: tuple[socket.socket, socket.socket],
     starter: AppStarter,
 ) -> None:
-    """Serve clients and the operator side by side; clients are heard when everything else is ready."""
+    """Serve the operator and clients side by side; clients' port opens last."""
     settings: dict[str, Any] = {
         "log_config": get_uvicorn_log_config(console_handler.level),
         "ssl_certfile": config.ssl_certfile,
@@ -141,9 +190,8 @@ async def _serve_both(
 
 
 def _config(folder: Path, port: int, database: Path | None, token: str) -> SuperLinkLifespanConfig:
-    """Return Flower's settings: TLS, keys of nodes, and a secret that nobody has for asking for work from outside."""
-    secrets_of = folder / "server"
-    paths = [secrets_of / name for name in ("ca.crt", "server.crt", "server.key")]
+    """Return Flower's settings: TLS, authentication of nodes, and a random secret so that nobody else can get tasks."""
+    paths = [folder / "server" / name for name in ("ca.crt", "server.crt", "server.key")]
     authority, certificate, key = (path.read_bytes() for path in paths)
     return SuperLinkLifespanConfig(
         control_address="",

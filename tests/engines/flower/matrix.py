@@ -122,6 +122,15 @@ def killed(here: Setting, place: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def revive(there: Loopback, *names: str) -> None:
+    """Restart the named processes that have ended by themselves."""
+    for name in names:
+        process = there.running.get(name)
+        if process is not None and process.poll() is not None:
+            there.end(name)
+            there.start(name, process.args)  # type: ignore[arg-type]
+
+
 def all_gone(here: Setting, place: Path) -> list[dict[str, Any]]:
     """All clients are killed after the first round and started again when the server has noticed."""
     terms = replace(TERMS, quorum=1.0)  # or the round would be done with the first that is back
@@ -130,13 +139,13 @@ def all_gone(here: Setting, place: Path) -> list[dict[str, Any]]:
         process = there.start_run()
         wait_until(lambda: "round 0 done" in there.log("run"), 600, "the first round")
         for client in range(CLIENTS):
-            there.kill_client(client_name(client))
+            there.end(client_name(client), hard=True)
         wait_until(lambda: "it is repeated" in there.log("run"), 600, "the server to notice")
         for client in range(CLIENTS):
             start_client(there, here, client)
         while process.poll() is None:
             # As `pefll flower client` does: the server refuses a client while it takes its predecessor for connected.
-            there.revive(*(client_name(client) for client in range(CLIENTS)))
+            revive(there, *(client_name(client) for client in range(CLIENTS)))
             time.sleep(5)
         found = result(there)
     same = found["sha256"] == sha256(expected(here, {}, 2))

@@ -1,7 +1,7 @@
-"""A Flower grid without a network: the ClientApp is called right here, one message after another.
+"""A Flower grid without a network: it calls the ClientApp in this process, one message after another.
 
-For tests and for counting bytes. Everything else is what it is with real clients: the same records, the same
-ClientApp, the same exchanges, and whatever goes wrong on the way can be made to go wrong.
+For tests and for counting bytes. Records, ClientApp and exchanges are those of real clients. A test's `transport` can
+make anything go wrong on the way.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 RUN_ID, SERVER_ID, TASK_ID = 1, 1, 1
-# Sees a request and makes the reply, by calling its last argument or otherwise: none at all, one, or several.
+# Gets a node, a request, and a function that returns the node's reply; returns none, one or several replies.
 Transport = Callable[[int, Message, Callable[[Message], Message]], list[Message]]
 
 
 class InProcessGrid(Grid):  # type: ignore[misc]
-    """A grid whose nodes live in this process.
+    """A grid whose nodes are in this process.
 
     Args:
-        app: what every node runs.
+        app: of every node.
         nodes: each node's own config, by its id.
         run_config: of the run.
         transport: brings requests to nodes; the default one loses nothing.
 
     Attributes:
-        contexts: what Flower keeps for each node.
-        online: the nodes that are there.
-        keys: under which name a node's key was registered, where it was.
-        transport: as given; may be changed at any time.
+        contexts: Flower's context of each node.
+        online: the connected nodes.
+        keys: the names under which nodes' keys are registered.
+        transport: may be changed at any time.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
 
     @property
     def run(self) -> Any:
-        """There is none to tell about."""
+        """Not supported."""
         raise NotImplementedError
 
     def create_message(self, *arguments: Any, **more: Any) -> Message:
@@ -78,15 +78,15 @@ class InProcessGrid(Grid):  # type: ignore[misc]
         return Message(*arguments, **more)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that are there."""
+        """Return the connected nodes."""
         return sorted(self.online)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the nodes that are there, with the names of their keys."""
+        """Return the connected nodes, with the names of their keys."""
         return [NodeInfo(node_id=node, name=self.keys.get(node, "")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Bring messages to their nodes and let these answer at once."""
+        """Bring messages to their nodes, which reply at once."""
         names = []
         for message in messages:
             name = str(uuid4())
@@ -101,21 +101,20 @@ class InProcessGrid(Grid):  # type: ignore[misc]
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there, and forget them."""
+        """Return the replies to some messages, and forget them."""
         return [reply for name in list(message_ids) for reply in self._replies.pop(name, [])]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Do both, one after the other."""
+        """Push messages, and pull the replies."""
         del timeout
         return self.pull_messages(self.push_messages(messages))
 
     def _deliver(self, request: Message) -> Message:
-        reply = self._app(request, self.contexts[request.metadata.dst_node_id])
-        return copy.deepcopy(reply)
+        return copy.deepcopy(self._app(request, self.contexts[request.metadata.dst_node_id]))
 
 
 def write_client(federation: Federation, client: int, path: Path) -> None:
-    """Write one client's samples with their splits, in the order in which the federation has them."""
+    """Write one client's samples with their splits, in the federation's order."""
     rows = [federation.indices(client, split) for split in range(len(SPLITS))]
     split = np.repeat(np.arange(len(SPLITS)), [len(part) for part in rows])
     chosen = torch.cat(rows)

@@ -1,4 +1,4 @@
-"""What a client does when a message comes: the task of a method, on its own samples, and nothing else."""
+"""A client's answer to a message: it runs a task of the method on its own samples, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from inspect import signature
 from itertools import islice
+from logging import ERROR, INFO
 from typing import Any
 
 from torch import Tensor
@@ -39,17 +40,16 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 _VISIT, _REMEMBERED = "pefll.visit", "pefll.remembered"
-_INFO, _ERROR = 20, 40  # levels of Python's logging
 
 Trees = list[Tree]
 Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
 
 
 class PefllClientApp(ClientApp):  # type: ignore[misc]
-    """The ClientApp of every method: message types are train.TASK, query.TASK and evaluate.TASK for the method's tasks.
+    """The ClientApp of all methods; message types are train.TASK, query.TASK and evaluate.TASK.
 
     Args:
-        extras: further things that a client can be asked for, by name; each returns small facts for the reply.
+        extras: further tasks by name; each returns header fields for the reply.
     """
 
     def __init__(self, extras: Mapping[str, Extra] | None = None) -> None:
@@ -62,21 +62,16 @@ class PefllClientApp(ClientApp):  # type: ignore[misc]
 
 
 class _SettingsHolder:
-    """Stands for an open engine while a message is answered."""
+    """Holds torch's settings like an open engine while a message is answered."""
 
 
 def answer(message: Message, context: Context, extras: Mapping[str, Extra] | None = None) -> Message:
-    """Do what a message asks for and return the reply.
+    """Return the reply to a message.
 
-    A ClientApp's process may live for one message only, so nothing is remembered in it: what the client keeps is in
-    its folder, what it was sent in this visit in Flower's context, and what it draws depends on (seed, purpose, round,
-    client) alone. Whatever goes wrong is told in full in this machine's log; the server learns only that it did, since
-    a sentence about data may hold some of it.
-
-    Args:
-        message: the request.
-        context: what Flower keeps for this node.
-        extras: see `PefllClientApp`.
+    A ClientApp's process may end after one message, so it remembers nothing. What the client keeps is in its folder.
+    What it was sent in this round or evaluation is in Flower's context. What it draws depends on (seed, purpose,
+    round, client) alone. The client's own log has the full text of every error. The server learns only that there was
+    one, because a text about data may quote some of it.
     """
     header: dict[str, Any] = {}
     settings = _SettingsHolder()
@@ -85,9 +80,9 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         member = Member.from_context(context)
         if header.get("agreement") != member.agreement.sha256:
             raise Refusal("was set up for another agreement than the server's", code="PEFLL-P012")
-        member.policy.check_method(member.agreement.method)  # before any of its code is looked for
+        member.policy.check_method(member.agreement.method)  # before any of its code is imported
         echo = {key: header[key] for key in ECHO} | {"name": member.name}
-        EngineSettings.take(settings, keep_memory=False)  # as every engine does: one thread, so that sums repeat
+        EngineSettings.take(settings, keep_memory=False)  # one thread, so that sums are the same bits
         if header["task"] == HELLO:
             return Message(pack(echo | _hello(member), {}), reply_to=message)
         trees, missing, kept = _arguments(header, message.content, context.state, member)
@@ -98,24 +93,24 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         reply = run_task(member, header, trees, kept)
         return Message(pack(echo, {str(place): leaf for place, leaf in enumerate(reply)}), reply_to=message)
     except BadMessage as error:
-        log(_ERROR, "the server %s", error)
+        log(ERROR, "the server %s", error)
         return _refusal(message, context, f"could not read the request, saying that the server {error}")
     except Refusal as error:
-        log(_ERROR, "this client %s%s", error, error.detail and f" ({error.detail})")
+        log(ERROR, "this client %s%s", error, error.detail and f" ({error.detail})")
         return _refusal(message, context, str(error))
     except PefllError as error:
-        log(_ERROR, "%s", error)
+        log(ERROR, "%s", error)
         return _refusal(message, context, f"could not do {header.get('task')}; its own log says why")
     except Exception as error:  # noqa: BLE001 - Flower would send the text of the error to the server
-        log(_ERROR, "%s", traceback.format_exc())
+        log(ERROR, "%s", traceback.format_exc())
         return _refusal(message, context, f"failed in {header.get('task')} with {type(error).__name__}")
     finally:
         EngineSettings.give_back(settings)
 
 
 def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
-    """Return a method's function for one client; BadMessage for everything else that the method has."""
-    # A method's own list keeps a server from what other functions return: kNN-Per's memory is samples and labels.
+    """Return a method's function for one client; BadMessage for any other name."""
+    # A method's own list hides what its other functions return: kNN-Per's memory is samples and labels.
     listed = name in getattr(method, "client_tasks", (name,))
     task = getattr(method, name, None) if listed and name.isidentifier() and not name.startswith("_") else None
     if not callable(task) or _first_parameter(getattr(task, "__func__", task), hasattr(task, "__self__")) != "client":
@@ -124,14 +119,14 @@ def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
 
 
 def check_kept_arguments(method: Method[Any], task: Callable[..., Tree], kept: Collection[int]) -> None:
-    """Raise Refusal for an argument that holds something kept, unless the method's `kept_arguments` names it.
+    """Raise Refusal for kept tensors in an argument that the method's `kept_arguments` does not name.
 
     Otherwise a server could get what a client keeps: pFedMe's `train` of a kept model sends a model much like it.
 
     Args:
         method: of the agreement.
         task: one of its functions.
-        kept: the places of the arguments that hold something the client kept, from 0 for the first after the client.
+        kept: indices of the arguments with kept tensors; 0 is the first after the client.
     """
     names = list(signature(task).parameters)[1:]
     allowed = getattr(method, "kept_arguments", {}).get(task.__name__, ())
@@ -151,17 +146,10 @@ def _first_parameter(function: Callable[..., Any], bound: bool) -> str:
 
 
 def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collection[int] = ()) -> list[Tensor]:
-    """Run a task on this client's samples; keep what is its own, and return what is sent.
+    """Run a task on this client's samples, store what the client keeps, and return what it sends.
 
-    Args:
-        member: this client.
-        header: of the message.
-        trees: the arguments.
-        kept: the places of those that hold something the client kept.
-
-    Raises:
-        Refusal: where the method puts nothing kept, and where the owner does not allow what would be sent or kept;
-            nothing is kept then.
+    It raises Refusal, and stores nothing, for arguments that must not be kept ones (`kept`, see
+    `check_kept_arguments`) and for replies that the owner does not allow.
     """
     method = member.method()
     task = task_of(method, header["task"])
@@ -170,7 +158,7 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collect
     client = member.client(int(header["client"]), int(header["round"]))
     reply = task(client, *trees, **static)
     sent = list(leaves(reply, but=Own))
-    # Also where all of it is kept: the server can ask for scores of a kept model.
+    # Also if all of it is kept: the server can ask for scores of a kept model.
     describes = header["task"] in getattr(method, "describing_tasks", ())
     member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
     own = [leaf for part in own_parts(reply) for leaf in leaves(part)]
@@ -180,37 +168,35 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collect
 
 
 def own_parts(tree: Tree) -> list[Own]:
-    """Return the parts of a reply that stay with the client, in the order in which `leaves` comes to them."""
+    """Return the parts of a reply that stay with the client, in the order of `leaves`."""
     if isinstance(tree, Own):
         return [tree]
     return [part for branch in tree for part in own_parts(branch)] if isinstance(tree, tuple) else []
 
 
 def _refusal(message: Message, context: Context, sentence: str) -> Message:
-    # Nothing of the request is repeated: it may be what cannot be read, and a refusal is none that is used.
+    # It repeats nothing of the request, which may be unreadable.
     return Message(pack({"name": node_name(context), "refusal": printable(sentence, 400)}, {}), reply_to=message)
 
 
 def _hello(member: Member) -> dict[str, Any]:
-    """Return what a client tells about itself beside its name: counts, where it may."""
-    own = member.federation()  # read now, so that data that cannot be used is found before training
+    """Return the fields of a reply to `hello`: the counts of samples, if the owner allows that."""
+    own = member.federation()  # read now, so that unusable data is found before training
     if member.agreement.feature_names:
-        log(_INFO, "the server chose these columns of a table: %s", ", ".join(member.agreement.feature_names))
+        log(INFO, "the server chose these columns of a table: %s", ", ".join(member.agreement.feature_names))
     return {"counts": own.count[:, 0].tolist() if member.tells_counts else None}
 
 
 def _arguments(
     header: dict[str, Any], content: RecordDict, state: RecordDict, member: Member
 ) -> tuple[Trees, list[str], set[int]]:
-    """Return the arguments of a task, the hashes of tensors that this client should know and does not, and more.
-
-    The last is the places of the arguments that hold something the client kept.
+    """Return a task's arguments, the hashes of tensors that are not cached, and the indices of kept arguments.
 
     Args:
-        header: says for each tensor where it is.
+        header: has the place of each tensor.
         content: of the message.
-        state: what Flower keeps for this node; tensors that come again in this visit are remembered in it.
-        member: has what the client keeps.
+        state: Flower's state of this node, with a cache of shared tensors for this round or evaluation.
+        member: this client.
     """
     if _VISIT in state and state[_VISIT]["visit"] != header["visit"]:
         del state[_VISIT], state[_REMEMBERED]
@@ -220,7 +206,7 @@ def _arguments(
     missing: list[str] = []
     store: ClientStore | None = None
     try:
-        # Flower carries the state along with every message, so there is none as long as nothing has to be remembered.
+        # Flower copies the state for every message, so it stays empty until there is something to cache.
         if _VISIT not in state and any(kind == SHARED for kind, _ in header["places"]):
             state[_VISIT], state[_REMEMBERED] = ConfigRecord({"visit": header["visit"]}), ConfigRecord()
         remembered = state.get(_REMEMBERED, {})

@@ -1,6 +1,6 @@
-"""What a client keeps to itself: on its own disk, one small file for each time it kept something.
+"""A client's store on its own disk: one small file for each exchange in which it keeps tensors.
 
-The server never sees it.
+The server never sees them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ _NAME = re.compile(r"(round|visit)-[0-9a-f]+-[0-9]+")
 
 
 class ClientStore:
-    """A client's folder of what it kept.
-
-    Args:
-        folder: on the client's disk; made when something is kept for the first time.
-    """
+    """A folder of tensors that a client keeps; it is made when the first one is kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, name: str, leaves: list[Tensor]) -> None:
-        """Keep tensors under a name; what earlier visits kept is thrown away."""
+        """Keep tensors under a name; those of earlier evaluations, named `visit-...`, are removed."""
         path = self._path(name)
         with sentences_for_disk_errors(str(path)):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -42,16 +38,16 @@ class ClientStore:
         write_whole(path, safetensors.torch.save(named))
 
     def get(self, name: str) -> list[Tensor]:
-        """Return what was kept under a name."""
+        """Return the tensors that were kept under a name."""
         path = self._path(name)
         try:
             tensors = safetensors.torch.load(path.read_bytes())
         except (OSError, safetensors.SafetensorError):
             raise PefllError(f"{path}, which this client kept, is gone or damaged", code="PEFLL-F440") from None
-        # Cloned, because numbers at odd addresses would be rounded differently.
+        # Cloned, because sums at unaligned addresses are rounded differently.
         return [tensors[str(place)].clone() for place in range(len(tensors))]
 
     def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):  # it comes from the network and becomes a file's name
+        if not _NAME.fullmatch(name):  # the server chooses it, and it becomes a file's name
             raise PefllError("the server asked for something that no client keeps", code="PEFLL-F441")
         return self._folder / f"{name}.safetensors"

@@ -1,4 +1,4 @@
-"""One client on its own machine: its name, its data, and where it keeps what is its own."""
+"""A client on its own machine: its name, data, policy and folders."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pefll.methods.contract import Method
 
 @dataclass(frozen=True)
 class Member:
-    """A client as its own machine knows it.
+    """Settings of a client on its own machine.
 
     Attributes:
-        name: what it is called in the federation.
-        data: where its samples are.
+        name: in the federation.
+        data: file or folder of its samples.
         label: a table's column of labels, or an .npz's array of them.
-        state: its folder for what it keeps; None for none.
+        state: folder for what it keeps; None for none.
         tells_counts: whether its hello says how many samples it has; scores and some updates do anyway.
-        model: where its personal model is written when the server sends one; None for nowhere.
+        model: file for the personal model that the server sends; None for none.
         policy: what its owner allows.
-        agreement: what it was set up for.
+        agreement: between server and clients.
     """
 
     name: str
@@ -46,22 +46,19 @@ class Member:
 
     @classmethod
     def from_context(cls, context: Any) -> Member:
-        """Read it from the `Context` that Flower hands to a ClientApp: the node's own config and the run's."""
+        """Read it from Flower's `Context`, which has the node's own config and the run's."""
         run = context.run_config
         facts = _node_settings(tuple(context.node_config.items()), str(run.get("simulation-data", "")))
         return cls(**facts, agreement=Agreement.from_config(run))
 
     def federation(self) -> Federation:
-        """Return this client's own samples, checked to be like everybody's.
-
-        They are read again when their file or folder has changed, and in a process that has not read them yet.
-        """
+        """Return this client's samples, checked against the agreement; they are read again if their file changes."""
         key = (str(self.data), str(state_of(self.data)), self.label, self.agreement.sha256)
         return _READ.get(key, self._read)
 
     def _read(self) -> Federation:
         agreed = self.agreement
-        for name in agreed.feature_names:  # they are the server's choice
+        for name in agreed.feature_names:  # the server chooses them
             if name in (self.label, SPLIT, CLIENT):
                 raise Refusal(
                     f"refuses to read its column {name!r} as a feature: labels, splits and clients are none; leave it "
@@ -94,7 +91,7 @@ class Member:
         return own
 
     def method(self) -> Method[Any]:
-        """Return the method of the agreement; Refusal where it is too large for this machine."""
+        """Return the method of the agreement; Refusal if it is too large for this machine."""
         try:
             return self.agreement.build()
         except TooLarge as error:
@@ -103,7 +100,7 @@ class Member:
             ) from None
 
     def client(self, number: int, round_: int) -> WatchedClient:
-        """Return what a method's functions see of this client in a round."""
+        """Return this client, in a round, as a method's functions get it."""
         own = self.federation()
         train, validation, test = own.count[:, 0].tolist()
         return WatchedClient(
@@ -118,7 +115,7 @@ class Member:
         )
 
     def store(self) -> ClientStore:
-        """Return what this client keeps, for the present agreement."""
+        """Return this client's store for the current agreement."""
         if self.state is None:
             raise PefllError(
                 "this method's clients keep something: give the node a folder, --node-config state=...",
@@ -128,19 +125,19 @@ class Member:
 
 
 def node_name(context: Any) -> str:
-    """Return what a node is called, from its own config alone; "" where even that cannot be read."""
+    """Return a node's name from its own config alone; "" if it cannot be read."""
     try:
         return str(_node_settings(tuple(context.node_config.items()), "")["name"])
-    except Exception:  # noqa: BLE001 - asked for while a refusal is written, which must come to be
+    except Exception:  # noqa: BLE001 - a refusal must be sent even without a name
         return ""
 
 
 @lru_cache(maxsize=1024)
 def _node_settings(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[str, Any]:
-    """Return what a node's own config says; it comes with every message."""
+    """Return the fields of `Member` in a node's own config, which comes with every message."""
     node = dict(config)
     name = str(node.get("name", ""))
-    if not name and "partition-id" in node:  # Flower's simulation: it numbers nodes and tells them nothing else
+    if not name and "partition-id" in node:  # Flower's simulation: nodes have numbers only
         name = client_name(int(node["partition-id"]))
     folder = Path(simulation_data or ".")
     state, model = str(node.get("state", "")), str(node.get("model", ""))
@@ -156,26 +153,19 @@ def _node_settings(config: tuple[tuple[str, Any], ...], simulation_data: str) ->
 
 
 class DataCache:
-    """Samples that were read in this process, by where they are from and their state then.
-
-    Those used last stay, and those before them as long as all together have no more than some bytes. Nothing depends
-    on what is here but time: a ClientApp's process may end after any message.
-
-    Args:
-        limit: in bytes.
-    """
+    """A cache of samples, up to `limit` bytes; those that were used longest ago go first, and the last ones stay."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._held = limit, 0
         self._read: dict[tuple[str, ...], Federation] = {}
 
     def get(self, key: tuple[str, ...], read: Callable[[], Federation]) -> Federation:
-        """Return what is here under a key, or read it."""
+        """Return the samples of a key; `read` them if they are not here."""
         found = self._read.pop(key, None)
         if found is None:
             found = read()
             self._held += _bytes_of(found)
-        self._read[key] = found  # now the last
+        self._read[key] = found  # the last used
         while self._held > self._limit and len(self._read) > 1:
             self._held -= _bytes_of(self._read.pop(next(iter(self._read))))
         return found

@@ -1,4 +1,4 @@
-"""What a client's owner allows a server to ask for: the client's own settings, which no server can change."""
+"""What a client's owner allows a server to ask for: settings of the client that no server can change."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pefll.core.wording import counted
 from pefll.data.client import Batch, Batches, Client
 from pefll.data.federation import SPLITS, TRAIN
 
-METHODS = ("pefll",)  # of a client whose owner has named none
+METHODS = ("pefll",)  # for a client whose owner names none
 MIN_SAMPLES = 8
 
 
 class Refusal(PefllError):
-    """A client will not do what it is asked to; the text, the end of a sentence about it, is for the server too.
+    """A client refuses a request; the server gets the text, the end of a sentence about the client.
 
     Args:
-        sentence: holds nothing that the owner may keep from the server, such as a number of samples.
+        sentence: has nothing that the owner may hide from the server, such as a number of samples.
         code: see `PefllError`.
-        detail: what only the client's own log says.
+        detail: for the client's own log only.
     """
 
     def __init__(self, sentence: str = "", code: str = "", detail: str = "") -> None:
@@ -32,11 +32,11 @@ class Refusal(PefllError):
 
 
 class Draw(NamedTuple):
-    """Samples of which something was computed.
+    """Samples from which a task computed something.
 
     Attributes:
-        split: which samples they are of.
-        size: how many different ones are behind each number; of several batches, how many each has.
+        split: of the samples.
+        size: how many samples are behind each number; the size of one batch if there are several.
     """
 
     split: int
@@ -45,11 +45,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WatchedClient(Client):
-    """A client that notes how many samples each of its draws has.
-
-    Attributes:
-        draws: so far.
-    """
+    """A client that records, in `draws`, how many samples a task uses."""
 
     draws: list[Draw] = field(default_factory=list)
 
@@ -75,10 +71,10 @@ class Policy:
     """What the owner of a client allows.
 
     Attributes:
-        methods: those that the client takes part in, by name; None for all, as in a simulation.
-        min_samples: nothing is sent or kept that is made from a batch of fewer; 0 for no limit.
-        allow_few: whether a split with fewer samples than that may be used where all of it is.
-        numbers_per_sample: how many numbers a descriptor may have for each sample behind it; 0 for no limit.
+        methods: names of the methods that the client takes part in; None for all, as in a simulation.
+        min_samples: the client sends and keeps nothing made from a smaller batch; 0 for no limit.
+        allow_few: whether a whole split may be used even if it has fewer samples.
+        numbers_per_sample: the most numbers of a descriptor for each sample behind it; 0 for no limit.
     """
 
     methods: tuple[str, ...] | None = METHODS
@@ -96,7 +92,7 @@ class Policy:
 
     @classmethod
     def of_node(cls, node: Mapping[str, Any]) -> Policy:
-        """Read it from a node's own config; nodes of Flower's simulation, which have only numbers, allow everything."""
+        """Read it from a node's own config; nodes of Flower's simulation have numbers only, and allow everything."""
         if "partition-id" in node and "name" not in node:
             return NO_LIMITS
         try:
@@ -112,7 +108,7 @@ class Policy:
             ) from None
 
     def tightened(self, other: Policy) -> Policy:
-        """Return it with each limit of another one that is stricter; the methods are the other one's."""
+        """Return the stricter of each limit of this policy and another one, with the other one's methods."""
         ratios = [policy.numbers_per_sample for policy in (self, other) if policy.numbers_per_sample]
         return Policy(
             other.methods,
@@ -122,7 +118,7 @@ class Policy:
         )
 
     def to_node(self) -> dict[str, str | bool]:
-        """Return it as a part of a node's config, which is read by `of_node`."""
+        """Return it as part of a node's config, for `of_node`."""
         return {
             "methods": ",".join(self.methods or ()),
             "min-samples": str(self.min_samples),
@@ -132,7 +128,7 @@ class Policy:
 
     @property
     def sentence(self) -> str:
-        """What a client's owner is told about it."""
+        """The policy in one sentence, for the client's owner."""
         numbers = f", or a descriptor of more than {self.numbers_per_sample:g} numbers for each sample"
         return (
             f"It takes part in {', '.join(self.methods or ())} only, and sends nothing made from fewer than "
@@ -141,7 +137,7 @@ class Policy:
         )
 
     def check_method(self, method: str) -> None:
-        """Raise Refusal for a method that the owner has not named."""
+        """Raise Refusal for a method that the owner does not name."""
         if self.methods is not None and method not in self.methods:
             raise Refusal(
                 f"refuses to take part in {method!r}: its owner has named {', '.join(self.methods) or 'no method'}; "
@@ -150,11 +146,11 @@ class Policy:
             )
 
     def check_reply(self, client: WatchedClient, numbers: int, describes: bool) -> None:
-        """Raise Refusal where what is to be sent or kept says too much about too few samples.
+        """Raise Refusal for a reply that says too much about too few samples.
 
         Args:
-            client: has noted what it was made from.
-            numbers: how many are to be sent.
+            client: has recorded the samples behind the reply.
+            numbers: how many the reply has.
             describes: whether they are a descriptor.
         """
         for split, size in client.draws:

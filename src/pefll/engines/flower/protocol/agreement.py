@@ -1,7 +1,7 @@
-"""What server and clients must agree on before a single number crosses: the method, the model, what samples look like.
+"""What server and clients must agree on before they exchange numbers: the method, the model, the kind of samples.
 
-It travels in the Flower app's run config, and its SHA-256 in every message: a client that was set up for something else
-refuses to work instead of sending numbers that mean something different.
+It is in the Flower app's run config, and its SHA-256 is in every message. A client that was set up for something else
+refuses to work. Otherwise it would send numbers with another meaning.
 """
 
 from __future__ import annotations
@@ -28,33 +28,30 @@ from pefll.models.spec import ModelSpec
 from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
-# These keys of a run config hold JSON, since a run config knows only single values.
+# These keys hold JSON, because a run config has single values only.
 _JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names")
-_JSON_LENGTH, _JSON_DEPTH = 1 << 22, 32  # clients get these texts from a server
+_JSON_LENGTH, _JSON_DEPTH = 1 << 22, 32  # limits, because clients get these texts from a server
 
 
 class TooLarge(PefllError):
-    """What is agreed on needs more memory than there is."""
+    """The networks of an agreement need more memory than there is."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What both sides must have the same of.
+    """Settings that are the same on the server and on every client.
 
     Attributes:
-        method: a key of METHODS, or package.module:Class where that is installed on both sides.
+        method: a key of METHODS, or package.module:Class if both sides have it installed.
         settings: the method's hyper-parameters that differ from its defaults.
-        model: what clients run, by name; never "auto".
+        model: name of the clients' model; never "auto".
         input_shape: of one sample.
-        classes: how many.
-        num_clients: how many take part in training; networks of some methods are made for so many.
-        seed: of everything random.
+        num_clients: how many clients train; some methods' networks depend on it.
         precision: float32 or float64.
-        tokens: whether samples are tokens.
-        normalise: of uint8 pixels, as [mean of each channel, standard deviation of each channel]; None for others.
+        normalise: means and standard deviations of the channels of uint8 pixels; None for other samples.
         class_names: one per class, or empty.
         feature_names: one per column of a table, or empty.
-        dataset: what the data is called in records.
+        dataset: name of the data in records.
         version: of this package.
     """
 
@@ -81,71 +78,45 @@ class Agreement:
 
     @cached_property
     def sha256(self) -> str:
-        """A fingerprint: equal where both sides would compute the same."""
+        """A fingerprint: equal on both sides if they would compute the same."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of weights and inputs."""
+        """Type of weights and inputs."""
         return PRECISIONS[self.precision]
 
     def build(self) -> Method[Any]:
-        """Return the method, with its model.
-
-        Raises:
-            TooLarge: where a client of it needs more memory than this machine has left.
-        """
+        """Return the method, with its model; TooLarge if a client needs more memory than this machine has left."""
         return _built(json.dumps(self.to_config()))
 
     def to_config(self) -> dict[str, str | int | bool]:
-        """Return it as a Flower run config takes it: a flat table of texts, whole numbers and truths."""
-        plain = asdict(self)
+        """Return it as part of a Flower run config: a flat table of texts, whole numbers and truths."""
         return {
             key.replace("_", "-"): json.dumps(value, ensure_ascii=False) if key in _JSON_KEYS else value
-            for key, value in plain.items()
+            for key, value in asdict(self).items()
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Agreement:
-        """Read it from a Flower run config, whose other keys are left alone."""
-        try:
-            given = {name: config[name.replace("_", "-")] for name in cls.__dataclass_fields__}
-        except KeyError as error:
-            raise PefllError(
-                f"the run config has no {error.args[0]}; `pefll flower init` writes all of them", code="PEFLL-F411"
-            ) from None
+        """Read it from a Flower run config, which may have more keys."""
+        given = {name: config_value(config, name) for name in cls.__dataclass_fields__}
         try:
             return _read(**given)
-        except TypeError as error:  # a value that is no single one
+        except TypeError as error:  # a list or a table, which cannot be cached
             raise bad_run_config(error) from None
 
-    @classmethod
-    def _from_values(cls, given: dict[str, Any]) -> Agreement:
-        try:
-            given |= {name: read_json_value(given[name], name) for name in _JSON_KEYS}
-            for name in ("method", "model", "precision", "dataset", "version"):
-                text(given[name], name)
-            whole_number(given["seed"], "seed")
-            whole_number(given["num_clients"], "num_clients", 1)
-            ModelSpec.from_facts(given)
-            if not isinstance(given["settings"], dict):
-                raise ValueError("its settings are not a table of names and values")
-        except (PefllError, ValueError) as error:
-            raise bad_run_config(error) from None
-        for name in ("input_shape", "class_names", "feature_names"):
-            given[name] = tuple(given[name])
-        if given["normalise"] is not None:
-            given["normalise"] = Normalise(*(tuple(map(float, part)) for part in given["normalise"]))
-        return cls(**given)
+
+def config_value(config: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field in a run config; PefllError if it is missing."""
+    key = name.replace("_", "-")
+    if key not in config:
+        raise PefllError(f"the run config has no {key}; `pefll flower init` writes all of them", code="PEFLL-F411")
+    return config[key]
 
 
 def read_json_value(value: Any, name: str) -> Any:
-    """Return what a key of a run config holds as JSON; ValueError where it is none, too long or too deep.
-
-    Args:
-        value: of the key.
-        name: of the key, for the sentence.
-    """
+    """Parse the JSON in a run config's key `name`; ValueError if it is none, too long or nested too deeply."""
     if not isinstance(value, str):
         raise ValueError(f"its {name} is {shown(value)} instead of JSON")
     if len(value) > _JSON_LENGTH:
@@ -157,25 +128,39 @@ def read_json_value(value: Any, name: str) -> Any:
 
 
 def bad_run_config(reason: BaseException) -> PefllError:
-    """Return the error for a run config that makes no sense."""
+    """Return the error for an invalid run config."""
     words = reason.args[0] if isinstance(reason, PefllError) else first_line(reason)
     return PefllError(
         f"the run config of the Flower app is damaged: {words}; `pefll flower init` writes a good one", "PEFLL-F211"
     )
 
 
-# A client gets the same run config with every message.
-@lru_cache(maxsize=4, typed=True)
-def _read(**given: str | int | bool) -> Agreement:
-    return Agreement._from_values(dict(given))
+@lru_cache(maxsize=4, typed=True)  # a client gets the same run config with every message
+def _read(**given: Any) -> Agreement:
+    try:
+        given |= {name: read_json_value(given[name], name) for name in _JSON_KEYS}
+        for name in ("method", "model", "precision", "dataset", "version"):
+            text(given[name], name)
+        whole_number(given["seed"], "seed")
+        whole_number(given["num_clients"], "num_clients", 1)
+        ModelSpec.from_facts(given)
+        if not isinstance(given["settings"], dict):
+            raise ValueError("its settings are not a table of names and values")
+    except (PefllError, ValueError) as error:
+        raise bad_run_config(error) from None
+    for name in ("input_shape", "class_names", "feature_names"):
+        given[name] = tuple(given[name])
+    if given["normalise"] is not None:
+        given["normalise"] = Normalise(*(tuple(map(float, part)) for part in given["normalise"]))
+    return Agreement(**given)
 
 
 @lru_cache(maxsize=4)
 def _built(config: str) -> Method[Any]:
-    """Build a method once in a process: it has no state, and a hypernetwork takes long to make."""
+    """Build a method once per process: it has no state, and a hypernetwork takes long to build."""
     agreed = Agreement.from_config(json.loads(config))
     with _as_too_large():
-        if agreed.model in MODELS:  # weighed before it is made
+        if agreed.model in MODELS:  # checked before it is built
             weights = weights_of(agreed.model, agreed.input_shape, agreed.classes)
             check_model_fits(f"the model {agreed.model}", sum(value.numel() for value in weights.values()))
     network = Network(build_model(agreed.model, agreed.input_shape, agreed.classes))
@@ -186,7 +171,7 @@ def _built(config: str) -> Method[Any]:
 
 
 def _plan(agreed: Agreement, problem: Problem) -> MemoryPlan:
-    """Return, in numbers, what one client of an agreement does."""
+    """Return what one client of an agreement needs memory for."""
     settings = {**hyperparameters(agreed.method), **typed_settings(agreed.method, agreed.settings)}
     return MemoryPlan(
         weights=problem.model.size,
@@ -202,7 +187,7 @@ def _plan(agreed: Agreement, problem: Problem) -> MemoryPlan:
 
 @contextmanager
 def _as_too_large() -> Iterator[None]:
-    """Raise TooLarge for what does not fit, and for sizes that torch cannot even count."""
+    """Raise TooLarge for networks that do not fit, and for sizes that torch cannot count."""
     try:
         yield
     except PefllError as error:

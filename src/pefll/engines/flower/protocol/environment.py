@@ -1,4 +1,4 @@
-"""Flower's own settings in the environment, looked at before Flower is: it would end with a traceback, or later."""
+"""Checks Flower's settings in the environment before Flower is imported: Flower would end with a traceback."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from pefll.core.errors import PefllError
 
 PIECE = "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"
 _PIECE_BYTES = 5 << 20  # Flower's own default
-# The least that each may be. A piece of fewer bytes would be little more than its own name.
+# The least value of each. A piece of fewer bytes would be little more than its own name.
 _LEAST = {PIECE: 1024, "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": 1, "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": 1}
 
 
 def check_environment(environment: Mapping[str, str] | None = None) -> None:
-    """Raise PefllError where the environment sets something of Flower's to what cannot be.
-
-    Args:
-        environment: of the process; None for this one's.
-    """
+    """Raise PefllError for an invalid setting of Flower's in an environment; None for that of this process."""
     given = os.environ if environment is None else environment
     for name, least in _LEAST.items():
         if name not in given:
@@ -36,11 +32,7 @@ def check_environment(environment: Mapping[str, str] | None = None) -> None:
 
 
 def piece_bytes(environment: Mapping[str, str] | None = None) -> int:
-    """Return how many bytes of numbers go into one piece of a message; PefllError where the environment says nonsense.
-
-    Args:
-        environment: of the process; None for this one's.
-    """
+    """Return the most bytes of numbers in one piece of a message; see `check_environment`."""
     check_environment(environment)
     given = os.environ if environment is None else environment
     return int(given.get(PIECE, _PIECE_BYTES))

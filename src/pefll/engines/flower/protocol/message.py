@@ -1,19 +1,19 @@
-"""What crosses: a header of small facts and named tensors, as one Flower record; checked before anything is used.
+"""The message format: a header and named tensors in one Flower record, checked before anything is used.
 
-Flower asks for every object of a message with a request of its own, and a message of arrays is many objects: each array
-is one, and each of its chunks, and each record. So all numbers of a message lie one after another in the record that
-also has the header, and a message is the fewest objects that Flower can make it: itself, its content, and this record.
+Flower sends each object of a message with a request of its own. Each array is an object, and so is each of its chunks
+and each record. So one record holds the header and all numbers. A message then has as few objects as Flower allows:
+itself, its content, and this record.
 
 The record, of format 3, on every machine:
 
-    format     3; looked at before all else, so it stays in every later format
+    format     3; read before all else, so it stays in every later format
     version    of the sender's pefll, as text; server and clients have the same
     header     JSON in ASCII, an object; a client's has its "name", which also stays
     tensors    JSON in ASCII: [[name, type, shape], ...]; types are <f4, <f8, <i8 and |b1, so that < says the byte order
     numbers    of all tensors one after another, in C order, little-endian, without gaps; truths are bytes 0 and 1
 
-Further pieces of the numbers, where they are more than one piece, are records of their own with nothing but `numbers`.
-A change of any of it is a new format: raise FORMAT, and change the bytes in tests/engines/flower/test_format.py.
+If the numbers need more than one piece, each further piece is a record with `numbers` alone. Any change of this is a
+new format: raise FORMAT, and change the bytes in tests/engines/flower/test_format.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pefll.core.wording import counted
 from pefll.engines.flower.protocol.environment import piece_bytes
 from pefll.version import __version__
 
-# Flower cuts arrays into chunks of this size and other records not at all; a model of gigabytes would be one request.
-PIECE_BYTES = piece_bytes()  # before Flower is imported, which stumbles over nonsense in the environment
+# Flower cuts arrays into chunks of this size, and other records not at all. A large model would be one huge request.
+PIECE_BYTES = piece_bytes()  # before Flower is imported, which fails with an invalid environment
 
 try:
     from flwr.app import ConfigRecord, RecordDict
@@ -43,13 +43,13 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 FORMAT = 3
-# The record of every message; where it has more numbers than one piece, the others are RECORD.1, RECORD.2, ...
+# The record of every message; further pieces of its numbers are RECORD.1, RECORD.2, ...
 RECORD = "pefll"
-# How numbers are written, as numpy calls it, and what they are here.
+# Types of numbers in a message, by their NumPy names.
 DTYPES = {"<f4": torch.float32, "<f8": torch.float64, "<i8": torch.int64, "|b1": torch.bool}
 _WRITTEN = {dtype: name for name, dtype in DTYPES.items()}
 _KEYS = {"format", "version", "header", "tensors", "numbers"}
-# The most that a message has; whoever writes one keeps to it, and whoever reads one looks before making anything of it.
+# Limits of a message. A writer keeps to them, and a reader checks them before it parses anything.
 HEADER_BYTES = 1 << 16  # of the header, and of the list of tensors
 MOST_TENSORS = 1024
 MOST_PIECES = 4096  # 20 GB of numbers, as Flower cuts them
@@ -58,17 +58,16 @@ _NESTING = 32  # lists and objects inside one another
 _OTHER = {"server": "client", "client": "server"}
 
 with warnings.catch_warnings():
-    # Of memory that cannot be written, torch says once in a process that it does not know such tensors. Those in
-    # `tensors_of` are only read.
+    # torch warns once per process of read-only memory. The tensors of `tensors_of` are only read.
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
 
 
 class BadMessage(PefllError):
-    """A message that is not what it should be; the text says how, as the end of a sentence about its sender.
+    """An invalid message; the text says why, as the end of a sentence about its sender.
 
-    Some of it may be in the sender's own words, so it is cut short, and what is no printable character is replaced: a
-    log of one line per sentence stays one, and nobody's terminal is spoken to.
+    The text may quote the sender. So it is cut short, and unprintable characters are replaced: a log line stays one
+    line, and a terminal gets no control characters.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -76,16 +75,12 @@ class BadMessage(PefllError):
 
 
 def printable(text: str, most: int) -> str:
-    """Return the beginning of a text that somebody else has written, fit for a log."""
+    """Return the beginning of another machine's text, safe for a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
-    """Return the list of some tensors' names, types and shapes, and all their numbers, one after another.
-
-    Raises:
-        PefllError: where they are more, or of other kinds, than would be read.
-    """
+    """Return the list of tensors' names, types and shapes, and all their numbers; PefllError for an invalid message."""
     if len(tensors) > MOST_TENSORS:
         raise PefllError(
             f"a message holds {MOST_TENSORS:,} tensors at most, and {len(tensors):,} were to be sent", code="PEFLL-F447"
@@ -103,11 +98,11 @@ def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
         listed.append((name, kind, list(leaf.shape)))
         plain = leaf.detach().cpu().contiguous().numpy()
         parts.append(plain.astype(kind, copy=False).reshape(-1).view(np.uint8).data)
-    return _text(listed, "list of tensors"), b"".join(parts)
+    return _json_text(listed, "list of tensors"), b"".join(parts)
 
 
-def _text(value: Any, what: str) -> str:
-    """Return a value as JSON that can be read again."""
+def _json_text(value: Any, what: str) -> str:
+    """Return a value as JSON; PefllError if it is longer or nested more deeply than a reader allows."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     if len(text) > HEADER_BYTES:
         raise PefllError(
@@ -123,21 +118,14 @@ def _text(value: Any, what: str) -> str:
 
 
 def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
-    """Return the tensors that `write_numbers` has written.
+    """Return the tensors that `write_numbers` has written; BadMessage if the list is invalid or does not fit.
 
-    They lie in the memory of `numbers`, at whatever address this has, so they are neither to be changed nor to be
-    computed with where every bit matters: sums at odd addresses are rounded differently on a CPU. Clone them first.
-
-    Args:
-        text: the list of names, types and shapes.
-        numbers: little-endian.
-
-    Raises:
-        BadMessage: where the list cannot be read, or does not fit the numbers.
+    They share the memory of `numbers`: do not change them. Clone them before you compute with them if every bit
+    matters: on a CPU, sums at unaligned addresses are rounded differently.
     """
     tensors: dict[str, Tensor] = {}
     start = 0
-    for name, kind, shape in _listed(text):
+    for name, kind, shape in _tensor_list(text):
         dtype = DTYPES.get(kind)
         if dtype is None:
             raise BadMessage(f"sent {kind:.20} numbers, which are never asked for")
@@ -159,15 +147,15 @@ def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
 def _shaped(numbers: bytes, start: int, count: int, kind: str, shape: list[int]) -> Tensor:
     if not count:
         return torch.empty(shape, dtype=DTYPES[kind])
-    if DTYPES[kind] is torch.bool:  # a byte that is neither 0 nor 1 is no truth that torch knows
+    if DTYPES[kind] is torch.bool:  # torch allows the bytes 0 and 1 only
         return torch.from_numpy(np.frombuffer(numbers, np.uint8, count, start) != 0).view(shape)
     flat = np.frombuffer(numbers, kind, count, start)
     return torch.from_numpy(flat.astype(flat.dtype.newbyteorder("="), copy=False)).view(shape)
 
 
-def _listed(text: Any) -> list[list[Any]]:
-    """Return a message's list of tensors, of which nothing is believed yet but that it is one."""
-    listed = _parsed(text, "list of tensors")
+def _tensor_list(text: Any) -> list[list[Any]]:
+    """Return a message's list of tensors; only its form is checked here."""
+    listed = _parse(text, "list of tensors")
     if isinstance(listed, list) and len(listed) > MOST_TENSORS:
         raise BadMessage(f"sent {len(listed):,} tensors where {MOST_TENSORS:,} are the most")
     names = set()
@@ -181,7 +169,7 @@ def _listed(text: Any) -> list[list[Any]]:
     return listed  # type: ignore[no-any-return]
 
 
-def _parsed(text: Any, what: str) -> Any:
+def _parse(text: Any, what: str) -> Any:
     if not isinstance(text, str) or len(text) > HEADER_BYTES:
         raise BadMessage(f"sent a {what} that is too long")
     if is_nested_deeper(text, _NESTING):
@@ -193,7 +181,7 @@ def _parsed(text: Any, what: str) -> Any:
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:
-    """Return the content of a Flower message; PefllError where it would be one that nobody reads."""
+    """Return the content of a Flower message; PefllError if it would break a limit."""
     listed, numbers = write_numbers(tensors)
     if len(numbers) > MOST_PIECES * PIECE_BYTES:
         raise PefllError(
@@ -202,7 +190,7 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict
             code="PEFLL-F451",
         )
     first = numbers if len(numbers) <= PIECE_BYTES else numbers[:PIECE_BYTES]
-    head = {"format": FORMAT, "version": __version__, "header": _text(header, "header"), "tensors": listed}
+    head = {"format": FORMAT, "version": __version__, "header": _json_text(header, "header"), "tensors": listed}
     records = {RECORD: ConfigRecord(head | {"numbers": first})}
     for start in range(PIECE_BYTES, len(numbers), PIECE_BYTES):
         records[_piece(len(records))] = ConfigRecord({"numbers": numbers[start : start + PIECE_BYTES]})
@@ -210,19 +198,11 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict
 
 
 def header_of(content: RecordDict, here: str = "server") -> dict[str, Any]:
-    """Return the header of a message's content.
-
-    Args:
-        content: of the message.
-        here: who reads it, server or client, for sentences.
-
-    Raises:
-        BadMessage: where there is none that can be read.
-    """
+    """Return the header of a message's content; BadMessage if it is invalid. `here` is the reader: server or client."""
     record = content.get(RECORD)
     if not isinstance(record, ConfigRecord) or "format" not in record:
         raise BadMessage("sent something that is no message of pefll")
-    _check_format(record["format"], here)  # before all else: of other formats nothing else is known
+    _check_format(record["format"], here)  # first, because nothing else is known about other formats
     if len(content) > MOST_PIECES:
         raise BadMessage(f"sent numbers in {counted(len(content), 'piece')} where {MOST_PIECES:,} are the most")
     pieces = {_piece(place) for place in range(1, len(content))}
@@ -236,14 +216,14 @@ def header_of(content: RecordDict, here: str = "server") -> dict[str, Any]:
         raise BadMessage("sent something that is no message of pefll")
     if record["version"] != __version__:
         raise BadMessage(f"has pefll {record['version']!s:.20}, this {here} {__version__}: install the same on both")
-    header = _parsed(record["header"], "header")
+    header = _parse(record["header"], "header")
     if not isinstance(header, dict):
         raise BadMessage("sent a header that cannot be read")
     return header
 
 
 def _check_format(spoken: Any, here: str) -> None:
-    """Raise BadMessage for another format than this one, saying whose pefll is the older one."""
+    """Raise BadMessage for another format; it says which side has the older pefll."""
     if type(spoken) is not int:
         raise BadMessage(f"speaks a format of another kind, this {here} format {FORMAT}: is its pefll another one?")
     if spoken != FORMAT:
@@ -252,10 +232,10 @@ def _check_format(spoken: Any, here: str) -> None:
 
 
 def sender_of(content: RecordDict) -> str:
-    """Return what the sender of a message calls itself, whatever the format; "" where that cannot be read."""
+    """Return the name that a message of any format gives its sender; "" if it cannot be read."""
     record = content.get(RECORD)
     try:
-        header = _parsed(record["header"], "header") if isinstance(record, ConfigRecord) else None
+        header = _parse(record["header"], "header") if isinstance(record, ConfigRecord) else None
     except (BadMessage, KeyError):
         return ""
     name = header.get("name") if isinstance(header, dict) else None
@@ -263,10 +243,7 @@ def sender_of(content: RecordDict) -> str:
 
 
 def tensors_of(content: RecordDict) -> dict[str, Tensor]:
-    """Return the tensors of a message's content by name; `header_of` has found it to be one of ours.
-
-    They are to be read only: see `read_numbers`.
-    """
+    """Return the tensors of a message's content by name, read-only (see `read_numbers`); call `header_of` first."""
     numbers = content[RECORD]["numbers"]
     if len(content) > 1:
         numbers = b"".join([numbers, *(content[_piece(place)]["numbers"] for place in range(1, len(content)))])
@@ -279,12 +256,12 @@ def _piece(place: int) -> str:
 
 def all_finite(leaf: Tensor) -> bool:
     """Whether a tensor has neither NaN nor infinity."""
-    # A sum is much faster than looking at each number; where it is not finite, it may have been too large only.
+    # A sum is much faster than a look at each number. A sum that is not finite may just be too large.
     return not leaf.is_floating_point() or isfinite(leaf.sum().item()) or bool(torch.isfinite(leaf).all())
 
 
 def bytes_of(content: RecordDict) -> int:
-    """Return how many bytes of numbers and header a message carries, without looking into them."""
+    """Return the size of a message's content in bytes, without parsing it."""
     total = 0
     for place, record in content.items():
         total += len(place)

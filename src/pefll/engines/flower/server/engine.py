@@ -31,13 +31,13 @@ from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
 from pefll.engines.flower.server.reply import (
     Missing,
     Reply,
+    ReplyForms,
     check_count,
     check_score,
     count_place,
     norm_outliers,
     read_reply,
 )
-from pefll.engines.flower.server.reply_forms import ReplyForms
 from pefll.engines.flower.server.request import Request, RequestKey, RoundCache
 from pefll.engines.flower.server.roster import Roster
 from pefll.engines.flower.server.terms import Dropped, OutOfTime, Report, Terms
@@ -67,7 +67,7 @@ class FlowerEngine(SynchronousEngine):
     """
 
     name = "flower"
-    breaks_off = False  # clients are told how it ends
+    breaks_off = False  # an exchange that has begun is completed
     processes = 1
 
     def __init__(
@@ -109,9 +109,9 @@ class FlowerEngine(SynchronousEngine):
                     cohort = self._cohort([client], 0, RoundCache("0", ends=self._deadline()))
                     return map_tree(self.cast, self.method.init(self.seed, cohort))
                 except Dropped as lost:
-                    self._note(0, lost.faults)
+                    self._record_dropped(0, lost.faults)
                 except OutOfTime:
-                    self._note(0, {client: "took too long"})
+                    self._record_dropped(0, {client: "took too long"})
             self._wait(began, "before the first round no client of it answered")
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, FlowerCohort]]:
@@ -139,13 +139,13 @@ class FlowerEngine(SynchronousEngine):
         while True:
             cache.ends = self._deadline()
             dropped = self.roster.absent(sampled)
-            self._note(t, dropped)
+            self._record_dropped(t, dropped)
             while len(sampled) - len(dropped) >= quorum:
                 ids = [client for client in sampled if client not in dropped]
                 try:
                     return self.method.round(server, self._cohort(ids, t, cache))
                 except Dropped as lost:
-                    self._note(t, lost.faults)
+                    self._record_dropped(t, lost.faults)
                     dropped |= lost.faults
                 except OutOfTime:
                     self.report(f"round {t}: its {self.terms.round_seconds:.3g} s are over")
@@ -163,7 +163,7 @@ class FlowerEngine(SynchronousEngine):
         self.report(f"{sentence}; it is repeated")
         time.sleep(self.terms.pause_seconds)
 
-    def _note(self, t: int, faults: dict[int, str]) -> None:
+    def _record_dropped(self, t: int, faults: dict[int, str]) -> None:
         """Record and report the clients that a round leaves out."""
         for client, reason in faults.items():
             self.dropped.append((t, self.federation.name_of(client), reason))
@@ -243,7 +243,7 @@ class FlowerEngine(SynchronousEngine):
             ledger.down += sum(down.values()) + sum(down[client] for client in outcome.sent_again)
             if outcome.strays:
                 strays = f"{outcome.strays:,} repl{'y' if outcome.strays == 1 else 'ies'}"
-                self.report(f"round {ask.round}: thrown away: {strays} that nobody asked for")
+                self.report(f"round {ask.round}: ignored {strays} that nobody asked for")
             faults |= outcome.faults
             # A node that restarted during the round has lost its cached tensors. It gets them once more.
             asked_again = [c for c, reply in outcome.replies.items() if isinstance(reply, Missing)]
@@ -280,7 +280,7 @@ class FlowerEngine(SynchronousEngine):
         """Return clients' sums, scaled down to each client's limited number of samples.
 
         Args:
-            clients: their numbers.
+            clients: their numbers [clients].
             sums: float64 [clients, 4].
             chooses: whether they choose the best round; `choice_limit` then replaces `weight_limit`.
         """

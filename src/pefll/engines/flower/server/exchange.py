@@ -1,4 +1,4 @@
-"""One exchange: a request to each of some clients, and their replies, or why there is none."""
+"""One exchange: sends a request to each client, and collects the replies or the reasons why there is none."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from logging import ERROR
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pefll.core.errors import PefllError
+import httpx
+from flwr.app import Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import UnexpectedObjectContentError, pull_objects
+from flwr.superlink.grid import http_grid
+from google.protobuf.message import DecodeError
+
 from pefll.engines.flower.protocol.message import BadMessage
 
-try:
-    import httpx
-    from flwr.app import Message, RecordDict
-    from flwr.common.logger import log
-    from flwr.serverapp import Grid
-    from flwr.supercore.inflatable.inflatable_utils import UnexpectedObjectContentError, pull_objects
-    from flwr.superlink.grid import http_grid
-    from google.protobuf.message import DecodeError
-except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
-
 T = TypeVar("T")
-# Flower's own way of waiting looks for replies every 3 seconds. This looks often at first and then less so.
-_FIRST_LOOK, _LAST_LOOK = 0.01, 0.2
-# What Flower raises where the bytes of a reply, which are its sender's choice, are no message. That a server is gone is
-# none of these.
+# Seconds between polls for replies, at first and later. Flower itself polls every 3 seconds.
+_FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.2
+# Flower's errors for a reply that it cannot parse. The sender chooses its bytes. Errors of a lost server are not here.
 _NO_MESSAGE = (
     ArithmeticError,
     AttributeError,
@@ -40,13 +36,11 @@ _NO_MESSAGE = (
     ValueError,
     struct.error,
 )
-_SERVER_FAILED = 500  # at what is asked for; that a run was stopped, or that its token is not valid, is below it
-# Flower waits up to two hours for the parts of a reply that was announced, whatever the deadline, and looks for them
-# less and less often.
-_FIRST_LOOK_FOR_A_PART, _LAST_LOOK_FOR_A_PART = 0.1, 1.0
-_LONGER = 5.0  # seconds
+_SERVER_FAILED = 500  # to serve a reply; a stopped run and an invalid token have other numbers
+# Seconds between polls for missing parts of a reply. Flower itself waits up to two hours for them.
+_FIRST_PART_PAUSE, _LAST_PART_PAUSE = 0.1, 1.0
+_EXTRA_SECONDS = 5.0  # that a message lives after the deadline, for the last poll
 _deadline = threading.local()
-_ERROR = 40  # a level of Python's logging
 _ERRORS = {
     1: "could not load the app",
     2: "failed in its app",
@@ -58,13 +52,7 @@ _ERRORS = {
 
 
 class OutgoingRequest(NamedTuple):
-    """A request.
-
-    Attributes:
-        node: where to, as Flower numbers it.
-        kind: the message type.
-        content: what it says.
-    """
+    """A request: Flower's number of the node, the message type, and the content."""
 
     node: int
     kind: str
@@ -73,13 +61,13 @@ class OutgoingRequest(NamedTuple):
 
 @dataclass
 class Outcome(Generic[T]):
-    """What came of an exchange.
+    """The result of an exchange.
 
     Attributes:
-        replies: of those that answered as they should, by client.
-        faults: what the others did, as the end of a sentence that begins with their name.
-        strays: replies that nobody asked for or that came twice; none of them was used.
-        sent_again: who was sent the same letter a second time.
+        replies: the valid ones, by client.
+        faults: the reason for each client without one, as the end of a sentence that begins with its name.
+        strays: how many replies nobody asked for, or came twice; none of them is used.
+        sent_again: clients that got the same request a second time.
     """
 
     replies: dict[int, T]
@@ -95,29 +83,29 @@ def exchange(
     group: str,
     accept: Callable[[int, RecordDict], T],
 ) -> Outcome[T]:
-    """Send each client its letter and wait until everybody has answered or the time is over.
+    """Send each client its request, and wait until all have replied or the time is over.
 
     Args:
-        grid: Flower's way to the nodes.
+        grid: Flower's connection to the nodes.
         requests: by client.
-        seconds: how long to wait; the messages live a little longer, for the last look.
-        group: what Flower's logs call the exchange.
-        accept: makes of a reply what is wanted; BadMessage where it is not as it should be.
+        seconds: how long to wait.
+        group: name of the exchange in Flower's logs.
+        accept: returns the content of a client's reply; BadMessage if it is invalid.
     """
     outcome: Outcome[T] = Outcome({}, {})
     ends = time.monotonic() + seconds
     waiting = _send(grid, requests, seconds, group, outcome.faults)
     one_by_one = False
-    pause = _FIRST_LOOK
+    pause = _FIRST_PAUSE
     while waiting:
-        is_last_look = time.monotonic() >= ends
+        is_last_poll = time.monotonic() >= ends
         try:
             replies = (
                 _pull_each(grid, waiting, ends, outcome.faults) if one_by_one else _pull(grid, list(waiting), ends)
             )
         except _NotPulled:
-            # Flower reads replies several at a time, and one that it cannot read takes others along. Who was not heard
-            # is asked again, which changes nothing: a reply is a function of the request. Then each is read alone.
+            # Flower reads several replies at a time, and loses all of them if it cannot read one. So all who wait are
+            # asked again, and each reply is read alone. Asking again changes nothing: a reply depends on its request.
             replies, one_by_one = [], True
             again = {client: requests[client] for client in waiting.values()}
             waiting = _send(grid, again, ends - time.monotonic(), group, outcome.faults)
@@ -131,12 +119,12 @@ def exchange(
                 outcome.replies[asked] = _read(reply, asked, accept)
             except BadMessage as error:
                 outcome.faults[asked] = str(error)
-        # The last look begins after the end: while one client's reply was waited for, others may have answered.
+        # The last poll begins after the deadline: others may have replied while one client's reply was pulled.
         left = ends - time.monotonic()
-        if is_last_look:
+        if is_last_poll:
             break
         if waiting:
-            pause = _FIRST_LOOK if replies else min(_LAST_LOOK, 1.5 * pause)
+            pause = _FIRST_PAUSE if replies else min(_LAST_PAUSE, 1.5 * pause)
             time.sleep(max(0.0, min(pause, left)))
     for client in waiting.values():
         outcome.faults[client] = f"did not answer within {seconds:.3g} s"
@@ -146,11 +134,11 @@ def exchange(
 def _send(
     grid: Grid, requests: Mapping[int, OutgoingRequest], seconds: float, group: str, faults: dict[int, str]
 ) -> dict[str, int]:
-    """Send requests; return who is waited for, by the names of the messages, and note who could not be sent one."""
+    """Send requests; return the clients by the names of their messages, and note those that cannot be reached."""
     if not requests:
         return {}
     messages = [
-        Message(request.content, request.node, request.kind, ttl=max(seconds, 0.0) + _LONGER, group_id=group)
+        Message(request.content, request.node, request.kind, ttl=max(seconds, 0.0) + _EXTRA_SECONDS, group_id=group)
         for request in requests.values()
     ]
     names = list(grid.push_messages(messages))
@@ -164,14 +152,14 @@ def _send(
 
 
 class _NotPulled(Exception):
-    """A reply is there and cannot be had; its cause says why."""
+    """A reply has come, but Flower cannot read it; the cause says why."""
 
 
 def _pull(grid: Grid, names: list[str], ends: float) -> list[Message]:
-    """Return the replies that are there; wait for parts that are missing until a time of the monotonic clock.
+    """Return the replies that have come; wait for missing parts until `ends`, on the monotonic clock.
 
     Raises:
-        _NotPulled: for the bytes of one of them, which are its sender's choice.
+        _NotPulled: if the bytes of one of them are no message.
     """
     _deadline.ends = ends
     try:
@@ -187,10 +175,10 @@ def _pull(grid: Grid, names: list[str], ends: float) -> list[Message]:
 
 
 def _pull_parts_in_time(*words: Any, **named: Any) -> dict[str, bytes]:
-    """Do what Flower's own function does, but keep the deadline of the exchange; every part is looked for once."""
+    """Call Flower's function with the deadline of the exchange instead of its own limits."""
     ends = getattr(_deadline, "ends", None)
     if ends is not None:
-        named |= {"initial_backoff": _FIRST_LOOK_FOR_A_PART, "backoff_cap": _LAST_LOOK_FOR_A_PART}
+        named |= {"initial_backoff": _FIRST_PART_PAUSE, "backoff_cap": _LAST_PART_PAUSE}
         named |= {"max_time": max(0.0, ends - time.monotonic()), "max_tries_per_object": None}
     parts: dict[str, bytes] = pull_objects(*words, **named)
     return parts
@@ -200,23 +188,23 @@ http_grid.pull_objects = _pull_parts_in_time
 
 
 def _pull_each(grid: Grid, waiting: dict[str, int], ends: float, faults: dict[int, str]) -> list[Message]:
-    """Return the replies that are there; who sent one that Flower cannot read is noted and waited for no longer."""
+    """Return the replies that have come; stop waiting for a client whose reply Flower cannot read, and note why."""
     replies: list[Message] = []
     for name, client in list(waiting.items()):
         try:
             replies += _pull(grid, [name], ends)
         except _NotPulled as error:
             faults[waiting.pop(name)] = f"sent a reply that Flower cannot read ({type(error.__cause__).__name__})"
-            log(_ERROR, "the reply of client %d: %s", client, traceback.format_exc())
+            log(ERROR, "the reply of client %d: %s", client, traceback.format_exc())
     return replies
 
 
 def _read(reply: Message, client: int, accept: Callable[[int, RecordDict], T]) -> T:
-    """Return what is wanted of one reply.
+    """Return what `accept` makes of a reply.
 
     Raises:
-        BadMessage: whatever it is that cannot be read, since every byte of a reply is its sender's choice. Nothing else
-            of the server's work is done in here, so that no error of its own is taken for a client's.
+        BadMessage: for any error, since the sender chooses every byte of a reply. The server does nothing else here,
+            so that no error of its own is blamed on a client.
     """
     try:
         if reply.has_error():
@@ -225,5 +213,5 @@ def _read(reply: Message, client: int, accept: Callable[[int, RecordDict], T]) -
     except BadMessage:
         raise
     except Exception as error:
-        log(_ERROR, "the reply of client %d: %s", client, traceback.format_exc())
+        log(ERROR, "the reply of client %d: %s", client, traceback.format_exc())
         raise BadMessage(f"sent a reply that cannot be read ({type(error).__name__})") from error

@@ -1,15 +1,20 @@
-"""Replies: each is checked before any number of it is used."""
+"""Checks of replies: no number of a reply is used before them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pefll.core.tree import Tree, leaves
+from pefll.core.tree import Tree, leaves, map_tree
 from pefll.core.wording import counted
+from pefll.data.client import Client
+from pefll.data.federation import Samples, assemble
+from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import (
     HEADER_BYTES,
     BadMessage,
@@ -17,18 +22,18 @@ from pefll.engines.flower.protocol.message import (
     header_of,
     tensors_of,
 )
-from pefll.methods.contract import Own, Score
+from pefll.methods.contract import Each, Everyone, Own, Score
 
 _MOST_SAMPLES = 1 << 40  # of a split
 _FEWEST_FOR_A_MEDIAN = 3
 
 
 class Reply(NamedTuple):
-    """What a client has replied.
+    """A valid reply of a client.
 
     Attributes:
-        tensors: in the memory of the message, to be stacked and not to be changed.
-        norms: of the tensors that are vectors of numbers; 0 for all others, as single numbers are counts.
+        tensors: in the memory of the message; read-only.
+        norms: of the tensors; 0 for whole numbers, truths and single numbers, which are counts.
     """
 
     tensors: list[Tensor]
@@ -36,13 +41,56 @@ class Reply(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A client's reply that it does not remember tensors, named by their hashes."""
+    """A client's reply that tensors, named by their hashes, are not in its cache."""
 
     digests: list[str]
 
 
+class ReplyForms:
+    """Finds out what replies look like, and remembers it."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._forms: dict[object, Tree] = {}
+
+    def form_of_reply(
+        self, task: Callable[..., Tree], arguments: Sequence[Everyone | Each], static: dict[str, int]
+    ) -> Tree:
+        """Return a reply of the right types and shapes: a task runs once on a made-up client with two samples."""
+        zeros = [
+            map_tree(
+                lambda leaf, argument=argument: torch.zeros_like(leaf[0] if isinstance(argument, Each) else leaf),
+                argument.value,
+            )
+            for argument in arguments
+        ]
+        shapes = tuple((leaf.shape, leaf.dtype) for tree in zeros for leaf in leaves(tree))
+        key = (task.__name__, tuple(sorted(static.items())), shapes)
+        if key not in self._forms:
+            self._forms[key] = task(self._made_up_client(), *zeros, **static)
+        return self._forms[key]
+
+    def _made_up_client(self) -> Client:
+        agreed = self._agreement
+        kind = np.int64 if agreed.tokens else np.uint8 if agreed.normalise else np.float32
+        zeros = np.zeros(2, dtype=np.int64)
+        x = np.zeros((2, *agreed.input_shape), dtype=kind)
+        samples = Samples(x=x, y=zeros, classes=agreed.classes, normalise=agreed.normalise, tokens=agreed.tokens)
+        made_up = assemble(samples, zeros, zeros.astype(np.int8), 1, "made up")
+        return Client(
+            federation=made_up,
+            seed=0,
+            id=torch.tensor(0),
+            round=torch.tensor(0),
+            offset=made_up.offset[:, 0],
+            count=made_up.count[:, 0],
+            capacity=(2, 0, 0),
+            dtype=agreed.dtype,
+        )
+
+
 def reply_header(content: Any) -> dict[str, Any]:
-    """Return the header of a reply; BadMessage where it is a refusal."""
+    """Return the header of a reply; BadMessage if it is a refusal."""
     header = header_of(content)
     if "refusal" in header:
         raise BadMessage(str(header["refusal"])[:300])
@@ -50,7 +98,7 @@ def reply_header(content: Any) -> dict[str, Any]:
 
 
 def hello_of(content: Any) -> dict[str, Any]:
-    """Return what a node says of itself: a header and no numbers, with three counts of samples or none."""
+    """Return the header of a reply to `hello`, with three counts of samples or none; BadMessage if it is invalid."""
     size = bytes_of(content)
     if size > HEADER_BYTES:
         raise BadMessage(f"sent {size:,} bytes where {HEADER_BYTES:,} are the most")
@@ -64,12 +112,12 @@ def hello_of(content: Any) -> dict[str, Any]:
 
 
 def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missing:
-    """Return a reply that has the right header, sizes, types, shapes, and finite numbers only.
+    """Return a reply with the right header, sizes, types and shapes, and finite numbers only; else BadMessage.
 
     Args:
         content: of the reply.
-        says: what its header must say.
-        form: a reply of the right shapes.
+        says: fields that its header must have.
+        form: a reply of the right types and shapes.
     """
     expected = list(leaves(form, but=Own))
     size, most = bytes_of(content), sum(leaf.nbytes for leaf in expected) + HEADER_BYTES
@@ -87,7 +135,7 @@ def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missin
     reply = Reply([tensors[str(place)] for place in range(len(expected))], [])
     for leaf, like in zip(reply.tensors, expected, strict=True):
         if leaf.dtype != like.dtype or leaf.shape != like.shape:
-            raise BadMessage(f"sent {_words(leaf)} instead of {_words(like)}")
+            raise BadMessage(f"sent {_type_and_shape(leaf)} instead of {_type_and_shape(like)}")
         norm = norm_of(leaf)
         if not isfinite(norm) and not torch.isfinite(leaf).all():
             raise BadMessage(f"sent NaN or infinity in {says['task']}")
@@ -98,11 +146,11 @@ def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missin
 def check_score(reply: Reply, declared: int | None) -> None:
     """Raise BadMessage for a score that no samples can have.
 
-    The loss is left alone: it may be any finite number, and nothing is chosen by it.
+    The loss is not checked: it may be any finite number, and it chooses nothing.
 
     Args:
         reply: its tensors are the four [] of a `Score`.
-        declared: how many samples the client has said to have; None where it keeps that to itself.
+        declared: how many samples the client says it has; None if it does not say.
     """
     score = Score(*reply.tensors)
     samples, correct, masked = (float(part) for part in (score.samples, score.correct, score.masked))
@@ -116,9 +164,9 @@ def check_score(reply: Reply, declared: int | None) -> None:
 
 
 def count_place(form: Tree) -> int | None:
-    """Return which tensor of a reply is the number of samples by which a method weights it; None where none is.
+    """Return the index of the tensor with the number of samples, by which a method weights a reply; None if none has.
 
-    It is the field called `samples` of the reply's NamedTuple, as FedAvg's `Update` has it.
+    It is the field `samples` of the reply's NamedTuple, as in FedAvg's `Update`.
     """
     if isinstance(form, Score) or "samples" not in getattr(form, "_fields", ()):
         return None
@@ -127,12 +175,12 @@ def count_place(form: Tree) -> int | None:
 
 
 def check_count(reply: Reply, place: int, declared: int | None) -> None:
-    """Raise BadMessage for a number of samples that cannot be, or is more than the client has said to have.
+    """Raise BadMessage for an impossible number of samples, or for more than the client says it has.
 
     Args:
-        reply: has it.
-        place: among its tensors.
-        declared: how many training samples the client has said to have; None where it keeps that to itself.
+        reply: of the client.
+        place: index of the number among its tensors.
+        declared: how many training samples the client says it has; None if it does not say.
     """
     leaf = reply.tensors[place]
     samples = float(leaf)
@@ -143,14 +191,10 @@ def check_count(reply: Reply, place: int, declared: int | None) -> None:
 
 
 def norm_outliers(replies: dict[int, Reply], limit: float) -> dict[int, str]:
-    """Return the clients with a vector that is far longer than the median of the cohort's.
+    """Return the clients with a vector more than `limit` times as long as the median of the cohort's; 0 for no limit.
 
-    Of an even number of replies the lower median is taken. Of two replies nobody knows which is the wrong one: with a
-    tiny vector one client could have the other left out. So nobody is found among fewer than three.
-
-    Args:
-        replies: of the clients of a cohort.
-        limit: how many times as long is too long; 0 for no limit.
+    The median of an even number of replies is the lower one. With fewer than three replies no client is returned: of
+    two, nobody knows which one is wrong, and a client with a tiny vector could have the other one left out.
     """
     faults: dict[int, str] = {}
     if not limit or len(replies) < _FEWEST_FOR_A_MEDIAN:
@@ -164,12 +208,12 @@ def norm_outliers(replies: dict[int, Reply], limit: float) -> dict[int, str]:
 
 
 def norm_of(leaf: Tensor) -> float:
-    """Return the norm of a tensor of numbers, which is finite only if they are; 0 for whole numbers and truths."""
+    """Return the norm of a tensor, finite only if all its numbers are; 0 for whole numbers and truths."""
     if not leaf.is_floating_point():
         return 0.0
     norm = float(torch.linalg.vector_norm(leaf))
     return norm if isfinite(norm) else float(torch.linalg.vector_norm(leaf.double()))  # its square was too large
 
 
-def _words(leaf: Tensor) -> str:
+def _type_and_shape(leaf: Tensor) -> str:
     return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"

@@ -1,4 +1,4 @@
-"""Who is there: which of Flower's nodes is which client, and how many samples each has, where it tells."""
+"""The connected clients: which of Flower's nodes is which client, and how many samples it says it has."""
 
 from __future__ import annotations
 
@@ -22,19 +22,13 @@ from pefll.engines.flower.server.weights import WeightLimits
 
 
 class Roster:
-    """The clients of a federation and the nodes at which they are reached.
-
-    Args:
-        grid: Flower's way to the nodes.
-        agreement: what both sides have the same of.
-        names: of the clients that take part in training; a client's number is its place here.
-        newcomers: names of clients that never take part in training; their numbers come after the others.
-        terms: how long nodes are waited for.
-        report: is told, in sentences, who is left alone and why.
+    """The clients of a federation, and their nodes; see `FlowerEngine` for the arguments.
 
     Attributes:
         names: of all clients, by their numbers.
-        federation: the clients' counts and not one of their samples.
+        nodes: the node of each connected client, by the client's number.
+        unknown_nodes: nodes that are no client of this federation, with their names.
+        federation: the clients' numbers of samples, without samples.
     """
 
     def __init__(
@@ -54,16 +48,16 @@ class Roster:
             )
         self._grid, self._agreement, self._terms, self._report = grid, agreement, terms, report
         self.names = [*names, *newcomers]
-        self.nodes: dict[int, int] = {}  # the node of each client that is there, by the client's number
-        self.unknown_nodes: dict[int, str] = {}  # nodes that are no client of this federation, and their names
-        self._declared: dict[int, list[int]] = {}  # the counts of samples that clients tell, by split
+        self.nodes: dict[int, int] = {}
+        self.unknown_nodes: dict[int, str] = {}
+        self._declared: dict[int, list[int]] = {}  # samples by split, of clients that tell
         self.limits = WeightLimits(terms, lambda client: self.names[client], report)
         self._counts = torch.zeros(3, len(self.names), dtype=torch.int64)
-        self._counts[0] = 1  # nobody has nothing; how much they have, those tell who want to
+        self._counts[0] = 1  # each client has a training sample, also if it does not tell how many
         self.federation = self._federation(len(names))
 
     def present(self) -> list[int]:
-        """Return the clients that are connected now; those that were not met before are asked who they are."""
+        """Return the clients that are connected now; new nodes are asked who they are."""
         keys = {node.node_id: node.name for node in self._grid.get_nodes()}
         online = set(keys)
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
@@ -74,7 +68,7 @@ class Roster:
         senders: dict[int, str] = {}
 
         def accept(node: int, content: Any) -> dict[str, Any]:
-            senders[node] = sender_of(content)  # also where nothing else can be read
+            senders[node] = sender_of(content)  # also if nothing else can be read
             return hello_of(content)
 
         outcome = exchange(self._grid, requests, self._terms.exchange_seconds, HELLO, accept)
@@ -83,7 +77,7 @@ class Roster:
             if keys[node] and answer.get("name") == keys[node] and claims[keys[node]] > 1:
                 self.unknown_nodes[node] = keys[node]
                 continue
-            self._meet(node, answer, keys[node])
+            self._identify(node, answer, keys[node])
         for name in (name for name, count in claims.items() if name and count > 1):
             self._report(
                 f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and nobody knows which is the "
@@ -97,17 +91,17 @@ class Roster:
         return sorted(self.nodes)
 
     def declared(self, client: int, split: int | None) -> int | None:
-        """Return how many samples of a split a client has said to have; None where it does not tell."""
+        """Return how many samples of a split a client says it has; None if it does not say."""
         counts = self._declared.get(client)
         return counts[split] if counts is not None and split is not None else None
 
     def absent(self, clients: Sequence[int]) -> dict[int, str]:
-        """Return those of some clients that are not connected."""
+        """Return the clients that are not connected, each with that reason."""
         there = set(self.present())
         return {client: "is not connected" for client in clients if client not in there}
 
     def wait_for(self, clients: int, seconds: float) -> list[int]:
-        """Wait until so many clients are connected, and return them; PefllError where they do not come in time."""
+        """Wait until this many clients are connected, and return them; PefllError if they do not come in time."""
         ends = time.monotonic() + seconds
         there = self.present()
         while len(there) < clients:
@@ -120,40 +114,29 @@ class Roster:
             there = self.present()
         return there
 
-    def _meet(self, node: int, answer: dict[str, Any], key: str) -> None:
-        """Note who a node is.
-
-        Args:
-            node: as Flower numbers it.
-            answer: what it says of itself.
-            key: under which name the server was told its key; empty where it has none, as in a simulation.
-        """
+    def _identify(self, node: int, answer: dict[str, Any], key: str) -> None:
+        """Note which client a node is, from its answer and the name of its key; "" for no key, as in a simulation."""
         name, counts = str(answer.get("name", "")), answer.get("counts")
-        if key and name != key:  # who has a key to be let in is not yet whoever it says
-            self.unknown_nodes[node] = printable(name, 80)
-            self._report(
-                f"a node with the key of {printable(key, 80)} calls itself {printable(name, 80)!r}; it is left alone"
-            )
-            return
-        if name not in self.names:
-            self.unknown_nodes[node] = printable(name, 80)
-            self._report(
-                f"a node calls itself {printable(name, 80)!r}, which is no client of this federation; it is left alone"
-            )
+        shown, why = printable(name, 80), ""
+        if key and name != key:  # a key admits only the client that it is registered for
+            why = f"a node with the key of {printable(key, 80)} calls itself {shown!r}"
+        elif name not in self.names:
+            why = f"a node calls itself {shown!r}, which is no client of this federation"
+        elif self.names.index(name) in self.nodes:
+            why = f"a second node calls itself {name}"
+        if why:
+            self.unknown_nodes[node] = shown
+            self._report(f"{why}; it is left alone")
             return
         client = self.names.index(name)
-        if client in self.nodes:
-            self.unknown_nodes[node] = name
-            self._report(f"a second node calls itself {name}; it is left alone")
-            return
         self.nodes[client] = node
-        self._declared.pop(client, None)  # what it said when it was met before
+        self._declared.pop(client, None)  # what it said earlier
         self._counts[:, client] = torch.tensor([1, 0, 0])
         if counts is not None:
             self._declared[client] = counts
 
     def _count(self) -> None:
-        """Note for how many samples those count who tell: how many clients are evaluated depends on it."""
+        """Note for how many samples each client counts that tells: the size of an evaluation depends on it."""
         for split, name in enumerate(SPLITS):
             declared = {client: float(counts[split]) for client, counts in self._declared.items()}
             limited = self.limits.limited(declared, self._terms.weight_limit, f"as {name} samples")

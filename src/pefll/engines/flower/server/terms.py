@@ -1,4 +1,4 @@
-"""How long clients are waited for, how many must stay, and what is raised when they do not."""
+"""Deadlines, quorum and limits of rounds with real clients, and the exceptions for missing them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Terms:
-    """How long clients are waited for, and how many must stay.
+    """Deadlines, quorum and limits.
 
     Attributes:
         exchange_seconds: for the replies of one exchange.
-        round_seconds: for one attempt at a round; then it is given up and repeated.
+        round_seconds: for one attempt at a round; then the round is repeated.
         quorum: the share of a round's clients that must complete all its exchanges.
         pause_seconds: before a round is repeated.
-        patience_seconds: how long one round may be repeated before the run stops, with what is saved.
-        norm_limit: a reply whose norm is so many times that of the cohort's median is refused, where three or more
-            replied; 0 for no limit.
-        weight_limit: in a mean over samples a client counts for at most so many times the median client; 0 for any.
-        choice_limit: the same where the best round is chosen. It is tighter: one client's word must not choose it.
-        sample_limit: a client counts for at most so many samples anywhere; 0 for no limit.
+        patience_seconds: how long one round may be repeated; then the run stops, and its checkpoints stay.
+        norm_limit: a reply is refused if its norm is more than this many times the cohort's median, among three or
+            more replies; 0 for no limit.
+        weight_limit: in a mean over samples a client counts at most this many times as much as the median client; 0
+            for no limit.
+        choice_limit: the same in the choice of the best round. It is tighter: one client must not choose it.
+        sample_limit: a client counts for at most this many samples anywhere; 0 for no limit.
     """
 
     exchange_seconds: float = 120.0
@@ -58,11 +59,7 @@ class Terms:
 
 
 class Dropped(Exception):
-    """Clients failed in an exchange of training.
-
-    Attributes:
-        faults: by client, as the end of a sentence.
-    """
+    """Clients failed in an exchange of training; `faults` has the reasons by client, as ends of sentences."""
 
     def __init__(self, faults: dict[int, str]) -> None:
         super().__init__(str(faults))

@@ -1,4 +1,4 @@
-"""How much one client may count for in a mean over samples: what it declares about itself is only its word."""
+"""Limits on how much one client counts in a mean over samples: nobody can check how many samples it has."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pefll.engines.flower.server.terms import Report, Terms
 
 
 class WeightLimits:
-    """Keeps every client's weight in a mean near the median client's.
+    """Limits each client's weight in a mean to a multiple of the median client's.
 
     Args:
-        terms: `sample_limit`, and who asks names `weight_limit` or `choice_limit`.
-        name_of: what a client is called.
-        report: is told, in a sentence, when a limit acts; once for each client and use.
+        terms: have `sample_limit`.
+        name_of: returns a client's name.
+        report: gets a sentence when a limit acts, once for each client and use.
     """
 
     def __init__(self, terms: Terms, name_of: Callable[[int], str], report: Report) -> None:
@@ -24,12 +24,12 @@ class WeightLimits:
     def limited(self, declared: Mapping[int, float], times: float, use: str) -> dict[int, float]:
         """Return for how many samples each client counts.
 
-        The median is that of the clients with samples in this mean, the lower of two: among two clients the larger one
-        is limited by the smaller one.
+        The median is that of the clients with samples. Of an even number it is the lower one: the smaller of two
+        clients limits the larger one.
 
         Args:
             declared: samples by client.
-            times: how many times the median a client may count for; 0 for no such limit.
+            times: the limit, in multiples of the median; 0 for no such limit.
             use: what the mean is for, as the end of a sentence.
         """
         most = self._most(declared, times)
@@ -44,7 +44,7 @@ class WeightLimits:
         return counts
 
     def _most(self, declared: Mapping[int, float], times: float) -> float:
-        """Return the most samples that a client of a mean counts for: a whole number, or infinity."""
+        """Return the most samples that a client counts for: a whole number, or infinity."""
         some = sorted(samples for samples in declared.values() if samples > 0)
         limits = [self._terms.sample_limit or math.inf]
         if some and times:
