@@ -23,7 +23,7 @@ from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 
 QUICK = {"rounds": 4, "eval_every": 2, "clients_per_round": 3, "processes": 1}
-TRAINING = sorted(name for name, kind in METHODS.items() if kind.trains_new_clients and name != "local")
+TRAINING = sorted(name for name, kind in METHODS.items() if kind().trains_new_clients and name != "local")
 
 
 def federation_():
