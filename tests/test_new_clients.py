@@ -45,6 +45,7 @@ COSTS = {
     # The embedding network is linear: 3 classes to a descriptor of 5.
     "pefll": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5, None),
     "pefll-prior": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5 + 3, None),
+    "pefll-plus": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5 + 3, None),
     "knn-per": ({}, 1, D, 0, None),
 }
 
@@ -54,7 +55,7 @@ def test_the_cost_by_hand(name):
     settings, exchanges, down, up, flops = COSTS[name]
     federation = federation_()
     assert int(federation.count[TRAIN, 7]) == SAMPLES
-    whole = {} if name in ("fedavg", "pefll", "pefll-prior", "knn-per") else {"batch_size": 64}
+    whole = {} if name in ("fedavg", "pefll", "pefll-prior", "pefll-plus", "knn-per") else {"batch_size": 64}
     method = build_method(name, problem_of(federation, nn.Linear(6, 3)), settings | whole)
     engine = SerialEngine(federation, method, 0, 3)
     server = engine.start()
@@ -193,6 +194,7 @@ FEWEST = {
     "knn-per": {"local_steps": 1},
     # Not Adam, whose first step is as long for a gradient of 1e-12 as for any other, whatever its sign.
     "pefll-prior": {"local_steps": 1, "embedding": "linear", "server_optimizer": "sgd"},
+    "pefll-plus": {"local_steps": 1, "server_optimizer": "sgd", "refine_steps": 1},
 }
 
 

@@ -20,7 +20,7 @@ from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 from tests.methods.by_hand import both_engines, clients_of, models_of, opened
 
-FAMILY = ("pefll", "pefll-prior")
+FAMILY = ("pefll", "pefll-prior", "pefll-plus")
 SMALL = {"local_steps": 2, "batch_size": 4, "descriptor_size": 5, "hypernetwork": "S", "embedding": "mlp"}
 STEPS = {"refine_steps": 4, "refine_lr": 0.3}
 QUICK = {"rounds": 4, "eval_every": 2, "clients_per_round": 3, "processes": 1}
