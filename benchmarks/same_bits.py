@@ -32,8 +32,23 @@ from safetensors import safe_open
 from benchmarks.speed.record import machine
 
 ROOT = Path(__file__).parents[1]
-METHODS = ("pefll", "pefll-prior", "local", "fedavg", "per-fedavg", "fedrep", "pfedme", "pfedhn", "knn-per")
-FEW_STEPS = {"pefll": ["local_steps=5"], "pefll-prior": ["local_steps=5"]}  # the others' defaults are short enough
+METHODS = (
+    "pefll",
+    "pefll-prior",
+    "pefll-plus",
+    "local",
+    "fedavg",
+    "per-fedavg",
+    "fedrep",
+    "pfedme",
+    "pfedhn",
+    "knn-per",
+)
+FEW_STEPS = {
+    "pefll": ["local_steps=5"],
+    "pefll-prior": ["local_steps=5"],
+    "pefll-plus": ["local_steps=5"],
+}  # the others' defaults are short enough
 CIFAR_SHAPED = ("--model", "lenet", "--clients-per-round", "3")
 
 

@@ -24,7 +24,7 @@ from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 
 QUICK = {"rounds": 4, "eval_every": 2, "clients_per_round": 3, "processes": 1}
-TRAINING = sorted(name for name, kind in METHODS.items() if kind.trains_new_clients and name != "local")
+TRAINING = sorted(name for name, kind in METHODS.items() if kind().trains_new_clients and name != "local")
 
 
 def federation_():
@@ -46,6 +46,7 @@ COSTS = {
     # The embedding network is linear: 3 classes to a descriptor of 5.
     "pefll": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5, None),
     "pefll-prior": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5 + 3, None),
+    "pefll-plus": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5 + 3, None),
     "knn-per": ({}, 1, D, 0, None),
 }
 
@@ -55,7 +56,7 @@ def test_the_cost_by_hand(name):
     settings, exchanges, down, up, flops = COSTS[name]
     federation = federation_()
     assert int(federation.count[TRAIN, 7]) == SAMPLES
-    whole = {} if name in ("fedavg", "pefll", "pefll-prior", "knn-per") else {"batch_size": 64}
+    whole = {} if name in ("fedavg", "pefll", "pefll-prior", "pefll-plus", "knn-per") else {"batch_size": 64}
     method = build_method(name, problem_of(federation, nn.Linear(6, 3)), settings | whole)
     engine = SerialEngine(federation, method, 0, 3)
     server = engine.start()
@@ -194,6 +195,7 @@ FEWEST = {
     "knn-per": {"local_steps": 1},
     # Not Adam, whose first step is as long for a gradient of 1e-12 as for any other, whatever its sign.
     "pefll-prior": {"local_steps": 1, "embedding": "linear", "server_optimizer": "sgd"},
+    "pefll-plus": {"local_steps": 1, "server_optimizer": "sgd", "refine_steps": 1},
 }
 
 

@@ -508,6 +508,7 @@ def test_kernels_can_be_switched_off(monkeypatch):
 SETTINGS = {
     "pefll": {"local_steps": 2, "batch_size": 3, "descriptor_batch": 3, "server_optimizer": "sgd"},
     "pefll-prior": {"local_steps": 1, "batch_size": 3, "descriptor_batch": 3, "server_optimizer": "sgd"},
+    "pefll-plus": {"local_steps": 1, "batch_size": 3, "server_optimizer": "sgd", "refine_steps": 2},
     "pfedhn": {"local_steps": 1, "batch_size": 3, "hypernetwork": "S", "new_rounds": 2},
     "knn-per": {"local_steps": 1, "batch_size": 3, "few_neighbours": 1, "many_neighbours": 3},
     "pfedme": {"local_rounds": 1, "inner_steps": 2, "batch_size": 3, "new_epochs": 1},

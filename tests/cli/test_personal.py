@@ -34,6 +34,11 @@ def test_personalize_and_predict_by_files_are_the_python_api(pefll, refused, lab
     np.testing.assert_allclose([float(row["probability"]) for row in rows], chances.max(1), atol=1e-6)
     assert f"{100 * (chances.argmax(1) == y).mean():.1f}% of 25 samples are right" in said.out
     np.testing.assert_array_equal(PersonalModel.load(model).probabilities(x), chances)
+    steps = ("--set", "refine_steps=5", "--set", "refine_lr=0.1")
+    assert pefll("personalize", labelled, "--data", client, "--out", tmp_path / "refined", *steps).code == 0
+    refined = run.load(labelled).with_settings(refine_steps=5, refine_lr=0.1).personalize(x, y).probabilities(x)
+    np.testing.assert_array_equal(PersonalModel.load(tmp_path / "refined").probabilities(x), refined)
+    assert np.abs(refined - chances).max() > 1e-3
     said = pefll("predict", model, "--data", client)
     assert said.out.count("sample ") == 20
     assert "and 5 more" in said.out

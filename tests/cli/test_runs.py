@@ -22,6 +22,10 @@ def test_train_evaluate_show(pefll, labelled, tmp_path):
     said = pefll("evaluate", labelled, "--mask-labels")
     assert "masked" in said.out
     assert "worst tenth" not in said.out
+    said = json.loads(pefll("evaluate", labelled, "--json", "--set", "refine_steps=5", "--set", "refine_lr=0.1").out)
+    assert said["settings"] == {"refine_steps": 5, "refine_lr": 0.1}
+    assert said["unseen"]["loss"] != pytest.approx(result["unseen"]["loss"])
+    assert "PEFLL-T131" in pefll("evaluate", labelled, "--set", "client_lr=0.1").err
     said = pefll("show", labelled, "--out", tmp_path)
     assert said.code == 0
     assert (tmp_path / "curves.png").stat().st_size > 1000

@@ -88,7 +88,7 @@ def test_a_gpu_can_record_rounds_and_exams_with_pictures(method):
 def test_a_model_without_bias_or_of_one_layer_only(method):
     """Every method runs on a linear model; where it needs a bias, it says so."""
     for model in (torch.nn.Linear(6, 3), torch.nn.Linear(6, 3, bias=False)):
-        if method == "pefll-prior" and model.bias is None:
+        if method in ("pefll-prior", "pefll-plus") and model.bias is None:
             with pytest.raises(PefllError, match="PEFLL-N022"):
                 fit(federation_(), method, model=model, **QUICK, **SETTINGS[method])
         else:

@@ -29,6 +29,7 @@ SETTINGS = {
     "knn-per": {"local_steps": 3, "batch_size": 4, "few_neighbours": 2, "many_neighbours": 4, "scale": 3.0},
     "pfedhn": {"local_steps": 3, "batch_size": 4, "embedding_size": 5, "hypernetwork": "S", "new_rounds": 3},
     "pefll-prior": {"local_steps": 3, "batch_size": 4, "descriptor_size": 5, "hypernetwork": "S"},
+    "pefll-plus": {"local_steps": 3, "batch_size": 4, "descriptor_size": 5, "hypernetwork": "S"},
 }
 LENET, CNN, FEATURES = (1, 16, 16), (2, 8, 8), (6,)
 CASES = [
@@ -44,6 +45,7 @@ CASES = [
     ("local", "mlp", FEATURES, ""),
     *((name, "mlp", FEATURES, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
     *((name, "cnn", CNN, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
+    *(("pefll-plus", model, shape, "") for model, shape in (("mlp", FEATURES), ("cnn", CNN), ("lenet", LENET))),
 ]
 
 

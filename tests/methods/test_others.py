@@ -81,6 +81,7 @@ def test_training_helps():
         "knn-per": {"client_lr": 0.05, "local_steps": 10, "batch_size": 8},
         "pfedhn": {"client_lr": 0.05, "local_steps": 10, "batch_size": 8, "server_lr": 0.02},
         "pefll-prior": {"client_lr": 0.02, "local_steps": 10, "server_lr": 2e-3},
+        "pefll-plus": {"client_lr": 0.02, "local_steps": 10, "server_lr": 2e-3},
     }
     for name, chosen in settings.items():
         method = build_method(name, problem_of(federation, "mlp"), chosen)

@@ -169,7 +169,7 @@ def test_hypernetwork_is_mapped_and_pulled_back():
     torch.testing.assert_close(d_v, point.grad, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["convnet", "convnet-unlabeled", "mlp", "mlp-unlabeled", "linear"])
+@pytest.mark.parametrize("name", ["convnet", "convnet-unlabeled", "mlp", "mlp-unlabeled", "linear", "two"])
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 8, 8)])
 def test_embeddings_map_samples_and_labels_to_descriptors(name, shape):
     network = Network(build_embedding(name, shape, 5, 6, tokens=False))

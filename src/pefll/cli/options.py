@@ -31,6 +31,13 @@ OwnMethod = Annotated[
 OwnModels = Annotated[list[str] | None, typer.Option("--model", help="your.module:function; may be repeated.")]
 OwnMethods = Annotated[list[str] | None, typer.Option("--method", help="your.module:Class; may be repeated.")]
 
+PersonalSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="A hyper-parameter that training did not use, such as refine_steps=10; may be repeated."
+    ),
+]
+
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 
 

@@ -14,7 +14,17 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
-from pefll.cli.options import Force, Label, OwnMethod, OwnModel, RunPath, check_free, own_code
+from pefll.cli.options import (
+    Force,
+    Label,
+    OwnMethod,
+    OwnModel,
+    PersonalSettings,
+    RunPath,
+    check_free,
+    own_code,
+    parse_settings,
+)
 from pefll.cli.tables import accuracy_table
 from pefll.core import files
 from pefll.core.errors import PefllError
@@ -44,6 +54,7 @@ def evaluate(
             metavar="FILE.csv",
         ),
     ] = None,
+    settings: PersonalSettings = None,
     force: Force = False,
     model: OwnModel = None,
     method: OwnMethod = None,
@@ -55,9 +66,12 @@ def evaluate(
     - `pefll evaluate runs/c10 --split test --mask-labels`
 
     - `pefll evaluate runs/c10 --per-client clients.csv`
+
+    - `pefll evaluate runs/c10 --set refine_steps=10 --set refine_lr=5e-4`
     """
     check_free(per_client, "--per-client", force)
-    trained = run.load(path, err, model, method)
+    changes = parse_settings(settings or [])
+    trained = run.load(path, err, model, method).with_settings(**changes)
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
@@ -71,7 +85,8 @@ def evaluate(
     result = run.evaluation_of_clients(clients)
     groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
     if as_json:
-        typer.echo(json.dumps({"run": str(path), "split": split, **groups}, indent=2))
+        changed = {"settings": {name: getattr(trained.method, name) for name in changes}} if changes else {}
+        typer.echo(json.dumps({"run": str(path), "split": split, **changed, **groups}, indent=2))
         return
     out.print(accuracy_table(groups, f"{split.capitalize()} accuracy", ("masked",) if mask_labels else MEASURES))
 
@@ -95,6 +110,7 @@ def personalize(
         str | None,
         typer.Option(help="Name of the client column in a table or .npz.", show_default="the run's"),
     ] = None,
+    settings: PersonalSettings = None,
     force: Force = False,
     architecture: OwnModel = None,
     method: OwnMethod = None,
@@ -115,7 +131,7 @@ def personalize(
         )
     else:
         check_free(target, "--out", force)
-    trained = run.load(path, err, architecture, method)
+    trained = run.load(path, err, architecture, method).with_settings(**parse_settings(settings or []))
     if each:
         _personalize_each(trained, data, target, label, client_column, force)
         return

@@ -16,6 +16,7 @@ from pefll.methods.fedrep import FedRep
 from pefll.methods.knn_per import KNNPer
 from pefll.methods.local import Local
 from pefll.methods.pefll import PeFLL
+from pefll.methods.pefll_plus import PeFLLPlus
 from pefll.methods.pefll_prior import PeFLLPrior
 from pefll.methods.per_fedavg import PerFedAvg
 from pefll.methods.pfedhn import PFedHN
@@ -31,6 +32,7 @@ __all__ = [
     "PFedHN",
     "PFedMe",
     "PeFLL",
+    "PeFLLPlus",
     "PeFLLPrior",
     "PerFedAvg",
     "Problem",
@@ -45,6 +47,7 @@ __all__ = [
 METHODS: dict[str, Callable[..., Method[Any]]] = {
     "pefll": PeFLL,
     "pefll-prior": PeFLLPrior,
+    "pefll-plus": PeFLLPlus,
     "pfedhn": PFedHN,
     "knn-per": KNNPer,
     "pfedme": PFedMe,

@@ -170,6 +170,7 @@ class Method(Protocol[State]):
         client_tasks: names of the functions that real clients agree to run; without it, all of them.
         describing_tasks: names of the functions whose replies real clients compare with their owner's limits.
         kept_arguments: for each function, the arguments that may be what a client kept; real clients refuse others.
+        personal_settings: names of the hyper-parameters that only `personalize` reads. They may change after training.
 
     The server weights a reply by its field `samples`, if it has one.
     """
@@ -246,7 +247,6 @@ class BaseMethod:
     bound_to: Problem | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     trains_in_rounds: ClassVar[bool] = True
-    trains_new_clients: ClassVar[bool] = False
 
     @property
     def problem(self) -> Problem:
@@ -257,6 +257,11 @@ class BaseMethod:
                 code="PEFLL-S021",
             )
         return self.bound_to
+
+    @property
+    def trains_new_clients(self) -> bool:
+        """Whether a new client must train before it has a model."""
+        return False
 
     @property
     def uses_labels(self) -> bool:

@@ -13,8 +13,8 @@ from pefll.core.derivatives import network_vjp, pull_back
 from pefll.core.errors import unknown
 from pefll.core.tree import map_tree
 from pefll.data.client import Client
-from pefll.methods import optim
-from pefll.methods.contract import BaseMethod, Cohort, each, everyone, require, undrawn_network
+from pefll.methods import optim, refining
+from pefll.methods.contract import Cohort, each, everyone, require, undrawn_network
 from pefll.models.embedding import build_embedding
 from pefll.models.hypernetwork import Hypernetwork
 from pefll.models.network import Network, Parameters
@@ -57,11 +57,11 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PeFLL(BaseMethod):
+class PeFLL(refining.Refining):
     """Algorithms 1 and 2 of the paper; the defaults are the recipe behind its numbers.
 
     Attributes:
-        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, linear, or auto.
+        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, linear, two, or auto.
         hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
         descriptor_size: l; 0 for int(1 + n / 4).
         descriptor_batch: samples per descriptor in training; 0 for all samples.
@@ -77,6 +77,8 @@ class PeFLL(BaseMethod):
         lambda_h: λ_h of the objective.
         lambda_v: λ_v of the objective.
         lambda_theta: λ_θ of the objective; 2.5e-5 is the published code's weight decay of 5e-5.
+        refine_steps: of SGD on the device, from the generated model, before it is used; 0 for none, as in the paper.
+        refine_lr: of these steps.
     """
 
     embedding: str = "auto"
@@ -95,8 +97,10 @@ class PeFLL(BaseMethod):
     lambda_h: float = 0.0
     lambda_v: float = 0.0
     lambda_theta: float = 2.5e-5
+    refine_steps: int = 0
+    refine_lr: float = 5e-4
 
-    client_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_backward", "adapt", "describe_all", "predict")
+    base_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_backward", "adapt", "describe_all", "predict")
     describing_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_all")
 
     def __post_init__(self) -> None:
@@ -127,8 +131,8 @@ class PeFLL(BaseMethod):
 
     @property
     def uses_labels(self) -> bool:
-        """Whether a client needs labels to compute its descriptor."""
-        return bool(self.phi.module.uses_labels)
+        """Whether a client needs labels to compute its descriptor, or to refine its model."""
+        return bool(self.phi.module.uses_labels) or self.refine_steps > 0
 
     # Algorithm 2: training.
 
@@ -138,10 +142,9 @@ class PeFLL(BaseMethod):
         v = cohort.run(self.describe, everyone(eta_v))[0, : self.descriptor]
         eta = Eta(self.h.init(seed, "hypernetwork").to(v), eta_v.to(v))
         scale = v.std() if v.numel() > 1 else v.abs().mean()
-        step = torch.zeros((), dtype=torch.int64, device=v.device)
         moments = optim.no_moments(eta.hypernetwork), optim.no_moments(eta.embedder)
         average = map_tree(torch.clone, eta) if self.server_average else optim.NoMean()
-        return Server(*eta, v.mean(), scale.clamp(min=1e-6), step, *moments, average)
+        return Server(*eta, v.mean(), scale.clamp(min=1e-6), v.new_zeros((), dtype=torch.int64), *moments, average)
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         """Lines 3 to 17: three exchanges with the clients, then the server's step."""
@@ -165,9 +168,8 @@ class PeFLL(BaseMethod):
 
     def adapt(self, client: Client, theta: Tensor) -> Tensor:
         """Return θ_before - θ_after [D] of k steps of local SGD; the server uses it as the gradient."""
-        sgd = optim.SGD(self.client_lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
         batches = client.batches("adapt", self.batch_size or None, self.local_steps)
-        return theta - optim.sgd_on_loss(self.problem.loss, theta, batches, sgd)
+        return theta - optim.sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.client_lr))
 
     def describe_backward(self, client: Client, eta_v: Tensor, d_v: Tensor) -> Tensor:
         """Return Δη_v [E], the gradient Δv [l] pulled back through `describe`, which draws the same batch again."""
@@ -191,8 +193,9 @@ class PeFLL(BaseMethod):
     # Algorithm 1: a personal model.
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return personal models [c, D]: one descriptor up, one model down."""
-        return self.generate(server, self.serving(server).hypernetwork, self.descriptors(server, cohort))
+        """Return personal models [c, D]: one descriptor up, one model down, `refine_steps` on the device."""
+        theta = self.generate(server, self.serving(server).hypernetwork, self.descriptors(server, cohort))
+        return self.refined(cohort, theta)
 
     def serving(self, server: Server) -> Eta:
         """Return the η that makes personal models: its running mean, or η itself without one."""
@@ -200,8 +203,7 @@ class PeFLL(BaseMethod):
 
     def descriptors(self, server: Server, cohort: Cohort) -> Tensor:
         """Return the descriptors of a cohort's clients, [c, l]."""
-        v: Tensor = cohort.run(self.describe_all, everyone(self.serving(server).embedder))
-        return v
+        return cohort.run(self.describe_all, everyone(self.serving(server).embedder))  # type: ignore[no-any-return]
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v, the mean of φ over all training samples, [l]."""

@@ -72,12 +72,39 @@ class LinearEmbedding(nn.Module):
         return F.linear(one_hot(y, self.classes, self.linear.weight.dtype), self.linear.weight, self.linear.bias)
 
 
+class TwoEmbeddings(nn.Module):
+    """Two embeddings side by side: one half of the descriptor is of the sample, the other half of its label."""
+
+    uses_labels = True
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, size: int) -> None:
+        super().__init__()
+        if size < 2:
+            raise PefllError(
+                f"the embedding network 'two' has two parts, but the descriptor has size {size}; make descriptor_size "
+                "at least 2",
+                code="PEFLL-N035",
+            )
+        kind = ConvEmbedding if _is_image(input_shape) else MLPEmbedding
+        self.of_sample = kind(input_shape, classes, size // 2, labels=False)
+        self.of_label = LinearEmbedding(input_shape, classes, size - size // 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Map samples [b, ...] and labels [b] to [b, size]."""
+        return torch.cat([self.of_sample(x, y), self.of_label(x, y)], dim=1)
+
+
+def _is_image(input_shape: tuple[int, ...]) -> bool:
+    return len(input_shape) == 3 and min(input_shape[1:]) >= 8
+
+
 EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
     "convnet": partial(ConvEmbedding, labels=True),
     "convnet-unlabeled": partial(ConvEmbedding, labels=False),
     "mlp": partial(MLPEmbedding, labels=True),
     "mlp-unlabeled": partial(MLPEmbedding, labels=False),
     "linear": LinearEmbedding,
+    "two": TwoEmbeddings,
 }
 
 
@@ -88,7 +115,7 @@ def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size:
     works for tokens. `size` is that of the descriptor.
     """
     if name == "auto":
-        name = "linear" if tokens else "convnet" if len(input_shape) == 3 and min(input_shape[1:]) >= 8 else "mlp"
+        name = "linear" if tokens else "convnet" if _is_image(input_shape) else "mlp"
     if name not in EMBEDDINGS:
         raise unknown("embedding network", name, ["auto", *EMBEDDINGS])
     if tokens and name != "linear":

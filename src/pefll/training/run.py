@@ -39,6 +39,7 @@ from pefll.data.owners import (
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.engines.serial import SerialEngine
+from pefll.methods import typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
 from pefll.models.check import check_same_model, probe
@@ -133,6 +134,29 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.config.method} on {self.config.data}, best of {self.summary.get('rounds', '?')} rounds)"
 
+    def with_settings(self, **settings: Any) -> Run:
+        """Return this run with other hyper-parameters of personalisation, such as `refine_steps=10`.
+
+        No round is trained again: its summary and history stay as they are.
+
+        Raises:
+            PefllError: for hyper-parameters that training has used.
+        """
+        if not settings:
+            return self
+        may_change = getattr(self.method, "personal_settings", ())
+        typed = typed_settings(self.config.method, settings)
+        for name in typed:
+            if name not in may_change:
+                names = " and ".join(may_change) or "nothing"
+                raise PefllError(
+                    f"the run was trained with its {name}; of {self.config.method}, {names} may change afterwards",
+                    code="PEFLL-T131",
+                )
+        config = dataclasses.replace(self.config, settings=self.config.settings | typed)
+        method = build_checked_method(config.method, self.method.problem, config.settings)
+        return dataclasses.replace(self, config=config, method=method)
+
     def evaluate(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
     ) -> Evaluation:
@@ -199,6 +223,7 @@ class Run:
             x, y = self._from_frame(x, y)
         x = check_input(x, self.facts)
         if y is None and self.method.uses_labels:
+            self._check_refining()
             kind = "convnet" if len(self.facts["input_shape"]) == 3 else "mlp"
             words = either(
                 f"--method pefll --set embedding={kind}-unlabeled",
@@ -228,6 +253,15 @@ class Run:
             module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
         facts = self.facts | ({"neighbours": module.settings} if isinstance(module, NeighbourModel) else {})
         return PersonalModel(module.eval(), facts)
+
+    def _check_refining(self) -> None:
+        """Raise PefllError if clients need labels only for steps on their device."""
+        if getattr(self.method, "refine_steps", 0) and not self.with_settings(refine_steps=0).method.uses_labels:
+            words = either("--set refine_steps=0", "run.with_settings(refine_steps=0)")
+            raise PefllError(
+                f"this run needs labels for its refine_steps on the device; do without these with {words}",
+                code="PEFLL-T132",
+            )
 
     def personalize_each(self, x: Any, y: Any = None, client: Any = None) -> dict[Name, PersonalModel]:
         """Return a model for each of several new clients, by the clients' names in the data.

@@ -1,0 +1,44 @@
+"""PeFLL+: not in the paper; one architecture for images of few classes, of many classes, and of many writers.
+
+A descriptor has two halves, of samples and of labels, and the client's share of each class behind them. The server adds
+the label prior to the models that it generates, keeps them small, and makes them with the mean of its networks over
+rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pefll.methods.contract import undrawn_network
+from pefll.methods.pefll_prior import PeFLLPrior
+from pefll.models.embedding import build_embedding
+from pefll.models.network import Network
+
+
+@dataclass(frozen=True)
+class PeFLLPlus(PeFLLPrior):
+    """PeFLL with two embeddings, a label prior, a running mean of the server's networks and more weight decay.
+
+    Attributes:
+        embedding: auto for two, half of samples and half of labels (linear for text); or as in pefll.
+        descriptor_size: l; 0 for int(1 + n / 4), but at least 2.
+        server_average: decay of the running mean of η; 0 for no running mean.
+        lambda_theta: λ_θ of the objective: half of the weight decay on generated models.
+    """
+
+    embedding: str = "auto"
+    server_average: float = 0.98
+    lambda_theta: float = 5e-4
+
+    @cached_property
+    def descriptor(self) -> int:
+        """l, the size of a descriptor without the shares."""
+        return self.descriptor_size or max(2, int(1 + self.problem.num_clients / 4))
+
+    @cached_property
+    def phi(self) -> Network:
+        """The embedding network φ, with parameters η_v."""
+        p = self.problem
+        name = "two" if self.embedding == "auto" and not p.tokens else self.embedding
+        return undrawn_network(build_embedding, name, p.input_shape, p.classes, self.descriptor, p.tokens)

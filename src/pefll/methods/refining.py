@@ -1,0 +1,65 @@
+"""Clients that go on training the model that they get: a few steps of SGD on their own samples, on their device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from pefll.data.client import Client
+from pefll.methods.contract import BaseMethod, Cohort, Own, each
+from pefll.methods.optim import SGD, sgd_on_loss
+
+
+class Refining(BaseMethod):
+    """The base of methods whose clients may refine their models. A subclass has these attributes as fields.
+
+    Attributes:
+        refine_steps: of SGD that a client takes from the model that it gets; 0 for none.
+        refine_lr: of these steps.
+        batch_size: of a step; 0 for all samples.
+        client_momentum: of a client's SGD.
+        client_clip: maximum norm of its gradient; 0 for no clipping.
+        lambda_theta: of the penalty λ_θ‖θ‖².
+        base_tasks: names of the functions for clients without `refine`.
+    """
+
+    refine_steps: int
+    refine_lr: float
+    batch_size: int
+    client_momentum: float
+    client_clip: float
+    lambda_theta: float
+
+    base_tasks: ClassVar[tuple[str, ...]]
+    personal_settings: ClassVar[tuple[str, ...]] = ("refine_steps", "refine_lr")
+
+    @property
+    def trains_new_clients(self) -> bool:
+        """Whether a new client takes steps of SGD."""
+        return self.refine_steps > 0
+
+    @property
+    def client_tasks(self) -> tuple[str, ...]:
+        """Names of the functions that real clients agree to run."""
+        return (*self.base_tasks, "refine") if self.refine_steps else self.base_tasks
+
+    @property
+    def kept_arguments(self) -> dict[str, tuple[str, ...]]:
+        """The arguments that may be what a client kept: its refined model."""
+        return {"predict": ("theta",)} if self.refine_steps else {}
+
+    def sgd(self, lr: float) -> SGD:
+        """Return a client's optimiser with a learning rate."""
+        return SGD(lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
+
+    def refined(self, cohort: Cohort, theta: Tensor) -> Tensor:
+        """Return the models [c, D] that clients use: those they get, or what their steps make of them."""
+        if self.refine_steps:
+            theta = cohort.run(self.refine, each(theta)).value
+        return theta
+
+    def refine(self, client: Client, theta: Tensor) -> Own:
+        """Take `refine_steps` steps of local SGD from a model [D]; the client keeps the result [D]."""
+        batches = client.batches("refine", self.batch_size or None, self.refine_steps)
+        return Own(sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.refine_lr)))
