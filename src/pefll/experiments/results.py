@@ -26,11 +26,16 @@ SAME = (
 )
 
 
-def collect(folder: RunFolder, target: Path) -> Path:
+def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = None) -> Path:
     """Write the summary and the validation curves of a finished run as one JSON file, and return its path.
 
     The path has the data, method, clients, settings and seed. A file of another run is never overwritten: the new
     file gets a longer name.
+
+    Args:
+        folder: of the run.
+        target: the folder of results.
+        measured: what experiments measured of the run, by their names; what a file of the same run has is kept.
     """
     run = read_run(folder)
     summary = run.summary
@@ -45,7 +50,9 @@ def collect(folder: RunFolder, target: Path) -> Path:
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
     make_folder(target)
     path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
-    write_json(path, summary | {"validation": history})
+    known = read_json(path).get("measured", {}) if path.exists() else {}
+    measured = known | (measured or {})
+    write_json(path, summary | {"validation": history} | ({"measured": measured} if measured else {}))
     return path
 
 

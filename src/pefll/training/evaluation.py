@@ -84,10 +84,17 @@ def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
 
 
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
-    """Return how many samples each client has and how many are right, as whole numbers, from sums [clients, 4]."""
+    """Return each client's samples, right answers, and right answers with absent classes ruled out.
+
+    They are whole numbers, from sums [clients, 4].
+    """
     groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
     whole = {name: np.rint(group).astype(int) for name, group in groups.items()}  # a limited weight may have fractions
-    return {name: {"samples": group[:, 0].tolist(), "correct": group[:, 1].tolist()} for name, group in whole.items()}
+    columns = ("samples", "correct", "masked")
+    return {
+        name: {column: group[:, place].tolist() for place, column in enumerate(columns)}
+        for name, group in whole.items()
+    }
 
 
 class Evaluator:

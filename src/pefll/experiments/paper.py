@@ -1,0 +1,11 @@
+"""All tables and figures of the paper that `pefll reproduce` knows, besides Table 1."""
+
+from __future__ import annotations
+
+from pefll.experiments import embedding, hypernetwork_size, label_masking, regularisation, unlabeled
+from pefll.experiments.experiment import Experiment
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (unlabeled, label_masking, hypernetwork_size, embedding, regularisation)
+}
