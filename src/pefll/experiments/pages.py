@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, OPEN, Evidence, Ve
 from pefll.experiments.experiment import Panel
 from pefll.report.runs import MISSING
 
+_COLUMNS = (
+    *("table", "line", "column", "clients", "measure", "rounds", "seeds", "mean", "std", "paper_mean", "paper_std"),
+    *("interval", "verdict"),
+)
+
 
 def write_page(evidence: Evidence, folder: Path, figures: bool = True) -> list[Path]:
     """Write an experiment's Markdown, CSV and pictures, and return their paths.
@@ -20,11 +26,12 @@ def write_page(evidence: Evidence, folder: Path, figures: bool = True) -> list[P
     Args:
         evidence: its results.
         folder: where the files go.
-        figures: whether to draw; that needs matplotlib.
+        figures: whether to draw, where matplotlib is installed.
     """
     make_folder(folder)
     experiment = evidence.experiment
-    drawn = experiment.draw(evidence, folder) if figures and experiment.draw else []
+    can_draw = figures and find_spec("matplotlib") is not None
+    drawn = experiment.draw(evidence, folder) if can_draw and experiment.draw else []
     page, table = (folder / f"{experiment.file_stem}.{ending}" for ending in ("md", "csv"))
     write_whole(page, markdown(evidence, drawn).encode())
     write_csv(table, rows(evidence))
@@ -119,22 +126,23 @@ def rows(evidence: Evidence) -> list[dict[str, Any]]:
                         "column": column,
                         "clients": point.group,
                         "measure": point.measure,
-                        "rounds": evidence.rounds,
                         "seeds": entry.seeds,
                         "mean": digits(entry.mean, 2),
                         "std": digits(entry.std, 2),
                         "paper_mean": digits(point.paper[0] if point.paper else None, 1),
                         "paper_std": digits(point.paper[1] if point.paper else None, 1),
-                        "interval": "",
-                        "verdict": "",
                     }
                 )
-    for verdict in evidence.verdicts():
-        listed.append(
-            dict.fromkeys(listed[0] if listed else (), "")
-            | {"table": "statements", "line": verdict.text, "column": verdict.where, "rounds": evidence.rounds}
-            # Without plus signs, which a spreadsheet would read as formulas.
-            | {"mean": verdict.figure.replace("+", ""), "interval": verdict.interval.replace("+", "")}
-            | {"verdict": verdict.word}
-        )
-    return listed
+    # Without plus signs, which a spreadsheet would read as formulas.
+    listed += [
+        {
+            "table": "statements",
+            "line": verdict.text,
+            "column": verdict.where,
+            "mean": verdict.figure.replace("+", ""),
+            "interval": verdict.interval.replace("+", ""),
+            "verdict": verdict.word,
+        }
+        for verdict in evidence.verdicts()
+    ]
+    return [dict.fromkeys(_COLUMNS, "") | {"rounds": evidence.rounds} | row for row in listed]

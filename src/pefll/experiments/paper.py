@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from pefll.experiments import embedding, hypernetwork_size, label_masking, regularisation, unlabeled
+from pefll.experiments import (
+    embedding,
+    hypernetwork_size,
+    label_masking,
+    regularisation,
+    training_cost,
+    unlabeled,
+)
 from pefll.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (unlabeled, label_masking, hypernetwork_size, embedding, regularisation)
+    for module in (unlabeled, label_masking, hypernetwork_size, embedding, regularisation, training_cost)
 }
