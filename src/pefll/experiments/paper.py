@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pefll.experiments import (
+    descriptors,
     embedding,
     hypernetwork_size,
     label_masking,
@@ -14,5 +15,5 @@ from pefll.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (unlabeled, label_masking, hypernetwork_size, embedding, regularisation, training_cost)
+    for module in (unlabeled, label_masking, hypernetwork_size, embedding, regularisation, training_cost, descriptors)
 }

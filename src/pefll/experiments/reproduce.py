@@ -435,7 +435,7 @@ def _specs(
             rounds=rounds,
             clients_per_round=job.cell.clients_per_round,
             seed=job.seed,
-            **changes,
+            **(changes | (dict(job.measure.config) if job.measure else {})),
         )
         for job in jobs
     ]

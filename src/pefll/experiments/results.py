@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ SAME = (
 def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = None) -> Path:
     """Write the summary and the validation curves of a finished run as one JSON file, and return its path.
 
-    The path has the data, method, clients, settings and seed. A file of another run is never overwritten: the new
+    The path has the data, method, clients, a Dirichlet partition, settings and seed. A file of another run is never overwritten: the new
     file gets a longer name.
 
     Args:
@@ -48,6 +49,8 @@ def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = N
         for row in run.history
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
+    if summary["partition"].startswith("dirichlet"):  # an experiment's own, beside the data set's usual one
+        name += "-" + re.sub(r"[^\w.]+", "_", summary["partition"])
     make_folder(target)
     path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
     known = read_json(path).get("measured", {}) if path.exists() else {}

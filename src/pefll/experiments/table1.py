@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -43,6 +43,10 @@ class Measure(Protocol):
     @property
     def name(self) -> str:
         """What the result file calls it."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Settings that its runs need, fields of `Config`."""
 
     def callbacks(self) -> Sequence[Callback]:
         """Return who is told of runs while they are trained."""
