@@ -12,6 +12,7 @@ from rich.console import Console
 from pefll.experiments import descriptors
 from pefll.experiments.descriptors import EXPERIMENT, DescriptorCorrelation
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence
+from pefll.experiments.extrapolation import NewClientAccuracy
 from pefll.experiments.pages import write_page
 from pefll.experiments.reproduce import joined, most_valuable_first, read_status, run_missing
 from pefll.experiments.table1 import Cell
@@ -49,7 +50,9 @@ def test_a_run_is_measured_and_its_result_keeps_it(tmp_path):
     plain = read_status(results, (1, 0), 4, None, dataclasses.replace(small, measure=None))
     assert [len(one.missing) for one in (again, plain)] == [1, 1]
     wanted = read_status(results, (1,), 4, None, small)
-    assert [job.measure for job in joined([plain, wanted]).missing] == [small.measure]
+    assert [job.measures for job in joined([plain, wanted]).missing] == [(small.measure,)]
+    other = read_status(results, (1,), 4, None, dataclasses.replace(small, measure=NewClientAccuracy()))
+    assert [len(job.measures) for job in joined([wanted, other, plain]).missing] == [2]
 
 
 def result(seed: int, correlation: list[float]) -> dict:

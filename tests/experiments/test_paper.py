@@ -89,7 +89,8 @@ def test_a_run_of_another_table_is_taken(tmp_path, monkeypatch):
 
 
 def test_results_keep_counts_with_absent_classes_ruled_out(tmp_path):
-    train(tmp_path / "results", experiment(cells=(CELL,)), seeds=(0,), only="one")
+    train(tmp_path / "results", experiment(cells=(CELL,)), seeds=(0,), only="one", keep_weights=False)
+    assert [path.name for path in (tmp_path / "runs").rglob("*.safetensors")] == []
     (path,) = (tmp_path / "results").glob("*.json")
     one = json.loads(path.read_text())
     for group in ("seen", "unseen"):

@@ -262,8 +262,10 @@ def reproduce(
     failures: list[str] = []
     if not tables_only:
         with _going_on_later(folder, results):
+            keeps = order is table.cheapest_first  # all others would fill a disk
+            hardware = {"device": device, "precision": precision}
             failures = table.run_missing(
-                status, results, folder, data_dir, at_once, err, seconds, order, device=device, precision=precision
+                status, results, folder, data_dir, at_once, err, seconds, order, keeps, **hardware
             )
         statuses = read()
     for name, found in statuses.items():

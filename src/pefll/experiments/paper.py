@@ -5,6 +5,7 @@ from __future__ import annotations
 from pefll.experiments import (
     descriptors,
     embedding,
+    extrapolation,
     hypernetwork_size,
     label_masking,
     regularisation,
@@ -15,5 +16,14 @@ from pefll.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (unlabeled, label_masking, hypernetwork_size, embedding, regularisation, training_cost, descriptors)
+    for module in (
+        unlabeled,
+        label_masking,
+        hypernetwork_size,
+        embedding,
+        training_cost,
+        descriptors,
+        extrapolation,
+        regularisation,
+    )
 }

@@ -24,7 +24,7 @@ from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
-from pefll.experiments.tune import chunks, in_words, raise_first, tuned_settings
+from pefll.experiments.tune import chunks, forget_weights, in_words, raise_first, tuned_settings
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
@@ -155,14 +155,15 @@ def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: E
     found = tuned_settings(row.method, cell.data, cell.clients, tuned)
     settings = typed_settings(row.method, table1.recipe(row.method, cell) | found.settings | dict(row.settings))
     source = f"{found.source}, {row.name}" if row.settings else found.source
-    return [Job(row.method, cell, seed, settings, source, experiment.measure) for seed in seeds]
+    measures = () if experiment.measure is None else (experiment.measure,)
+    return [Job(row.method, cell, seed, settings, source, measures) for seed in seeds]
 
 
 def _is_of(result: Result, job: Job, rounds: int) -> bool:
     """Whether a result is what a job would give, with this seed or another."""
     if not _is_in(result, job, rounds):
         return False
-    if job.measure is not None and job.measure.name not in result.get("measured", {}):
+    if not all(measure.name in result.get("measured", {}) for measure in job.measures):
         return False
     defaults = hyperparameters(job.method)
     # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
@@ -244,8 +245,8 @@ def most_valuable_first(status: TableStatus, at_once: int, out: Path) -> list[Se
     found = []
     while waiting:
         first = waiting[0]
-        kind = (first.method, first.cell, first.measure)
-        alike = [job for job in waiting if (job.method, job.cell, job.measure) == kind][:at_once]
+        kind = (first.method, first.cell, first.measures)
+        alike = [job for job in waiting if (job.method, job.cell, job.measures) == kind][:at_once]
         found.append(_batch(alike, status, out))
         waiting = [job for job in waiting if not any(job is taken for taken in alike)]
     return found
@@ -261,13 +262,12 @@ def joined(statuses: Sequence[TableStatus]) -> TableStatus:
     """Return what several experiments miss, each run once."""
     missing: list[Job] = []
     for job in (job for status in statuses for job in status.missing):
-        twins = [other for other in missing if _is_same(job, other)]
-        if not twins:
+        twin = next((place for place, other in enumerate(missing) if _is_same(job, other)), None)
+        if twin is None:
             missing.append(job)
-        elif job.measure is not None and twins[0].measure is None:  # the one that is also measured serves both
-            missing[missing.index(twins[0])] = job
-        elif job.measure is not None and job.measure != twins[0].measure:
-            missing.append(job)
+        else:  # one run, and everything that is measured of it
+            both = dict.fromkeys((*missing[twin].measures, *job.measures))
+            missing[twin] = missing[twin]._replace(measures=tuple(both))
     return statuses[0]._replace(missing=missing, name="--missing")
 
 
@@ -344,6 +344,7 @@ def run_missing(
     console: Console,
     budget: float | None = None,
     order: Order = cheapest_first,
+    keep_weights: bool = True,
     **changes: Any,
 ) -> list[str]:
     """Train everything that is missing and write each result as its run ends.
@@ -358,6 +359,7 @@ def run_missing(
         budget: seconds from now. What would not fit is left out, and what takes longer than it was reckoned to is
             stopped, with a checkpoint. None for no end.
         order: what comes first; `cheapest_first` or `most_valuable_first`.
+        keep_weights: whether runs that ended keep their checkpoints, which take some 600 MB each.
         changes: other fields of `Config`: device, eval_every, ...
 
     Returns:
@@ -391,18 +393,19 @@ def run_missing(
             break
         specs = list(_specs(jobs, status.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
-        measure = jobs[0].measure
-        if measure is None:
-            outcomes = fitting.train_all(specs, console=console, ended=keep, seconds=seconds)
-        else:
-            outcomes = fitting.train_all(specs, console=console, seconds=seconds, callbacks=measure.callbacks())
+        measures = jobs[0].measures
+        told = [callback for measure in measures for callback in measure.callbacks()]
+        at_end = None if measures else keep
+        outcomes = fitting.train_all(specs, console=console, ended=at_end, seconds=seconds, callbacks=told)
         for spec, outcome in zip(specs, outcomes, strict=True):
+            assert spec.folder is not None
             if isinstance(outcome, Diverged):
                 failures.append(f"{spec.title}: {outcome}")
-            elif measure is not None and isinstance(outcome, run.Run):
+            elif measures and isinstance(outcome, run.Run):
                 # Not while others train: measuring needs the device.
-                assert spec.folder is not None
-                keep(spec, outcome, {measure.name: measure.of(outcome, spec.folder.path)})
+                keep(spec, outcome, {measure.name: measure.of(outcome, spec.folder.path) for measure in measures})
+        if not keep_weights:
+            forget_weights(specs, outcomes)
         if any(isinstance(outcome, Stopped) and outcome.signal == TIME_IS_UP for outcome in outcomes):
             say(console, f"the time is up; saved in {out}, and the same command goes on")
             break
@@ -435,7 +438,7 @@ def _specs(
             rounds=rounds,
             clients_per_round=job.cell.clients_per_round,
             seed=job.seed,
-            **(changes | (dict(job.measure.config) if job.measure else {})),
+            **(changes | {key: value for measure in job.measures for key, value in measure.config.items()}),
         )
         for job in jobs
     ]
@@ -453,6 +456,10 @@ def _specs(
 
 
 def _folder(out: Path, job: Job) -> Path:
-    """Return a run's folder; its name has the hyper-parameters, so that one run is never taken for another."""
+    """Return a run's folder; its name has the hyper-parameters, so that one run is never taken for another.
+
+    A run that is watched while it trains has a folder of its own.
+    """
     tag = "".join(f"-{name}_{value}" for name, value in job.settings.items())
+    tag += "-watched" if any(measure.callbacks() for measure in job.measures) else ""
     return seed_folder(out / f"{job.cell.name}-{job.method}{tag}", job.seed)

@@ -30,8 +30,8 @@ SAME = (
 def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = None) -> Path:
     """Write the summary and the validation curves of a finished run as one JSON file, and return its path.
 
-    The path has the data, method, clients, a Dirichlet partition, settings and seed. A file of another run is never overwritten: the new
-    file gets a longer name.
+    The path has the data, method, clients, a Dirichlet partition, settings and seed. A file of another run is never
+    overwritten: the new file gets a longer name.
 
     Args:
         folder: of the run.

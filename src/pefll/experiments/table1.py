@@ -63,7 +63,7 @@ class Job(NamedTuple):
     seed: int
     settings: dict[str, Any]  # hyper-parameters other than the defaults
     source: str  # of the settings, for readers
-    measure: Measure | None = None
+    measures: tuple[Measure, ...] = ()
 
 
 # The paper uses 5% of the clients per round, and 5 clients for FEMNIST. Both columns of writers here use 5.
