@@ -27,7 +27,7 @@ from pefll.training.run import Run
 Array = npt.NDArray[Any]
 CELL = DIRICHLET_CELLS[0]
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(1, 11))
-GROUP = 25  # clients for each α; then they have 400 samples, as those of training
+GROUP = 25  # clients for each α; then they have some 370 samples, and those of training 400
 # Methods of Table 1: PeFLL, the baselines that are best in it on CIFAR-10, and Local.
 ROWS = (
     *(Row("PeFLL", "pefll"), Row("kNN-Per", "knn-per"), Row("Per-FedAvg", "per-fedavg")),
@@ -214,10 +214,10 @@ EXPERIMENT = Experiment(
     name="extrapolation",
     title="New clients unlike those of training",
     about="CIFAR-10 with 100 clients whose class proportions are Dirichlet with α = 0.1, of which 90 train; then new "
-    f"clients with other α, {GROUP} each, with as many samples. The settings are those of Table 1. No new client has a "
-    "sample that anybody trained on: their training samples come from the validation split, which only chose the best "
-    "round, and their test samples from the test split. Within a group clients may share samples. The paper draws a "
-    "figure without numbers.",
+    f"clients with other α, {GROUP} each. They have some 370 training samples; those that train have 400. The settings "
+    "are those of Table 1. No new client has a sample that anybody trained on: their training samples come from the "
+    "validation split, which only chose the best round, and their test samples from the test split. Within a group "
+    "clients may share samples. The paper draws a figure without numbers.",
     cells=(CELL,),
     rows=ROWS,
     measure=NewClientAccuracy(),
