@@ -206,3 +206,30 @@ def test_what_a_new_client_pays(pefll, refused, labelled, tmp_path):
 def trained_beside(pefll, tmp_path) -> Path:
     assert pefll("train", *DIGITS, "--method", "fedavg", "--out", tmp_path / "fedavg").code == 0
     return tmp_path / "fedavg"
+
+
+def test_reproducing_what_is_missing_of_all_experiments(pefll, refused, tmp_path, monkeypatch):
+    from pefll.experiments import experiment, paper, table1
+
+    cell = table1.Cell("digits", 10, "by-class 2", "Digits", 1100, model="mlp")
+    monkeypatch.setattr(table1, "CELLS", ())
+    row = experiment.Row("short", "fedavg", {"local_steps": 2})
+    panel = experiment.panel("Seen", [cell], {"short": experiment.Point("short", cell)}, {"short": [(81.6, 0.7)]})
+    small = experiment.Experiment("small", "A small one", "About it.", [cell], [row], [panel])
+    monkeypatch.setattr(paper, "EXPERIMENTS", {"small": small})
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "--missing", "--rounds", 2, "--seeds", "0,1"]
+    assert "2 runs are missing" in pefll(*words, "--dry-run").out
+    assert "in this time" in pefll(*words, "--dry-run", "--budget", 5).out
+    said = pefll(*words)
+    assert said.code == 0, said.err
+    assert "wrote results/small.md" in said.out
+    assert "wrote results/table1.md" in said.out
+    assert (tmp_path / "runs/paper/digits-10-fedavg-local_steps_2/seed-1/summary.json").is_file()
+    shown = pefll("reproduce", "small", "--rounds", 2, "--tables-only").out
+    assert "[2 of 3 seeds] (81.6 ± 0.7) |" in shown
+    assert "0 runs are missing" in pefll("reproduce", "small", "--rounds", 2, "--seeds", "0,1", "--dry-run").out
+    assert "1 run is missing" in pefll(*words[:-1], "2", "--dry-run", "--only", "small").out
+    assert "PEFLL-C036" in refused("reproduce")
+    assert "PEFLL-C036" in refused("reproduce", "small", "--missing")
+    assert refused("reproduce", "--missing", "--only", "smal").startswith("unknown experiment 'smal': did you mean")

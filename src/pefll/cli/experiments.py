@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +34,10 @@ from pefll.core.wording import counted, first_few
 from pefll.engines.hardware import pick_device
 from pefll.methods import typed_settings
 from pefll.runs.config import Config
+
+if TYPE_CHECKING:
+    from pefll.experiments.experiment import Experiment
+    from pefll.experiments.reproduce import TableStatus
 
 
 def demo(
@@ -151,9 +156,27 @@ def tune(
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help="What to reproduce: table1.", metavar="WHAT")],
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to reproduce: table1, unlabeled, label-masking, hypernetwork-size, embedding, regularisation, "
+            "cost, descriptors or extrapolation.",
+            metavar="WHAT",
+            show_default=False,
+        ),
+    ] = None,
+    missing: Annotated[
+        bool,
+        typer.Option(
+            "--missing", help="Run what is missing of all of them, the most valuable first, in place of WHAT."
+        ),
+    ] = False,
     only: Annotated[
-        str | None, typer.Option(help="Run only these methods, cells or data sets: pefll,fedavg/cifar10-100,femnist.")
+        str | None,
+        typer.Option(
+            help="Run only these methods or rows, cells or data sets: pefll,fedavg/cifar10-100,femnist. "
+            "With --missing: only these experiments."
+        ),
     ] = None,
     seeds: Annotated[
         str, typer.Option(help="Seeds to run. Tables use 0, 1, 2 and all others that every method has.")
@@ -162,9 +185,14 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is missing, with its time.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables; train nothing.")] = False,
     data_dir: DataDir = Path("data"),
-    folder: Annotated[Path, typer.Option("--out", help="The folder for runs; stopped ones resume from it.")] = Path(
-        "runs/table1"
-    ),
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The folder for runs; stopped ones resume from it.",
+            show_default="runs/table1, or runs/paper for all but Table 1",
+        ),
+    ] = None,
     results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
     at_once: Annotated[int, typer.Option(help="Number of seeds of a method that share the device.")] = 3,
     budget: Annotated[
@@ -177,12 +205,16 @@ def reproduce(
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
 ) -> None:
-    """Reproduce the paper's Table 1: train missing runs, then write results/table1.md, .tex and .csv.
+    """Reproduce a table or figure of the paper: run what is missing, then write its tables into the results.
+
+    Table 1 becomes results/table1.md, .tex and .csv. Every other one becomes NAME.md and NAME.csv: our figures beside
+    the paper's, and for each of the paper's statements whether it holds.
 
     A run is missing if `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
     Hyper-parameters are the best of `pefll tune` for the cell, else for the nearest number of clients, else the
-    method's defaults. The cheapest runs come first. Each run writes its result when it ends. After Ctrl-C or a crash,
-    give the command again: unfinished runs resume from their last checkpoint.
+    method's defaults. The cheapest runs of Table 1 come first. Elsewhere small federations come first, then small
+    seeds, then cheap runs. Each run writes its result when it ends. After Ctrl-C or a crash, give the command again:
+    unfinished runs resume from their last checkpoint.
 
     For example:
 
@@ -190,17 +222,17 @@ def reproduce(
 
     - `pefll reproduce table1 --only pefll,fedavg,cifar10-100 --seeds 0`
 
-    - `pefll reproduce table1 --budget 25`
+    - `pefll reproduce hypernetwork-size --only S,L,cifar10-100 --precision bf16`
 
-    - `pefll reproduce table1 --tables-only`
+    - `pefll reproduce --missing --budget 25`
+
+    - `pefll reproduce --missing --tables-only`
     """
-    from pefll.experiments import comparison
     from pefll.experiments import reproduce as table
     from pefll.experiments.results import no_results
     from pefll.experiments.tune import check_at_once
 
-    if what != "table1":
-        raise unknown("experiment", what, ["table1"])
+    names = _names(what, missing, only)
     if dry_run and tables_only:
         raise PefllError(
             "--dry-run writes nothing, and --tables-only writes the tables; leave one of them out", code="PEFLL-C004"
@@ -215,9 +247,17 @@ def reproduce(
     if tables_only and not results.is_dir():
         raise no_results(results)
     seconds = None if budget is None else 60 * budget
-    status = table.read_status(results, parse_seeds(seeds), rounds, only)
+    numbers, words = parse_seeds(seeds), None if missing else only
+
+    def read() -> dict[str, table.TableStatus]:
+        return {name: table.read_status(results, numbers, rounds, words, _experiment(name)) for name in names}
+
+    statuses = read()
+    status = table.joined(list(statuses.values())) if missing else statuses[names[0]]
+    order = table.cheapest_first if names == ["table1"] and not missing else table.most_valuable_first
+    folder = folder or Path("runs/table1" if order is table.cheapest_first else "runs/paper")
     if dry_run:
-        out.print(table.missing_table(status, table.cheapest_first(status, at_once, folder), seconds))
+        out.print(table.missing_table(status, order(status, at_once, folder), seconds))
         if status.missing and pick_device(device).type == "cpu":
             why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"
             say(out, f"The times are those of a GPU, and {why}: a CPU takes much longer.")
@@ -225,17 +265,70 @@ def reproduce(
     failures: list[str] = []
     if not tables_only:
         with _advice_when_stopped(folder, results):
+            keeps = order is table.cheapest_first  # all others would fill a disk
+            hardware = {"device": device, "precision": precision}
             failures = table.run_missing(
-                status, results, folder, data_dir, at_once, err, seconds, device=device, precision=precision
+                status, results, folder, data_dir, at_once, err, seconds, order, keeps, **hardware
             )
-        status = table.read_status(results, parse_seeds(seeds), rounds, only)
-    for path in comparison.write_tables(status.comparison(), results):
-        say(out, f"wrote {path}")
-    if status.left_out:
-        listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in status.left_out.items())
-        say(out, f"left out of the tables, because newer settings were chosen ({results / 'tune'}): {listed}")
+        statuses = read()
+    for name, found in statuses.items():
+        _write(name, found, results, quiet=missing)
     if failures:
         raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}", code="PEFLL-C006")
+
+
+def _names(what: str | None, missing: bool, only: str | None) -> list[str]:
+    """Return the experiments that are asked for."""
+    from pefll.experiments.paper import EXPERIMENTS
+
+    known = ["table1", *EXPERIMENTS]
+    if missing == (what is not None):
+        raise PefllError(
+            f"name one experiment ({', '.join(known)}), or give --missing for all of them", code="PEFLL-C036"
+        )
+    if what is not None:
+        if what not in known:
+            raise unknown("experiment", what, known)
+        return [what]
+    asked = [word for word in re.split(r"[,\s]+", only or "") if word]
+    for word in asked:
+        if word not in known:
+            raise unknown("experiment", word, known)
+    return [name for name in known if name in asked or not asked]
+
+
+def _experiment(name: str) -> Experiment | None:
+    """Return an experiment by name; None for Table 1."""
+    from pefll.experiments.paper import EXPERIMENTS
+
+    return EXPERIMENTS.get(name)
+
+
+def _write(name: str, status: TableStatus, results: Path, quiet: bool) -> None:
+    """Write the tables of an experiment and say what is in them.
+
+    Args:
+        name: of the experiment.
+        status: its results.
+        results: where the tables go.
+        quiet: whether the tables themselves are not printed.
+    """
+    from pefll.experiments import comparison, pages
+
+    experiment = _experiment(name)
+    if experiment is None:
+        for path in comparison.write_tables(status.comparison(), results):
+            say(out, f"wrote {path}")
+        if status.left_out:
+            listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in status.left_out.items())
+            say(out, f"not in them, as other settings were chosen since ({results / 'tune'}): {listed}")
+        return
+    evidence = status.evidence(experiment)
+    paths = pages.write_page(evidence, results)
+    if not quiet:
+        out.print(paths[0].read_text(), markup=False, highlight=False, soft_wrap=True)
+    for path in paths:
+        say(out, f"wrote {path}")
 
 
 def cost(

@@ -176,16 +176,16 @@ def rows(table: Comparison) -> list[dict[str, Any]]:
                 "num_clients": entry.cell.clients,
                 "rounds": table.rounds,
                 "seeds": entry.seeds,
-                "mean": _digits(entry.mean, 2),
-                "std": _digits(entry.std, 2),
+                "mean": digits(entry.mean, 2),
+                "std": digits(entry.std, 2),
                 "best": int(entry.best),
-                "paper_mean": _digits(entry.paper[0] if entry.paper else None, 1),
-                "paper_std": _digits(entry.paper[1] if entry.paper else None, 1),
+                "paper_mean": digits(entry.paper[0] if entry.paper else None, 1),
+                "paper_std": digits(entry.paper[1] if entry.paper else None, 1),
                 "best_baseline": lead.baseline if lead else "",
-                "lead": _digits(tested.points if tested else lead.points if lead else None, 2),
-                "lead_low": _digits(tested.low if tested else None, 2),
-                "lead_high": _digits(tested.high if tested else None, 2),
-                "p": _digits(tested.p if tested else None, 4),
+                "lead": digits(tested.points if tested else lead.points if lead else None, 2),
+                "lead_low": digits(tested.low if tested else None, 2),
+                "lead_high": digits(tested.high if tested else None, 2),
+                "p": digits(tested.p if tested else None, 4),
                 "lead_seeds": tested.seeds if tested else "",
                 "lead_clients": tested.clients if tested else "",
             }
@@ -193,8 +193,9 @@ def rows(table: Comparison) -> list[dict[str, Any]]:
     return listed
 
 
-def _digits(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+def digits(value: float | None, places: int) -> str:
+    """Return a number with so many decimal places; "" for None."""
+    return "" if value is None else f"{value:.{places}f}"
 
 
 def markdown(table: Comparison) -> str:
@@ -214,7 +215,7 @@ def markdown(table: Comparison) -> str:
         lines.append("| --- |" + " --- |" * len(table.cells))
         lines.append("| *seeds* | " + " | ".join(str(seeds) for seeds in _seeds(table)) + " |")
         for method, title in ROWS.items():
-            cells = [_markdown_cell(table.entries[group, method, cell.name]) for cell in table.cells]
+            cells = [entry_markdown(table.entries[group, method, cell.name]) for cell in table.cells]
             lines.append(f"| {title} | " + " | ".join(cells) + " |")
     lines += ["", "## Ahead of the best baseline", ""]
     if table.leads:
@@ -250,7 +251,7 @@ def _more_seeds(table: Comparison) -> list[str]:
         for method, title in ROWS.items():
             both = [entry for group in GROUPS if (entry := table.more.get((group, method, cell.name)))]
             if both:
-                shown = " | ".join(_markdown_cell(entry) for entry in both)
+                shown = " | ".join(entry_markdown(entry) for entry in both)
                 lines.append(f"| {cell.title} | {title} | {both[0].seeds} | {shown} |")
     return [*lines, "", *_lead_rows(table.more_leads)] if table.more_leads else lines
 
@@ -274,7 +275,8 @@ def _lead_row(lead: Lead) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _markdown_cell(entry: Entry) -> str:
+def entry_markdown(entry: Entry) -> str:
+    """Return our mean in Markdown, bold if it is the best, and the paper's in brackets."""
     return _cell(entry, lambda text: f"**{text}**", "±")
 
 

@@ -1,11 +1,11 @@
-"""Run what is missing of Table 1, a batch at a time, and keep every result as it comes."""
+"""Run what is missing of the paper's tables and figures, a batch at a time, and keep every result as it comes."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,12 @@ from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, compare
+from pefll.experiments.evidence import Evidence
+from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
-from pefll.experiments.tune import chunks, in_words, raise_first, tuned_settings
+from pefll.experiments.tune import chunks, forget_weights, in_words, raise_first, tuned_settings
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
@@ -45,6 +47,7 @@ class TableStatus(NamedTuple):
         rounds: of training.
         left_out: how many results a method has in a cell where none has the settings that are chosen, by
             method/cell.
+        name: of the experiment.
     """
 
     jobs: list[Job]
@@ -53,13 +56,25 @@ class TableStatus(NamedTuple):
     speeds: list[Speed]
     rounds: int
     left_out: dict[str, int]
+    name: str = "table1"
 
     def comparison(self) -> Comparison:
-        """Return the table as far as it is."""
+        """Return Table 1 as far as it is."""
         return compare(self.found, table1.CELLS, self.rounds, table1.SEEDS)
 
+    def evidence(self, experiment: Experiment) -> Evidence:
+        """Return what the results of an experiment say."""
+        return Evidence(experiment, self.found, table1.SEEDS, self.rounds)
 
-def read_status(results: Path, seeds: Sequence[int], rounds: int, only: str | None = None) -> TableStatus:
+
+def _table1() -> Experiment:
+    rows = [Row(method, method) for method in table1.ROWS if method in METHODS]
+    return Experiment("table1", "Table 1", "", table1.CELLS, rows)
+
+
+def read_status(
+    results: Path, seeds: Sequence[int], rounds: int, only: str | None = None, experiment: Experiment | None = None
+) -> TableStatus:
     """Look which results there are and which are missing.
 
     Args:
@@ -68,8 +83,11 @@ def read_status(results: Path, seeds: Sequence[int], rounds: int, only: str | No
         rounds: that every run should have.
         only: names of methods, cells (cifar10-100) or data sets, with commas or slashes between them; what is missing
             elsewhere is not asked for. None for everything.
+        experiment: whose runs; None for Table 1.
     """
-    methods, cells = parse_only(only)
+    whole = experiment is None or experiment.name == "table1"
+    experiment = experiment or _table1()
+    names, cells = parse_only(only) if whole else parse_only(only, experiment)
     have = read_results(results) if results.is_dir() else []
     # Where a run was done in several precisions, the one that a GPU takes if not told otherwise stands for it.
     have.sort(key=lambda result: result.get("precision") != "tf32")
@@ -77,38 +95,44 @@ def read_status(results: Path, seeds: Sequence[int], rounds: int, only: str | No
     missing: list[Job] = []
     found: Found = {}
     left_out: dict[str, int] = {}
-    for cell in table1.CELLS:
-        for method in table1.ROWS:
-            if method not in METHODS:
+    for cell in experiment.cells:
+        for row in experiment.rows:
+            if row.method not in METHODS or row.data not in ("", cell.data):
                 continue
-            wanted = _jobs(method, cell, seeds, results / "tune")
+            wanted = _jobs(row, cell, seeds, results / "tune", experiment)
             by_seed: dict[int, Result] = {}
             for result in have:
                 if _is_of(result, wanted[0], rounds):
                     by_seed.setdefault(result["seed"], result)
-            found[method, cell.name] = [by_seed[seed] for seed in sorted(by_seed)]
-            others = [result for result in have if not by_seed and _is_in(result, wanted[0], rounds)]
+            found[row.name, cell.name] = [by_seed[seed] for seed in sorted(by_seed)]
+            others = [result for result in have if whole and not by_seed and _is_in(result, wanted[0], rounds)]
             if others:
-                left_out[f"{method}/{cell.name}"] = len(others)
+                left_out[f"{row.name}/{cell.name}"] = len(others)
             jobs += wanted
-            if method in methods and cell.name in cells:
+            if row.name in names and cell.name in cells:
                 missing += [job for job in wanted if job.seed not in by_seed]
-    return TableStatus(jobs, missing, found, speeds([*have, *read_trials(results / "tune")]), rounds, left_out)
+    known = speeds([*have, *read_trials(results / "tune")])
+    return TableStatus(jobs, missing, found, known, rounds, left_out, experiment.name)
 
 
-def parse_only(words: str | None) -> tuple[set[str], set[str]]:
-    """Return the methods and the names of the cells that some words stand for; all where no word is about them.
+def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:
+    """Return the rows and the names of the cells that some words stand for; all where no word is about them.
 
     Args:
-        words: see `read_status`.
+        words: see `read_status`; a method stands for all rows that it has.
+        experiment: whose rows and cells; None for Table 1, whose rows are methods.
 
     Raises:
         PefllError: for words that stand for nothing, or where there are none.
     """
-    methods, cells = set(), set()
-    names = {cell.name: {cell.name} for cell in table1.CELLS}
-    for cell in table1.CELLS:
+    every = table1.CELLS if experiment is None else experiment.cells
+    names = {cell.name: {cell.name} for cell in every}
+    for cell in every:
         names.setdefault(cell.data, set()).add(cell.name)
+    rows: dict[str, set[str]] = {}
+    for row in experiment.rows if experiment else [Row(method, method) for method in METHODS]:
+        rows.setdefault(row.method, set()).add(row.name)
+    rows |= {name: {name} for found in list(rows.values()) for name in found}
     listed = [word for word in re.split(r"[,/\s]+", words or "") if word]
     if words is not None and not listed:
         raise PefllError(
@@ -116,25 +140,30 @@ def parse_only(words: str | None) -> tuple[set[str], set[str]]:
             "it away for all",
             code="PEFLL-X006",
         )
+    wanted, cells = set(), set()
     for word in listed:
-        if word in METHODS:
-            methods.add(word)
+        if word in rows:
+            wanted |= rows[word]
         elif word in names:
             cells |= names[word]
         else:
-            raise unknown("method or cell", word, [*METHODS, *names])
-    return methods or set(METHODS), cells or {cell.name for cell in table1.CELLS}
+            raise unknown("method or cell", word, [*rows, *names])
+    return wanted or set.union(*rows.values()), cells or {cell.name for cell in every}
 
 
-def _jobs(method: str, cell: Cell, seeds: Sequence[int], tuned: Path) -> list[Job]:
-    found = tuned_settings(method, cell.data, cell.clients, tuned)
-    settings = typed_settings(method, table1.recipe(method, cell) | found.settings)
-    return [Job(method, cell, seed, settings, found.source) for seed in seeds]
+def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: Experiment) -> list[Job]:
+    found = tuned_settings(row.method, cell.data, cell.clients, tuned)
+    settings = typed_settings(row.method, table1.recipe(row.method, cell) | found.settings | dict(row.settings))
+    source = f"{found.source}, {row.name}" if row.settings else found.source
+    measures = () if experiment.measure is None else (experiment.measure,)
+    return [Job(row.method, cell, seed, settings, source, measures) for seed in seeds]
 
 
 def _is_of(result: Result, job: Job, rounds: int) -> bool:
     """Whether a result is what a job would give, with this seed or another."""
     if not _is_in(result, job, rounds):
+        return False
+    if not all(measure.name in result.get("measured", {}) for measure in job.measures):
         return False
     defaults = hyperparameters(job.method)
     # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
@@ -162,10 +191,10 @@ def _is_in(result: Result, job: Job, rounds: int) -> bool:
 
 
 class SeedBatch(NamedTuple):
-    """Runs of a method in a cell that differ by their seeds, and are trained together.
+    """Runs of a method in a cell that differ by their seeds or settings, and are trained together.
 
     Attributes:
-        jobs: one for each seed.
+        jobs: the runs.
         each: the seconds of a device that each of them takes.
         basis: what the seconds are reckoned from, in words.
     """
@@ -196,13 +225,58 @@ def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBat
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in status.missing:
         groups.setdefault((job.cell.name, job.method), []).append(job)
-    found = []
-    for jobs in groups.values():
-        for part in chunks(jobs, at_once):
-            alone = estimate(part[0], status.speeds, status.rounds)
-            left = sum(_share_left(RunFolder(_folder(out, job)), status.rounds) for job in part) / len(part)
-            found.append(SeedBatch(part, left * alone.seconds, alone.basis))
+    found = [_batch(part, status, out) for jobs in groups.values() for part in chunks(jobs, at_once)]
     return sorted(found, key=lambda batch: batch.seconds)
+
+
+def most_valuable_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBatch]:
+    """Return what is missing, in the order in which it is run when several experiments wait.
+
+    Few clients a round come before many, then smaller seeds before larger ones, then cheap runs before dear ones. A
+    batch is filled with the next runs of the same method in the same cell, which train together in less time.
+
+    Args:
+        status: what is missing.
+        at_once: how many runs are trained together.
+        out: the folder of runs: those that were stopped have less to do.
+    """
+    costs = [(job, _batch([job], status, out).each) for job in status.missing]
+    waiting = [job for job, _ in sorted(costs, key=lambda one: (one[0].cell.cohort, one[0].seed, one[1]))]
+    found = []
+    while waiting:
+        first = waiting[0]
+        kind = (first.method, first.cell, first.measures)
+        alike = [job for job in waiting if (job.method, job.cell, job.measures) == kind][:at_once]
+        found.append(_batch(alike, status, out))
+        waiting = [job for job in waiting if not any(job is taken for taken in alike)]
+    return found
+
+
+def _batch(jobs: Sequence[Job], status: TableStatus, out: Path) -> SeedBatch:
+    alone = estimate(jobs[0], status.speeds, status.rounds)
+    left = sum(_share_left(RunFolder(_folder(out, job)), status.rounds) for job in jobs) / len(jobs)
+    return SeedBatch(jobs, left * alone.seconds, alone.basis)
+
+
+def joined(statuses: Sequence[TableStatus]) -> TableStatus:
+    """Return what several experiments miss, each run once."""
+    missing: list[Job] = []
+    for job in (job for status in statuses for job in status.missing):
+        twin = next((place for place, other in enumerate(missing) if _is_same(job, other)), None)
+        if twin is None:
+            missing.append(job)
+        else:  # one run, and everything that is measured of it
+            both = dict.fromkeys((*missing[twin].measures, *job.measures))
+            missing[twin] = missing[twin]._replace(measures=tuple(both))
+    return statuses[0]._replace(missing=missing, name="--missing")
+
+
+def _is_same(job: Job, other: Job) -> bool:
+    defaults = hyperparameters(job.method) if job.method == other.method else {}
+    return (job.method, job.cell, job.seed, defaults | job.settings) == (
+        *(other.method, other.cell, other.seed),
+        defaults | other.settings,
+    )
 
 
 def _share_left(folder: RunFolder, rounds: int) -> float:
@@ -216,7 +290,7 @@ def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float
 
     Args:
         status: gives the rounds.
-        queue: what is missing, as `cheapest_first` returns it.
+        queue: what is missing, in order.
         budget: the seconds that there are; what does not fit comes behind. None for no end.
     """
     missing = len(status.missing)
@@ -247,14 +321,18 @@ def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float
 
 def _add_rows(table: Table, queue: Sequence[SeedBatch], style: str) -> None:
     for batch in queue:
-        if batch.jobs:
-            job, seeds = batch.jobs[0], ",".join(str(job.seed) for job in batch.jobs)
-            settings = f"{job.source}: {in_words(job.settings)}" if job.settings else job.source
-            words = (job.cell.name, job.method, seeds, settings, duration(batch.seconds), batch.basis)
+        same: dict[str, list[Job]] = {}
+        for job in batch.jobs:
+            same.setdefault(f"{job.source}: {in_words(job.settings)}" if job.settings else job.source, []).append(job)
+        for settings, jobs in same.items():
+            job, seeds = jobs[0], ",".join(str(job.seed) for job in jobs)
+            words = (job.cell.name, job.method, seeds, settings, duration(len(jobs) * batch.each), batch.basis)
             table.add_row(*words, style=style)
 
 
 # Running it.
+
+Order = Callable[[TableStatus, int, Path], list[SeedBatch]]
 
 
 def run_missing(
@@ -265,9 +343,11 @@ def run_missing(
     at_once: int,
     console: Console,
     budget: float | None = None,
+    order: Order = cheapest_first,
+    keep_weights: bool = True,
     **changes: Any,
 ) -> list[str]:
-    """Train everything that is missing, the cheapest first, and write each result as its run ends.
+    """Train everything that is missing and write each result as its run ends.
 
     Args:
         status: what is missing.
@@ -278,6 +358,8 @@ def run_missing(
         console: shows progress.
         budget: seconds from now. What would not fit is left out, and what takes longer than it was reckoned to is
             stopped, with a checkpoint. None for no end.
+        order: what comes first; `cheapest_first` or `most_valuable_first`.
+        keep_weights: whether runs that ended keep their checkpoints, which take some 600 MB each.
         changes: other fields of `Config`: device, eval_every, ...
 
     Returns:
@@ -291,29 +373,39 @@ def run_missing(
     federations: Federations = {}
     made: list[Result] = []
 
-    def keep(spec: RunSpec, ended: run.Run) -> None:
+    def keep(spec: RunSpec, ended: run.Run, measured: dict[str, Any] | None = None) -> None:
         assert spec.folder is not None
-        path = collect(spec.folder, results)
+        path = collect(spec.folder, results, measured)
         made.append(ended.summary)
         say(console, f"wrote {path}: {len(made)} of {len(status.missing)} runs done")
 
     pending = status
     while pending.missing:
-        queue = cheapest_first(pending, at_once, out)
+        queue = order(pending, at_once, out)
         jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
         if not jobs:
             left = counted(len(pending.missing), "run")
             say(
                 console,
-                f"there is no time for the other {left}; `pefll reproduce table1 --dry-run` tells how much it takes",
+                f"there is no time for the other {left}; `pefll reproduce {status.name} --dry-run` tells how much it "
+                "takes",
             )
             break
         specs = list(_specs(jobs, status.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
-        outcomes = fitting.train_all(specs, console=console, ended=keep, seconds=seconds)
+        measures = jobs[0].measures
+        told = [callback for measure in measures for callback in measure.callbacks()]
+        at_end = None if measures else keep
+        outcomes = fitting.train_all(specs, console=console, ended=at_end, seconds=seconds, callbacks=told)
         for spec, outcome in zip(specs, outcomes, strict=True):
+            assert spec.folder is not None
             if isinstance(outcome, Diverged):
                 failures.append(f"{spec.title}: {outcome}")
+            elif measures and isinstance(outcome, run.Run):
+                # Not while others train: measuring needs the device.
+                keep(spec, outcome, {measure.name: measure.of(outcome, spec.folder.path) for measure in measures})
+        if not keep_weights:
+            forget_weights(specs, outcomes)
         if any(isinstance(outcome, Stopped) and outcome.signal == TIME_IS_UP for outcome in outcomes):
             say(console, f"the time is up; saved in {out}, and the same command goes on")
             break
@@ -346,7 +438,7 @@ def _specs(
             rounds=rounds,
             clients_per_round=job.cell.clients_per_round,
             seed=job.seed,
-            **changes,
+            **(changes | {key: value for measure in job.measures for key, value in measure.config.items()}),
         )
         for job in jobs
     ]
@@ -364,6 +456,10 @@ def _specs(
 
 
 def _folder(out: Path, job: Job) -> Path:
-    """Return a run's folder; its name has the hyper-parameters, so that one run is never taken for another."""
+    """Return a run's folder; its name has the hyper-parameters, so that one run is never taken for another.
+
+    A run that is watched while it trains has a folder of its own.
+    """
     tag = "".join(f"-{name}_{value}" for name, value in job.settings.items())
+    tag += "-watched" if any(measure.callbacks() for measure in job.measures) else ""
     return seed_folder(out / f"{job.cell.name}-{job.method}{tag}", job.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,16 @@ SAME = (
 )
 
 
-def collect(folder: RunFolder, target: Path) -> Path:
+def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = None) -> Path:
     """Write the summary and the validation curves of a finished run as one JSON file, and return its path.
 
-    The path has the data, method, clients, settings and seed. A file of another run is never overwritten: the new
-    file gets a longer name.
+    The path has the data, method, clients, a Dirichlet partition, settings and seed. A file of another run is never
+    overwritten: the new file gets a longer name.
+
+    Args:
+        folder: of the run.
+        target: the folder of results.
+        measured: what experiments measured of the run, by their names; what a file of the same run has is kept.
     """
     run = read_run(folder)
     summary = run.summary
@@ -43,9 +49,13 @@ def collect(folder: RunFolder, target: Path) -> Path:
         for row in run.history
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
+    if summary["partition"].startswith("dirichlet"):  # an experiment's own, beside the data set's usual one
+        name += "-" + re.sub(r"[^\w.]+", "_", summary["partition"])
     make_folder(target)
     path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
-    write_json(path, summary | {"validation": history})
+    known = read_json(path).get("measured", {}) if path.exists() else {}
+    measured = known | (measured or {})
+    write_json(path, summary | {"validation": history} | ({"measured": measured} if measured else {}))
     return path
 
 

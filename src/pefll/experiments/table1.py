@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from pefll.training.callbacks import Callback
+    from pefll.training.run import Run
 
 ROUNDS, SEEDS = 5000, (0, 1, 2)
 
@@ -18,11 +24,12 @@ class Cell(NamedTuple):
     train_samples: int  # of all clients; for estimates of the training time
     clients_per_round: int = 0  # 0 for 5% of all clients
     model: str = "lenet"
+    tag: str = ""  # tells federations of the same data and clients apart
 
     @property
     def name(self) -> str:
         """The name on the command line, for example cifar10-100."""
-        return f"{self.data}-{self.clients}"
+        return f"{self.data}-{self.clients}{self.tag and '-'}{self.tag}"
 
     @property
     def cohort(self) -> int:
@@ -30,14 +37,33 @@ class Cell(NamedTuple):
         return self.clients_per_round or math.ceil(self.clients / 20)
 
 
+class Measure(Protocol):
+    """What an experiment measures of a run beyond its accuracies; the result file keeps it under `measured`."""
+
+    @property
+    def name(self) -> str:
+        """What the result file calls it."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Settings that its runs need, fields of `Config`."""
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return who is told of runs while they are trained."""
+
+    def of(self, run: Run, folder: Path) -> Any:
+        """Return what is measured of a finished run, for JSON; `folder` is the run's."""
+
+
 class Job(NamedTuple):
-    """One run of the table."""
+    """One run of a table."""
 
     method: str
     cell: Cell
     seed: int
     settings: dict[str, Any]  # hyper-parameters other than the defaults
     source: str  # of the settings, for readers
+    measures: tuple[Measure, ...] = ()
 
 
 # The paper uses 5% of the clients per round, and 5 clients for FEMNIST. Both columns of writers here use 5.

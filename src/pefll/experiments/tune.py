@@ -280,7 +280,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
                 elif len(batch) == 1:  # those that are trained beside others tell it themselves
                     say(console, f"{spec.label} failed: {row['error']}")
         trials.write()
-        _forget_weights(specs, outcomes)
+        forget_weights(specs, outcomes)
         raise_first(outcomes)
     trials.choose(search.seeds)  # not before: half a search would choose among half of the settings
     trials.write()
@@ -319,7 +319,7 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
     }
 
 
-def _forget_weights(specs: Sequence[RunSpec], outcomes: Sequence[object]) -> None:
+def forget_weights(specs: Sequence[RunSpec], outcomes: Sequence[object]) -> None:
     """Remove the checkpoints of runs that ended: their scores are kept, and nobody needs their models."""
     for spec, outcome in zip(specs, outcomes, strict=True):
         if spec.folder is not None and isinstance(outcome, run.Run | Diverged):

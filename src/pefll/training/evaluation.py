@@ -79,10 +79,19 @@ def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
 
 
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
-    """Return each client's samples and correct samples as whole numbers, from sums [clients, 4], seen clients first."""
+    """Return each client's samples, correct ones, and correct ones with absent classes masked, as whole numbers.
+
+    Args:
+        sums: [clients, 4], seen clients first.
+        num_seen: how many clients are seen.
+    """
     groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
     whole = {name: np.rint(group).astype(int) for name, group in groups.items()}  # weight limits make fractions
-    return {name: {"samples": group[:, 0].tolist(), "correct": group[:, 1].tolist()} for name, group in whole.items()}
+    columns = ("samples", "correct", "masked")
+    return {
+        name: {column: group[:, place].tolist() for place, column in enumerate(columns)}
+        for name, group in whole.items()
+    }
 
 
 class Evaluator:

@@ -1,0 +1,169 @@
+"""What results say: means over seeds, differences with intervals, and verdicts on the paper's statements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pefll.experiments.comparison import Entry, Found
+from pefll.experiments.experiment import Compared, Experiment, Point, Statement
+from pefll.experiments.results import Result
+from pefll.experiments.significance import Pair, paired_bootstrap
+from pefll.report import mean_and_std
+
+HOLDS, FAILS, OPEN, NOTHING = "holds", "does not hold", "not decided", "no results yet"
+# Two-sided 95% quantiles of Student's t, by degrees of freedom; the last one stands for all above.
+_T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+_COUNTS = {"per_sample": "correct", "masked": "masked"}  # what a result has of each client
+
+
+class Gap(NamedTuple):
+    """How far one point is ahead of another, in percentage points."""
+
+    points: float
+    low: float | None  # of the 95% interval; None where there is none
+    high: float | None
+    basis: str  # of the interval: clients, seeds, or ""
+    seeds: int
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        if self.low is None or self.high is None:
+            return "one seed"
+        return f"{signed(self.low)} to {signed(self.high)} ({self.basis})"
+
+
+class Verdict(NamedTuple):
+    """What came of a statement in one place."""
+
+    text: str
+    place: str  # in the paper
+    where: str  # the federation, and what was compared
+    figure: str
+    interval: str
+    word: str  # HOLDS, FAILS, OPEN or NOTHING
+
+
+class Evidence:
+    """The results of an experiment.
+
+    A cell has the wanted seeds, and each other seed that all its rows have, as in Table 1.
+
+    Args:
+        experiment: whose results.
+        found: all results, by row and cell.
+        seeds: that are wanted.
+        rounds: of training.
+    """
+
+    def __init__(self, experiment: Experiment, found: Found, seeds: Sequence[int], rounds: int) -> None:
+        self.experiment, self.rounds = experiment, rounds
+        self._results: Found = {}
+        self.wanted: dict[str, int] = {}
+        for cell in experiment.cells:
+            every = {row.name: found.get((row.name, cell.name), []) for row in experiment.rows}
+            here = [row.name for row in experiment.rows if row.data in ("", cell.data)]
+            kept = set(seeds).union(set.intersection(*({one["seed"] for one in every[name]} for name in here)))
+            self.wanted[cell.name] = len(kept)
+            for name, results in every.items():
+                self._results[name, cell.name] = [one for one in results if one["seed"] in kept]
+
+    def results(self, row: str, cell: str) -> list[Result]:
+        """Return the results of a row in a cell, in the order of their seeds."""
+        return self._results.get((row, cell), [])
+
+    def values(self, point: Point) -> dict[int, float]:
+        """Return the test accuracies of a point in per cent, by seed."""
+        scores = {one["seed"]: one["accuracy"]["best"][point.group] for one in self.results(point.row, point.cell.name)}
+        return {seed: 100 * score[point.measure] for seed, score in scores.items() if score}
+
+    def entry(self, point: Point) -> Entry:
+        """Return the mean of a point beside the paper's."""
+        values = list(self.values(point).values())
+        mean, std = mean_and_std(values) if values else (None, None)
+        wanted = self.wanted[point.cell.name]
+        return Entry(point.group, point.row, point.cell, mean, std, len(values), wanted, point.paper, best=False)
+
+    def gap(self, first: Point, second: Point) -> Gap | None:
+        """Return how far one point is ahead of another, over the seeds that both have; None without any.
+
+        The interval is that of a paired bootstrap over clients, where all results have the counts of the same clients.
+        Else it is Student's interval of the differences of the seeds.
+        """
+        mine, theirs = self.values(first), self.values(second)
+        seeds = sorted(mine.keys() & theirs.keys())
+        if not seeds:
+            return None
+        pairs = [pair for seed in seeds if (pair := self._pair(first, second, seed)) is not None]
+        if len(pairs) == len(seeds):
+            tested = paired_bootstrap(pairs)
+            return Gap(tested.points, tested.low, tested.high, "clients", len(seeds))
+        return gap_over_seeds([mine[seed] - theirs[seed] for seed in seeds])
+
+    def _pair(self, first: Point, second: Point, seed: int) -> Pair | None:
+        one, other = (
+            next(one for one in self.results(point.row, point.cell.name) if one["seed"] == seed)
+            for point in (first, second)
+        )
+        if first.group != second.group or one.get("data_sha256") != other.get("data_sha256"):
+            return None
+        counts = [(result.get("client_counts") or {}).get(first.group) or {} for result in (one, other)]
+        names = [_COUNTS.get(point.measure, "") for point in (first, second)]
+        if not all(name in count for name, count in zip(names, counts, strict=True)) or not sum(counts[0]["samples"]):
+            return None
+        parts = (counts[0]["samples"], counts[0][names[0]], counts[1][names[1]])
+        return Pair(*(np.array(part, dtype=np.int64) for part in parts))
+
+    def verdicts(self) -> list[Verdict]:
+        """Return what came of each statement, in each place that it is about."""
+        more = self.experiment.judge(self) if self.experiment.judge else []
+        found = [
+            self._judge(statement, pair) for statement in self.experiment.statements for pair in statement.compared
+        ]
+        return [*found, *more]
+
+    def _judge(self, statement: Statement, pair: Compared) -> Verdict:
+        words = [_point_words(point) for point in (pair.first, pair.second)]
+        where = f"{pair.first.cell.title}: {words[0]} − {words[1]}"
+        gap = self.gap(pair.first, pair.second)
+        if gap is None:
+            return Verdict(statement.text, statement.place, where, "", "", NOTHING)
+        word = judged(gap, pair.least, pair.most)
+        return Verdict(statement.text, statement.place, where, signed(gap.points), gap.interval, word)
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign and one digit; never minus zero."""
+    return f"{round(value, 1) + 0.0:+.1f}"
+
+
+def gap_over_seeds(differences: Sequence[float]) -> Gap:
+    """Return the mean of differences that seeds have, with Student's interval."""
+    mean, std = mean_and_std(differences)
+    n = len(differences)
+    if std is None:
+        return Gap(mean, None, None, "", n)
+    half = _T[min(n - 1, len(_T)) - 1] * std / math.sqrt(n)
+    return Gap(mean, mean - half, mean + half, "seeds", n)
+
+
+def judged(gap: Gap, least: float | None, most: float | None) -> str:
+    """Return whether a gap is within limits.
+
+    It is decided where the figure is outside, or the whole interval is inside. With one seed and no interval, the
+    figure alone decides.
+    """
+    low, high = (gap.points if end is None else end for end in (gap.low, gap.high))
+    if (least is not None and gap.points <= least) or (most is not None and gap.points > most):
+        return FAILS
+    inside = (least is None or low > least) and (most is None or high <= most)
+    return HOLDS if inside else OPEN
+
+
+def _point_words(point: Point) -> str:
+    masked = " with mask" if point.measure == "masked" else ""
+    return f"{point.row}{masked} ({point.group})"

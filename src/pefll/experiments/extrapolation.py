@@ -1,0 +1,227 @@
+"""New clients that are unlike those of training (the paper's `fig:ood_clients`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pefll.data.federation import TEST, TRAIN, VALIDATION, Federation, Samples, assemble
+from pefll.data.partition import dirichlet
+from pefll.experiments.descriptors import CELLS as DIRICHLET_CELLS
+from pefll.experiments.evidence import NOTHING, Evidence, Gap, Verdict, gap_over_seeds, judged, signed
+from pefll.experiments.experiment import Experiment, Row
+from pefll.experiments.pages import markdown_table
+from pefll.experiments.results import Result
+from pefll.experiments.significance import Pair, paired_bootstrap
+from pefll.report import mean_and_std, mean_std_text
+from pefll.report.plots import LINES, drawing
+from pefll.training.callbacks import Callback
+from pefll.training.run import Run
+
+Array = npt.NDArray[Any]
+CELL = DIRICHLET_CELLS[0]
+ALPHAS = tuple(round(0.1 * step, 1) for step in range(1, 11))
+GROUP = 25  # clients for each α; then they have some 370 samples, and those of training 400
+# Methods of Table 1: PeFLL, the baselines that are best in it on CIFAR-10, and Local.
+ROWS = (
+    *(Row("PeFLL", "pefll"), Row("kNN-Per", "knn-per"), Row("Per-FedAvg", "per-fedavg")),
+    *(Row("pFedMe", "pfedme"), Row("FedRep", "fedrep"), Row("Local", "local")),
+)
+BASELINES = tuple(row.name for row in ROWS if row.name not in ("PeFLL", "Local"))
+PLACE = "fig:ood_clients"
+
+
+def new_clients(trained: Federation, seed: int, alphas: Sequence[float] = ALPHAS, group: int = GROUP) -> Federation:
+    """Return groups of new clients whose samples nobody trained on, the first group first.
+
+    Their training samples are validation samples of the federation that was trained on, which only chose the best
+    round; their test samples are its test samples.
+
+    Args:
+        trained: what was trained on.
+        seed: of everything drawn.
+        alphas: the concentration of each group's class proportions.
+        group: the clients of a group.
+    """
+    rows = {split: _rows(trained, split) for split in (VALIDATION, TEST)}
+    pool = np.concatenate(list(rows.values()))
+    samples = Samples(
+        x=trained.x[pool].numpy(force=True),
+        y=trained.y[pool].numpy(force=True),
+        classes=trained.classes,
+        split=np.repeat(np.array([TRAIN, TEST], dtype=np.int8), [len(some) for some in rows.values()]),
+        normalise=trained.normalise,
+        name=trained.name,
+    )
+    owners: list[Array] = []
+    splits: list[Array] = []
+    taken: list[Array] = []
+    for place, alpha in enumerate(alphas):
+        dealt = dirichlet(samples, group, alpha, seed, unseen=0.0, validation=0.0)
+        for client in range(group):
+            for split in (TRAIN, TEST):
+                own = dealt.indices(client, split).numpy(force=True)
+                taken.append(own)
+                owners.append(np.full(len(own), place * group + client))
+                splits.append(np.full(len(own), split, dtype=np.int8))
+    words = f"dirichlet {', '.join(f'{alpha:g}' for alpha in alphas)}"
+    owner, split_, own = (np.concatenate(parts) for parts in (owners, splits, taken))
+    made = assemble(samples, owner, split_, len(alphas) * group, words, rows=own)
+    return dataclasses.replace(made, num_seen=0, normalise=trained.normalise)
+
+
+def _rows(federation: Federation, split: int) -> Array:
+    """Return the samples of a split that any client has, each once."""
+    every = [federation.indices(client, split).numpy(force=True) for client in range(federation.num_clients)]
+    return np.unique(np.concatenate(every))
+
+
+@dataclass(frozen=True)
+class NewClientAccuracy:
+    """Measures test accuracy on groups of new clients that are less and less like those of training."""
+
+    alphas: tuple[float, ...] = ALPHAS
+    group: int = GROUP
+    name: str = "extrapolation"
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Runs need no settings of their own."""
+        return {}
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Nobody is told of runs."""
+        return ()
+
+    def of(self, run: Run, folder: Path) -> dict[str, Any]:
+        """Return the samples and right answers of each new client, at the best round."""
+        del folder
+        assert run.federation is not None
+        data = new_clients(run.federation, run.config.seed, self.alphas, self.group)
+        scores = run.evaluate_clients("test", data)
+        groups = [scores[at : at + self.group] for at in range(0, len(scores), self.group)]
+        return {
+            "alphas": list(self.alphas),
+            "samples": [[one.samples for one in group] for group in groups],
+            "correct": [[one.correct for one in group] for group in groups],
+            "masked": [[one.masked for one in group] for group in groups],
+        }
+
+
+def _counts(result: Result, alpha: float, what: str) -> Array:
+    measured = result["measured"]["extrapolation"]
+    return np.array(measured[what][measured["alphas"].index(alpha)], dtype=np.int64)
+
+
+def accuracies(results: Sequence[Result], alpha: float) -> dict[int, float]:
+    """Return the accuracy on the group of new clients with a concentration in per cent, by seed."""
+    return {
+        one["seed"]: 100 * float(_counts(one, alpha, "correct").sum() / _counts(one, alpha, "samples").sum())
+        for one in results
+    }
+
+
+def gap(ours: Sequence[Result], at: float, theirs: Sequence[Result], other: float) -> Gap | None:
+    """Return how far a method at one concentration is ahead of another at the same or another one.
+
+    Clients are paired where the concentration is the same, and seeds otherwise.
+    """
+    mine, yours = accuracies(ours, at), accuracies(theirs, other)
+    seeds = sorted(mine.keys() & yours.keys())
+    if not seeds:
+        return None
+    if at != other:
+        return gap_over_seeds([mine[seed] - yours[seed] for seed in seeds])
+    by_seed = [{one["seed"]: one for one in results} for results in (ours, theirs)]
+    pairs = [
+        Pair(
+            _counts(by_seed[0][seed], at, "samples"),
+            _counts(by_seed[0][seed], at, "correct"),
+            _counts(by_seed[1][seed], at, "correct"),
+        )
+        for seed in seeds
+    ]
+    tested = paired_bootstrap(pairs)
+    return Gap(tested.points, tested.low, tested.high, "clients", len(seeds))
+
+
+def _judge(evidence: Evidence) -> list[Verdict]:
+    def results(row: str) -> list[Result]:
+        return evidence.results(row, CELL.name)
+
+    def verdict(text: str, first: str, at: float, second: str, other: float) -> Verdict:
+        where = f"{first} at α = {at:g} − {second} at α = {other:g}"
+        found = gap(results(first), at, results(second), other)
+        if found is None:
+            return Verdict(text, PLACE, where, "", "", NOTHING)
+        return Verdict(text, PLACE, where, signed(found.points), found.interval, judged(found, 0.0, None))
+
+    return [
+        verdict("With larger α the problem is harder: Local's accuracy falls", "Local", 0.1, "Local", 1.0),
+        *(
+            verdict("At α = 1 PeFLL is better than other methods at smaller α", "PeFLL", 1.0, row, alpha)
+            for row in BASELINES
+            for alpha in (0.5, 0.9)
+        ),
+        verdict("At α = 1 PeFLL is far better than Local", "PeFLL", 1.0, "Local", 1.0),
+        *(
+            verdict("PeFLL is better than all baselines at any α", "PeFLL", alpha, row, alpha)
+            for row in BASELINES
+            for alpha in (0.1, 0.5, 1.0)
+        ),
+    ]
+
+
+def _sections(evidence: Evidence) -> list[str]:
+    body = []
+    for row in ROWS:
+        results = evidence.results(row.name, CELL.name)
+        values = [mean_std_text(list(accuracies(results, alpha).values())) for alpha in ALPHAS]
+        body.append([row.name, str(len(results)), *values])
+    headings = ["", "seeds", *(f"α = {alpha:g}" for alpha in ALPHAS)]
+    title = f"## New clients with other class proportions, {GROUP} for each α"
+    return [title, "", *markdown_table(headings, body)]
+
+
+def _draw(evidence: Evidence, folder: Path) -> list[Path]:
+    found = {row.name: evidence.results(row.name, CELL.name) for row in ROWS}
+    shown = {name: results for name, results in found.items() if results}
+    if not shown:
+        return []
+    path = folder / f"{EXPERIMENT.file_stem}.png"
+    with drawing(path, (6.5, 4.2)) as figure:
+        axes = figure.subplots()
+        axes.set_title("Test accuracy of new clients, %")
+        axes.grid(axis="y")
+        for (name, results), colour in zip(shown.items(), LINES, strict=False):
+            parts = [mean_and_std(list(accuracies(results, alpha).values())) for alpha in ALPHAS]
+            mean = np.array([part[0] for part in parts])
+            std = np.array([part[1] or 0.0 for part in parts])
+            axes.plot(ALPHAS, mean, color=colour, marker="o", markersize=3, label=name)
+            axes.fill_between(ALPHAS, mean - std, mean + std, color=colour, alpha=0.14, linewidth=0)
+        axes.set_xlabel("α of new clients; clients of training have 0.1")
+        axes.legend(loc="best", ncols=2)
+    return [path]
+
+
+EXPERIMENT = Experiment(
+    name="extrapolation",
+    title="New clients unlike those of training",
+    about="CIFAR-10 with 100 clients whose class proportions are Dirichlet with α = 0.1, of which 90 train; then new "
+    f"clients with other α, {GROUP} each. They have some 370 training samples; those that train have 400. The settings "
+    "are those of Table 1. No new client has a sample that anybody trained on: their training samples come from the "
+    "validation split, which only chose the best round, and their test samples from the test split. Within a group "
+    "clients may share samples. The paper draws a figure without numbers.",
+    cells=(CELL,),
+    rows=ROWS,
+    measure=NewClientAccuracy(),
+    judge=_judge,
+    sections=_sections,
+    draw=_draw,
+)

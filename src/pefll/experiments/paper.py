@@ -1,0 +1,29 @@
+"""All tables and figures of the paper that `pefll reproduce` knows, besides Table 1."""
+
+from __future__ import annotations
+
+from pefll.experiments import (
+    descriptors,
+    embedding,
+    extrapolation,
+    hypernetwork_size,
+    label_masking,
+    regularisation,
+    training_cost,
+    unlabeled,
+)
+from pefll.experiments.experiment import Experiment
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (
+        unlabeled,
+        label_masking,
+        hypernetwork_size,
+        embedding,
+        training_cost,
+        descriptors,
+        extrapolation,
+        regularisation,
+    )
+}

@@ -1,0 +1,193 @@
+"""Accuracy against rounds and gigabytes, PeFLL and FedAvg (the paper's `fig:CIFAR10_100` to `fig:femnist`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence, Verdict
+from pefll.experiments.experiment import CIFAR10, CIFAR100, FEMNIST, Experiment, Row
+from pefll.experiments.pages import markdown_table
+from pefll.experiments.results import Result
+from pefll.experiments.table1 import Cell
+from pefll.methods import build_method
+from pefll.methods.contract import Problem
+from pefll.methods.pefll import PeFLL
+from pefll.models import Network, build_model
+from pefll.report import mean_and_std
+from pefll.report.plots import LINES, drawing
+from pefll.report.runs import MISSING
+from pefll.runs.record import GROUPS
+
+Array = npt.NDArray[Any]
+CELLS = (*CIFAR10, *CIFAR100, *FEMNIST)
+ROWS = (Row("PeFLL", "pefll"), Row("FedAvg", "fedavg"))
+INPUTS = {"cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "femnist": ((1, 32, 32), 62)}
+FLOAT = 4  # bytes
+EXACT = 1e-3  # what else is sent: counts of samples, and the exchange before the first round
+
+
+class Curve(NamedTuple):
+    """Mean validation accuracy over seeds, at the rounds that all seeds evaluated."""
+
+    rounds: Array  # [e]
+    gigabytes: Array  # [e], down and up, of all clients
+    accuracy: dict[str, Array]  # per group of clients, in per cent, [e]
+
+
+def formula_bytes(result: Result) -> int:
+    """Return the bytes of a round after the paper: 2c(|θ| + |η_v| + |v|), or 2c|θ| without an embedding network."""
+    settings = tuple(sorted(result["settings"].items()))
+    values = _values(result["method"], settings, result["dataset"], result["model"], result["num_clients"])
+    return int(2 * result["clients_per_round"] * values * FLOAT)
+
+
+@cache
+def _values(method: str, settings: tuple[tuple[str, Any], ...], data: str, model: str, clients: int) -> int:
+    """Return how many numbers go to a client in a round, and as many come back."""
+    shape, classes = INPUTS[data]
+    network = Network(build_model(model, shape, classes))
+    built = build_method(method, Problem(network, shape, classes, clients), dict(settings))
+    return network.size + (built.phi.size + built.descriptor if isinstance(built, PeFLL) else 0)
+
+
+def counted_bytes(result: Result) -> float:
+    """Return the bytes of a round as they were counted, down and up."""
+    return float((result["bytes_down"] + result["bytes_up"]) / result["rounds"])
+
+
+def curve(results: Sequence[Result]) -> Curve | None:
+    """Return the mean curve of seeds; None without any."""
+    rows = [{row["round"]: row for row in one["validation"]} for one in results if one.get("validation")]
+    if not rows:
+        return None
+    rounds = sorted(set.intersection(*(set(row) for row in rows)))
+    size = mean_and_std([counted_bytes(one) for one in results])[0]
+    accuracy = {
+        group: 100 * np.mean([[row[at][group] for at in rounds] for row in rows], axis=0)
+        for group in GROUPS
+        if all(group in row[at] for row in rows for at in rounds)
+    }
+    return Curve(np.array(rounds), np.array(rounds) * size / 1e9, accuracy)
+
+
+def ahead(first: Curve, second: Curve, by: str, group: str) -> tuple[float, float]:
+    """Return the share of budgets at which one curve is above another, in per cent, and the last one where it is not.
+
+    Args:
+        first: the curve that should be above.
+        second: the other; between its evaluations it is a straight line.
+        by: rounds or gigabytes; the budgets are those of the first curve's evaluations that the second reaches.
+        group: of clients.
+    """
+    mine, theirs = (np.asarray(getattr(one, by), dtype=float) for one in (first, second))
+    both = (mine >= theirs[0]) & (mine <= theirs[-1])
+    above = first.accuracy[group][both] > np.interp(mine[both], theirs, second.accuracy[group])
+    behind = np.flatnonzero(~above)
+    return 100 * float(above.mean()), float(mine[both][behind[-1]]) if len(behind) else 0.0
+
+
+def _judge(evidence: Evidence) -> list[Verdict]:
+    verdicts = []
+    for cell in CELLS:
+        for row in ROWS:
+            text = "Bytes as counted are 2c(|θ| + |η_v| + |v|) a round, and 2c|θ| for FedAvg"
+            verdicts.append(_bytes_verdict(text, cell, row.name, evidence.results(row.name, cell.name)))
+    for cell in CELLS:
+        found = [curve(evidence.results(row.name, cell.name)) for row in ROWS]
+        for by, unit in (("rounds", "rounds"), ("gigabytes", "GB")):
+            text = f"For any budget of {by} PeFLL is better than FedAvg"
+            for group in GROUPS:
+                place, where = f"fig:{cell.data.upper()}_{cell.clients}", f"{cell.title}: {group}"
+                place = "fig:femnist" if cell.data == "femnist" else place
+                if found[0] is None or found[1] is None:
+                    verdicts.append(Verdict(text, "app:experiments", where, "", "", NOTHING))
+                    continue
+                share, last = ahead(found[0], found[1], by, group)
+                note = f"last behind at {last:,.0f} {unit}" if share < 100 else "always"
+                word = HOLDS if share == 100 else FAILS
+                verdicts.append(
+                    Verdict(text, "app:experiments", f"{where} ({place})", f"{share:.0f}% of budgets", note, word)
+                )
+    return verdicts
+
+
+def _bytes_verdict(text: str, cell: Cell, row: str, results: Sequence[Result]) -> Verdict:
+    where = f"{cell.title}: {row}"
+    if not results:
+        return Verdict(text, "app:experiments", where, "", "", NOTHING)
+    ratios = [counted_bytes(one) / formula_bytes(one) for one in results]
+    word = HOLDS if all(abs(ratio - 1) < EXACT for ratio in ratios) else FAILS
+    span = f"{min(ratios):.5f} to {max(ratios):.5f} (seeds)"
+    return Verdict(text, "app:experiments", where, f"{mean_and_std(ratios)[0]:.5f} of it", span, word)
+
+
+def _sections(evidence: Evidence) -> list[str]:
+    body = []
+    for cell in CELLS:
+        every = {row.name: evidence.results(row.name, cell.name) for row in ROWS}
+        sizes = {name: mean_and_std([counted_bytes(one) for one in some])[0] for name, some in every.items() if some}
+        for name, results in every.items():
+            if not results:
+                body.append([cell.title, name, *[MISSING] * 6])
+                continue
+            tests = [
+                f"{mean_and_std([100 * one['accuracy']['best'][group]['per_sample'] for one in results])[0]:.1f}"
+                for group in GROUPS
+            ]
+            ratio = f"{sizes[name] / sizes['FedAvg']:.2f}" if "FedAvg" in sizes else ""
+            body.append(
+                [
+                    *(cell.title, name, str(len(results)), f"{sizes[name] / 1e6:.2f}"),
+                    *(f"{formula_bytes(results[0]) / 1e6:.2f}", ratio, *tests),
+                ]
+            )
+    headings = ["", "", "seeds", "MB a round, counted", "by the formula", "times FedAvg", "seen, %", "unseen, %"]
+    return ["## What a round sends, down and up", "", *markdown_table(headings, body)]
+
+
+def _draw(evidence: Evidence, folder: Path) -> list[Path]:
+    found = {
+        cell.title: {row.name: one for row in ROWS if (one := curve(evidence.results(row.name, cell.name))) is not None}
+        for cell in CELLS
+    }
+    shown = {title: curves for title, curves in found.items() if curves}
+    if not shown:
+        return []
+    path = folder / f"{EXPERIMENT.file_stem}.png"
+    with drawing(path, (10.5, 2.6 * len(shown) + 0.6)) as figure:
+        panels = figure.subplots(len(shown), 2, sharey="row", squeeze=False)
+        for (title, curves), (left, right) in zip(shown.items(), panels, strict=True):
+            left.set_title(f"{title}: validation accuracy, %")
+            for axes, by, unit in ((left, "rounds", "round"), (right, "gigabytes", "GB, down and up")):
+                axes.grid(axis="y")
+                axes.set_xlabel(unit)
+                for (name, one), colour in zip(curves.items(), LINES, strict=False):
+                    for group, style in (("seen", "-"), ("unseen", "--")):
+                        if group in one.accuracy:
+                            label = f"{name}, {group}"
+                            axes.plot(getattr(one, by), one.accuracy[group], style, color=colour, lw=1.4, label=label)
+                axes.set_xlim(left=0)
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower left", ncols=4)
+    return [path]
+
+
+EXPERIMENT = Experiment(
+    name="cost",
+    title="What training costs: rounds and gigabytes",
+    about="The runs of Table 1. The paper draws test accuracy during training; results have validation accuracy. "
+    "FedAvg's local steps were tuned, so that its clients compute less in a round at n=500 and 1000. On CIFAR-100 the "
+    "embedding network is linear and small.",
+    cells=CELLS,
+    rows=ROWS,
+    judge=_judge,
+    sections=_sections,
+    draw=_draw,
+    stem="training_cost",
+)
