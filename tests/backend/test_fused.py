@@ -141,8 +141,10 @@ def test_the_packages_embeddings_compute_the_same(name, side):
     x, y = torch.randn(6, 1, side, side), torch.randint(0, 5, (6,))
     assert_same(module, x, y)
     kinds = [kind for kind, *_ in blocks(fused(module.float()), x, y)]
-    assert kinds.count("conv") == (2 if name.startswith("convnet") else 0)
-    assert kinds.count("linear") == {"linear": 1, "mlp": 2, "mlp-unlabeled": 2}.get(name, 3 if side == 16 else 2)
+    assert kinds.count("conv") == (2 if name.startswith("convnet") or name == "two" else 0)
+    of_convnet = 3 if side == 16 else 2
+    few = {"linear": 1, "mlp": 2, "mlp-unlabeled": 2, "two": of_convnet + 1}  # "two" has a linear part beside
+    assert kinds.count("linear") == few.get(name, of_convnet)
 
 
 def test_the_hypernetwork_and_users_models_compute_the_same():
