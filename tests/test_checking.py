@@ -245,7 +245,10 @@ def test_the_command_line_tells_what_failed(tmp_path):
     assert missing.stderr.startswith("error: cannot import the method 'mine:y'")
 
 
-@pytest.mark.parametrize("options", [["--engine", "vector"], ["--engine", "serial", "--processes", "2"]])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(["--engine", "vector"], marks=pytest.mark.slow), ["--engine", "serial", "--processes", "2"]],
+)
 def test_a_method_that_raises_is_a_sentence_with_the_place(tmp_path, options):
     lines = [
         "from dataclasses import dataclass",

@@ -112,7 +112,14 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path, monkeypatch, u
     same_in_the_end(folder, uninterrupted)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, capsys, uninterrupted, number, code):
     folder = tmp_path / "stopped"
     process = start(folder, processes=2)

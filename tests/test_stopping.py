@@ -216,7 +216,9 @@ def wait_until_tested(process: subprocess.Popen[str], folder: Path) -> None:
     time.sleep(1.0)  # now clients are at work
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_local_ends_within_seconds_with_its_processes_and_says_how_to_go_on(tmp_path, number, code):
     folder = tmp_path / "run"
     with started(folder) as process:

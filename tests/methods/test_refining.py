@@ -14,7 +14,8 @@ from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from pefll.training.checking import CHECKS, NotTried, Subject
-from pefll.training.evaluation import Evaluator, cost_of_new_client, evaluate
+from pefll.training.cost import cost_of_new_client
+from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.fitting import fit
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged

@@ -179,7 +179,7 @@ def test_nonsense_in_the_environment_is_told_in_a_sentence(value):
         check_environment({"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "0"})
 
 
-@pytest.mark.parametrize("value", ["0", "nonsense"])
+@pytest.mark.parametrize("value", ["0", pytest.param("nonsense", marks=pytest.mark.slow)])
 def test_a_command_in_such_an_environment_says_so_and_nothing_else(value, tmp_path):
     command = [sys.executable, "-m", "pefll", "flower", "server", str(tmp_path)]
     done = subprocess.run(command, env=os.environ | {PIECE: value}, capture_output=True, text=True, timeout=120)
