@@ -1,4 +1,4 @@
-"""The client interface: counts bytes and checks replies between server and clients, for every engine."""
+"""The client interface: all replies of all engines pass it, and what crosses is counted here."""
 
 from __future__ import annotations
 

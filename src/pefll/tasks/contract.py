@@ -46,7 +46,7 @@ class Task(Protocol):
         ...
 
     def metrics(self, sums: Any) -> dict[str, float]:
-        """Return metrics by name from added sums; the first one chooses the best round."""
+        """Return metrics by name from added sums, the most important one first."""
         ...
 
     def predict(self, output: Tensor) -> Tensor:
