@@ -259,7 +259,7 @@ def _plain_cell(value: Any) -> Any:
 
 
 def _first_visible(text: str) -> str:
-    """Return the first character that is neither a space nor invisible, as a plain one if it is wide; "" if there is none."""
+    """Return the first character that is neither a space nor invisible, a wide one as a plain one; "" without any."""
     plain = (letter for wide in text for letter in unicodedata.normalize("NFKC", wide))
     return next((letter for letter in plain if unicodedata.category(letter)[0] not in "CZ"), "")
 

@@ -96,8 +96,8 @@ def read_images(files: Sequence[Path]) -> Array:
     for place, path in enumerate(files):
         with _opened(Image, path) as image:
             pixels = np.asarray(image.convert("L" if _is_grey(image) else "RGB"))
-        # Grey images among coloured ones are broadcast.
-        x[place] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+            # Grey images among coloured ones are broadcast.
+            x[place] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return x
 
 

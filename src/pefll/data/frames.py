@@ -207,13 +207,14 @@ def read_frame(path: Path) -> Any:
         import pandas
 
         if parquet:
-            import pyarrow.parquet  # else the error of pandas lists several engines
+            import pyarrow.compute
+            import pyarrow.parquet
     except ImportError:
         needs = "pandas and pyarrow" if parquet else "pandas"
         raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'", code="PEFLL-D162") from None
     try:
         if parquet:
-            return _read_parquet(path)
+            return _read_parquet(path, pyarrow)
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
         _check_csv(path, separator)
         return pandas.read_csv(path, sep=separator, low_memory=False)
@@ -235,11 +236,8 @@ def _check_csv(path: Path, separator: str) -> None:
     check_growth(str(path), path.stat().st_size, width * (_CSV_COLUMN + _CSV_CELL * lines))
 
 
-def _read_parquet(path: Path) -> Any:
+def _read_parquet(path: Path, pyarrow: Any) -> Any:
     """Return the table in a Parquet file; PefllError for one that would take too much memory."""
-    import pyarrow.compute
-    import pyarrow.parquet
-
     stored, needed, texts = path.stat().st_size, 0, []
     about = pyarrow.parquet.read_metadata(path)
     for place, field in enumerate(about.schema.to_arrow_schema()):
