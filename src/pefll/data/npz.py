@@ -34,16 +34,20 @@ class _Header(NamedTuple):
     dtype: np.dtype[np.generic]
 
     @property
+    def entries(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def stored(self) -> int:
         """Bytes of the array in the file, before compression."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.entries * self.dtype.itemsize
 
     @property
     def needed(self) -> int:
         """Bytes of memory: texts become Python objects, and labels, clients and splits become int64."""
         if self.dtype.kind in "US":
-            return self.stored + math.prod(self.shape) * OBJECT
-        return max(self.stored, self.shape[0] * NUMBER) if len(self.shape) == 1 else self.stored
+            return self.stored + self.entries * OBJECT
+        return max(self.stored, self.entries * NUMBER) if len(self.shape) == 1 else self.stored
 
 
 def names_in(path: Path) -> list[str]:
@@ -100,9 +104,9 @@ def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfi
                 code="PEFLL-D003",
             )
         # Such entries take no bytes in the file, but each takes some in memory.
-        if header.dtype.itemsize == 0 and math.prod(header.shape):
+        if header.dtype.itemsize == 0 and header.entries:
             raise PefllError(
-                f"{path}: the {math.prod(header.shape):,} entries of the array {name} are empty; save it again with "
+                f"{path}: the {header.entries:,} entries of the array {name} are empty; save it again with "
                 "numbers or texts",
                 code="PEFLL-D012",
             )
