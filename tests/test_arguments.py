@@ -216,3 +216,33 @@ def test_a_value_is_shown_in_few_words():
     assert arguments.shown("x\ny") == r"'x\ny'"
     assert arguments.shown([3, 5]) == "[3, 5]"
     assert arguments.shown(FRAME) == "a DataFrame"
+
+
+def test_what_a_call_can_do_without():
+    for made, seeded in (
+        (pefll.by_class(SAMPLES, 4, 2), pefll.by_class(SAMPLES, 4, 2, 0)),
+        (pefll.dirichlet(SAMPLES, 4, 0.5), pefll.dirichlet(SAMPLES, 4, 0.5, 0)),
+        (pefll.natural(SAMPLES), pefll.natural(SAMPLES, 0)),
+        (
+            pefll.make_federation(SAMPLES, partition="by-class 2", clients=4),
+            pefll.make_federation(SAMPLES, partition="by-class 2", clients=4, seed=0),
+        ),
+        (
+            pefll.federation_from_frame(FRAME, "y", "c"),
+            pefll.federation_from_frame(FRAME, label="y", client="c"),
+        ),
+    ):
+        assert made.fingerprint() == seeded.fingerprint()
+
+
+@pytest.mark.parametrize("method", [pefll.PeFLL, pefll.FedAvg, pefll.PeFLLPlus])
+def test_a_method_names_what_it_takes(method):
+    with pytest.raises(pefll.PefllError, match=r"did you mean 'client_lr'\?.*PEFLL-A101"):
+        method(client_Lr=3)
+    assert method(client_lr=0.5).client_lr == 0.5
+
+
+@pytest.mark.parametrize("path", [".", "/"])
+def test_a_model_is_not_saved_as_a_folder(run, path):
+    with pytest.raises(pefll.PefllError, match="PEFLL-A109"):
+        run.personalize(X[:10], Y[:10]).save(path)

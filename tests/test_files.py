@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,12 @@ def test_a_file_system_that_cannot_sync_folders_is_no_reason_to_fail(tmp_path, m
     with pytest.raises(PefllError, match=os.strerror(number)) if matters else nullcontext():
         write_whole(tmp_path / "file", b"content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("path", [".", "/", ""])
+def test_a_path_without_a_files_name_is_a_sentence(path):
+    with pytest.raises(PefllError, match="PEFLL-A109"):
+        write_whole(Path(path), b"x")
 
 
 def test_writing_into_no_folder_is_a_sentence(tmp_path):
@@ -277,7 +284,11 @@ ODD_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*ODD_NAMES, "a\nb", "a\x00b", "a\x7f", "q?", "\udc80", "x" * 300])
+# Letters in another order or of another width than they look, and further names of devices.
+DISGUISED = ["a\u202eb", "a\u200bb", "\ufeffa", "a\u2028b", "\uff23\uff2f\uff2e", "clock$", "CLOCK$.txt", "con .txt"]
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, *DISGUISED, "a\nb", "a\x00b", "a\x7f", "q?", "\udc80", "x" * 300])
 def test_names_that_are_no_files_everywhere(name):
     with pytest.raises(PefllError) as error:
         check_file_name(name, "a client's name")
@@ -317,6 +328,15 @@ def test_cells_that_begin_a_formula_are_text(tmp_path):
     assert heading == ["'=name", "n"]
     assert [row[0] for row in read] == [f"'{cell}" for cell in cells[:7]] + cells[7:]
     assert {row[1] for row in read} == {"-1.5"}
+
+
+def test_a_formula_behind_spaces_or_in_wide_letters_is_text(tmp_path):
+    cells = [" =1", "\n=1", "\u00a0 @a", "\uff1d1+1", "\u200b=1", "\ufeff+a", "\ufe66a", "\0=1", " -a", "\n-1"]
+    plain = [" -0.5", " 1", "a =1", "\uff21", " ", "\n", "caf\u00e9"]
+    write_csv(tmp_path / "a.csv", [{"name": cell} for cell in cells + plain])
+    with (tmp_path / "a.csv").open(newline="") as file:
+        _, *read = list(csv.reader(file))
+    assert [row[0] for row in read] == [f"'{cell}" for cell in cells] + plain
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b'{"a": ', b""])

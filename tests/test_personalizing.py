@@ -14,6 +14,7 @@ from pefll import load
 from pefll.core.errors import PefllError
 from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
+from pefll.data.owners import find_owners
 from pefll.runs.personal import PersonalModel
 from pefll.training import fitting
 from pefll.training.personalizing import INDEX, file_name, write_each
@@ -268,6 +269,30 @@ def test_clients_in_an_index_or_under_the_usual_name_are_seen(pefll, refused, tr
     said = refused("personalize", by_command, "--data", tmp_path / "usual.npz", "--out", target)
     assert "PEFLL-M034" in said
     assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["User_ID", " user_id", "USER ID", "userId", "Client", "\uff55ser_id"])
+def test_a_client_column_of_a_similar_name_is_refused(refused, trained, by_command, tmp_path, name):  # noqa: F811
+    run, frame = load(trained), table(["ann", "bob"]).rename(columns={"user_id": name})
+    for other in (frame, frame.set_index(name)):
+        with pytest.raises(PefllError, match="PEFLL-M064"):
+            run.personalize(other)
+    frame.to_csv(tmp_path / "two.csv", index=False)
+    numbers = frame.label.map({"red": 0, "green": 1, "blue": 2}).to_numpy()
+    np.savez(
+        tmp_path / "two.npz", x=frame[FEATURES].to_numpy(), y=numbers, **{name: frame[name].to_numpy().astype(str)}
+    )
+    for file in ("two.csv", "two.npz"):
+        said = refused("personalize", by_command, "--data", tmp_path / file, "--out", tmp_path / "m.safetensors")
+        assert "PEFLL-M064" in said
+        assert repr(name) in said
+
+
+def test_a_feature_may_have_a_name_like_the_client_columns():
+    frame = {"User_ID": [1.0, 2.0], "user": [1, 2]}
+    assert find_owners(frame, ("user_id",), ("User_ID",), "a") is None
+    name, values = find_owners(frame | {"Client": [1, 1]}, ("user", "client"), (), "a")
+    assert (name, values.tolist()) == ("user", [1, 2])
 
 
 @pytest.mark.parametrize("empty", [None, np.nan, pandas.NA])

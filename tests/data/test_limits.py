@@ -14,10 +14,11 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from pefll.core.errors import PefllError
-from pefll.data import leaf, limits, load_samples, read_samples, shakespeare
-from pefll.data.frames import from_frame
+from pefll.data import leaf, limits, load_samples, npz, read_samples, shakespeare
+from pefll.data.frames import from_frame, read_frame
 from pefll.data.user_files import read_client
 
 
@@ -100,6 +101,25 @@ def test_headers_that_lie(tmp_path, content, code):
     refused(path, code)
 
 
+@pytest.mark.parametrize("name", ["y", "client", "split"])
+@pytest.mark.parametrize("descr", ["<U0", "|S0", "|V0"])
+def test_entries_that_take_no_bytes_in_an_archive(tmp_path, monkeypatch, name, descr):
+    monkeypatch.setattr("pefll.data.npz._read", None)  # nothing is read
+    good = {"x": npy(np.zeros((3, 2), dtype=np.float32)), "y": npy(np.zeros(3, dtype=np.int64))}
+    for many in (3, 10**8):
+        path = archive(tmp_path / "a.npz", **(good | {name: header((many,), descr)}))
+        refused(path, "PEFLL-D012", lambda path: npz.read_npz(path, ("x", "y"), ("client", "split")))
+
+
+def test_lengths_and_texts_are_compared_and_counted_before_anything_is_read(tmp_path, monkeypatch):
+    x, y = np.zeros((1 << 21, 1), dtype=np.uint8), np.zeros(1 << 21, dtype="S2")
+    path = archive(tmp_path / "a.npz", x=npy(x), y=npy(y), client=npy(np.zeros(5, dtype=np.int64)))
+    monkeypatch.setattr("pefll.data.npz._read", None)
+    refused(path, "PEFLL-D135", lambda path: npz.read_npz(path, ("x", "client")))
+    monkeypatch.setattr(limits, "ALWAYS", 64 << 21)  # 6 MB in arrays, but each text becomes a Python object
+    refused(path, "PEFLL-L002", lambda path: npz.read_npz(path, ("x", "y")))
+
+
 def test_members_that_numpy_does_not_write(tmp_path):
     good = {"x": npy(np.zeros((4, 2), dtype=np.float32)), "y": npy(np.zeros(4, dtype=np.int64))}
     refused(archive(tmp_path / "lzma.npz", zipfile.ZIP_LZMA, **good), "PEFLL-D002")
@@ -159,6 +179,85 @@ def test_a_parquet_file_of_a_million_equal_rows(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(pyarrow.table([column] * 4, names), path)
     assert path.stat().st_size < 100_000
     refused(path, "PEFLL-L002")
+
+
+def test_a_picture_of_another_size_is_not_decoded(tmp_path, monkeypatch):
+    folder = tmp_path / "ann" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "1.png").write_bytes(png(8, 8, 8))
+    for number in range(2, 5):
+        (folder / f"{number}.png").write_bytes(png(5000, 5000, 5000))
+    monkeypatch.setattr("PIL.Image.Image.convert", None)
+    refused(tmp_path, "PEFLL-D154")
+
+
+def test_coloured_pictures_behind_a_grey_one_are_counted(tmp_path, monkeypatch):
+    folder = tmp_path / "ann" / "cat"
+    folder.mkdir(parents=True)
+    for number, mode in enumerate(["L", "RGB", "RGB"]):
+        Image.new(mode, (1000, 1000)).save(folder / f"{number}.png")
+    monkeypatch.setattr(limits, "ALWAYS", 8_000_000)
+    refused(tmp_path, "PEFLL-L002")
+    monkeypatch.setattr(limits, "ALWAYS", 10_000_000)
+    assert read_samples(tmp_path).x.shape == (3, 3, 1000, 1000)
+
+
+WIDE = ",".join(f"a{number}" for number in range(5000))
+QUOTED = ",".join(f'"a\n{number}"' for number in range(5000))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{WIDE},label,client\n" + "1\n" * 5000,
+        f"\n \n{WIDE},label,client\r" + "1\r" * 5000,
+        f"\ufeff{QUOTED},label,client\n" + "1\n" * 5000,
+        "a,label,client\n" + "1," * 5000 + "1\n" + "1\n" * 5000,
+        ",".join("a" * 150_000) + "\n1\n",
+    ],
+    ids=["short lines", "other ends of lines", "quoted names", "a long first line", "many columns"],
+)
+def test_a_csv_whose_lines_are_filled_up(tmp_path, monkeypatch, content):
+    monkeypatch.setattr("pandas.read_csv", None)  # nothing is parsed
+    path = tmp_path / "a.csv"
+    path.write_text(content, newline="")
+    refused(path, "PEFLL-L002")
+
+
+def test_an_ordinary_wide_csv_is_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{WIDE},label,client\n" + f"{'0,' * 5000}1,2\n" * 100)
+    assert read_samples(path).x.shape == (100, 5000)
+
+
+def test_a_parquet_file_of_one_long_text(tmp_path):
+    path = tmp_path / "a.parquet"
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(40_000, np.int8)), pyarrow.array(["x" * 10_000]))
+    frame = {"text": text, "label": np.zeros(40_000), "client": np.zeros(40_000)}
+    for kind in (text.type, pyarrow.string(), pyarrow.large_binary()):
+        table = pyarrow.table(frame | {"text": text.cast(kind)})
+        pyarrow.parquet.write_table(table, path)
+        assert path.stat().st_size < 10_000
+        before = pyarrow.total_allocated_bytes()
+        refused(path, "PEFLL-L002")
+        assert pyarrow.total_allocated_bytes() - before < 10_000_000
+        del table
+
+
+@pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.float32()), pyarrow.struct([("a", pyarrow.int8())])])
+def test_a_parquet_file_of_lists_is_not_read(tmp_path, monkeypatch, kind):
+    path = tmp_path / "a.parquet"
+    inner = pyarrow.array([[1.0]] * 3 if pyarrow.types.is_list(kind) else [{"a": 1}] * 3, kind)
+    pyarrow.parquet.write_table(pyarrow.table({"b": inner, "label": [0, 1, 2], "client": [0, 1, 2]}), path)
+    monkeypatch.setattr("pyarrow.parquet.read_table", None)
+    refused(path, "PEFLL-D160")
+
+
+def test_dates_of_a_parquet_file_are_counted_as_objects(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": pyarrow.array([0] * 100_000, pyarrow.date32())}), path)
+    monkeypatch.setattr(limits, "ALWAYS", 4_000_000)
+    refused(path, "PEFLL-L002", read_frame)
 
 
 def test_json_that_is_nested_deeply(tmp_path):

@@ -12,6 +12,7 @@ import re
 import secrets
 import stat
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,11 @@ from pefll.core.errors import PefllError
 # Names of files that are being written: unguessable, and used by no other program.
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pefll-tmp")
 # Names that Windows reserves for devices, with any ending.
-_DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])(\..*)?", re.IGNORECASE)
+_DEVICES = re.compile(
+    r"(con|prn|aux|nul|clock\$|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3]) *(\..*)?", re.IGNORECASE
+)
+# Unicode's categories of characters that nobody sees: control, format, ends of lines and of paragraphs.
+_INVISIBLE = ("Cc", "Cf", "Zl", "Zp")
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _HASHED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
 _LONGEST = 200  # bytes of a name; file systems allow 255, and endings are added
@@ -89,6 +94,8 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
 
     A symbolic link is replaced, not followed. With `private` only the owner may read the file, whatever the umask.
     """
+    if not path.name:
+        raise PefllError(f"cannot write {path}: it is a folder; add a file's name to it", code="PEFLL-A109")
     if path.exists() and not (path.is_file() or path.is_dir()):  # replacing would delete the device or pipe
         raise PefllError(
             f"cannot write {path}: it is a device or a pipe, not a file; choose another place", code="PEFLL-A103"
@@ -190,11 +197,11 @@ def check_file_name(name: str, what: str) -> None:
     reason = ""
     if not name or name.startswith(".") or name.endswith((".", " ")) or name != name.strip():
         reason = "it is empty, or begins with a dot or a space, or ends with one"
-    elif any(ord(letter) < 32 or 127 <= ord(letter) < 160 or letter in '<>:"/\\|?*' for letter in name):
-        reason = 'it has a control character or one of < > : " / \\ | ? *'
+    elif any(unicodedata.category(letter) in _INVISIBLE or letter in '<>:"/\\|?*' for letter in name):
+        reason = 'it has an invisible character or one of < > : " / \\ | ? *'
     elif any(0xD800 <= ord(letter) < 0xE000 for letter in name):
         reason = "it is not valid Unicode"
-    elif _DEVICES.fullmatch(name):
+    elif _DEVICES.fullmatch(unicodedata.normalize("NFKC", name)):  # some systems read wide letters as plain ones
         reason = "Windows reserves that name for a device"
     elif len(name.encode()) > _LONGEST:
         reason = f"it is longer than {_LONGEST} bytes"
@@ -242,13 +249,19 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _plain_cell(value: Any) -> Any:
     """Return a cell that no spreadsheet reads as a formula."""
-    if not isinstance(value, str) or not value.startswith(_FORMULA):
+    if not isinstance(value, str) or not (value.startswith(_FORMULA) or _first_visible(value) in _FORMULA):
         return value
     try:
         float(value)
     except ValueError:
         return f"'{value}"
     return value if value.isprintable() else f"'{value}"
+
+
+def _first_visible(text: str) -> str:
+    """Return the first character that is neither a space nor invisible, a wide one as a plain one; "" without any."""
+    plain = (letter for wide in text for letter in unicodedata.normalize("NFKC", wide))
+    return next((letter for letter in plain if unicodedata.category(letter)[0] not in "CZ"), "")
 
 
 def read_json(path: Path) -> Any:

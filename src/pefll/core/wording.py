@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -59,3 +60,13 @@ def first_few(names: Iterable[object], most: int = 5) -> str:
     if len(words) > most + 1:  # a single further name is shown instead of "1 more"
         words = [*words[:most], f"{len(words) - most:,} more"]
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """Return the first of `known` that has the letters and digits of `name`, in upper or lower case; "" if none has."""
+    wanted = _letters(name)
+    return next((each for each in known if wanted and _letters(each) == wanted), "")
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", name).casefold()))

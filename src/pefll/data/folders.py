@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -77,36 +78,49 @@ def read_images(files: Sequence[Path]) -> Array:
         from PIL import Image
     except ImportError:
         raise PefllError("reading images needs Pillow: pip install 'pefll[files]'", code="PEFLL-D153") from None
-    first = _pixels(Image, files[0])
-    # The first image tells the total, since all have one size. Twice: the images, and the array they are copied to.
-    stored = sum(path.stat().st_size for path in files if path.is_file())
-    check_growth(f"{files[0].parent}, with {len(files):,} pictures,", stored, 2 * len(files) * first.size)
-    pixels = [first, *(_pixels(Image, path) for path in files[1:])]
-    size = first.shape[:2]
-    for path, each in zip(files, pixels, strict=True):
-        if each.shape[:2] != size:
+    # All headers come before any pixel: a few bytes may stand for a huge picture.
+    channels, height, width = _shape(Image, files[0])
+    for path in files[1:]:
+        other = _shape(Image, path)
+        if other[1:] != (height, width):
             raise PefllError(
-                f"{path} has {each.shape[1]}x{each.shape[0]} pixels but {files[0]} has {size[1]}x{size[0]}; "
+                f"{path} has {other[2]}x{other[1]} pixels but {files[0]} has {width}x{height}; "
                 "make all images equal in size",
                 code="PEFLL-D154",
             )
-    channels = max(each.shape[2] for each in pixels)
-    x = np.empty((len(pixels), channels, *size), dtype=np.uint8)
-    for place, each in enumerate(pixels):
-        x[place] = each.transpose(2, 0, 1)  # grey images among coloured ones are broadcast
+        channels = max(channels, other[0])
+    stored = sum(path.stat().st_size for path in files if path.is_file())
+    needed = len(files) * channels * height * width
+    check_growth(f"{files[0].parent}, with {len(files):,} pictures,", stored, needed)
+    x = np.empty((len(files), channels, height, width), dtype=np.uint8)
+    for place, path in enumerate(files):
+        with _opened(Image, path) as image:
+            pixels = np.asarray(image.convert("L" if _is_grey(image) else "RGB"))
+            # Grey images among coloured ones are broadcast.
+            x[place] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return x
 
 
-def _pixels(image_module: Any, path: Path) -> Array:
-    """Return uint8 [H, W, 1 or 3]."""
+def _shape(image_module: Any, path: Path) -> tuple[int, int, int]:
+    """Return 1 or 3 channels, height and width from an image's header."""
+    with _opened(image_module, path) as image:
+        width, height = image.size
+        check_picture(str(path), width, height, len(image.getbands()))
+        if image.mode.startswith(("I", "F")):
+            raise PefllError(f"{path} has more than 8 bits per channel; save it with 8", code="PEFLL-D155")
+        return (1 if _is_grey(image) else 3), height, width
+
+
+def _is_grey(image: Any) -> bool:
+    return image.mode in ("1", "L", "LA")
+
+
+@contextmanager
+def _opened(image_module: Any, path: Path) -> Iterator[Any]:
+    """Open an image; PefllError if that fails, or anything that is done with it inside the block."""
     try:
         with image_module.open(path) as image:
-            width, height = image.size
-            check_picture(str(path), width, height, len(image.getbands()))
-            if image.mode.startswith(("I", "F")):
-                raise PefllError(f"{path} has more than 8 bits per channel; save it with 8", code="PEFLL-D155")
-            grey = image.mode in ("1", "L", "LA")
-            array = np.asarray(image.convert("L" if grey else "RGB"))
+            yield image
     except image_module.DecompressionBombError as error:
         raise PefllError(
             f"{path} has far too many pixels for a sample: {error}; make it smaller", "PEFLL-L004"
@@ -115,7 +129,6 @@ def _pixels(image_module: Any, path: Path) -> Array:
         raise PefllError(
             f"{path} cannot be read as an image: {error}; replace or remove it", code="PEFLL-D156"
         ) from None
-    return array[:, :, None] if grey else array
 
 
 def state(folder: Path) -> str:

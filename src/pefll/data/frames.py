@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import first_few
 from pefll.data.arrays import as_array, samples_from_arrays
 from pefll.data.federation import Array, Samples
-from pefll.data.limits import check_growth
+from pefll.data.limits import NUMBER, OBJECT, check_growth
 
 CSV = (".csv", ".tsv")
 PARQUET = (".parquet", ".pq")
 TABLES = (*CSV, *PARQUET)
+# Bytes that pandas takes while it reads a CSV: for a cell, also for one that is not in the file, and for a column.
+_CSV_CELL, _CSV_COLUMN = 25, 2_000
+_CHUNK = 1 << 20  # bytes
 
 
 def from_frame(
@@ -161,12 +166,16 @@ def find_column(frame: Any, name: str, where: str) -> Array | None:
     """Return a column, [N], or a level of a pandas index with that name; None if there is neither."""
     if name in columns(frame):
         return column(frame, name, where)
-    index = getattr(frame, "index", None)
-    levels = [] if isinstance(frame, dict) else list(getattr(index, "names", None) or [])
-    place = next((place for place, level in enumerate(levels) if level is not None and str(level) == name), None)
-    if index is None or place is None:
+    levels = index_levels(frame)
+    if name not in levels:
         return None
-    return as_array(index.get_level_values(place), f"index {name!r}", where)
+    return as_array(frame.index.get_level_values(levels.index(name)), f"index {name!r}", where)
+
+
+def index_levels(frame: Any) -> list[str | None]:
+    """Return the names of the levels of a pandas index; none for other tables."""
+    levels = () if isinstance(frame, dict) else getattr(getattr(frame, "index", None), "names", None)
+    return [None if level is None else str(level) for level in levels or ()]
 
 
 def _keys_by_name(frame: Any) -> dict[str, Any]:
@@ -198,17 +207,71 @@ def read_frame(path: Path) -> Any:
         import pandas
 
         if parquet:
-            import pyarrow.parquet  # else the error of pandas lists several engines
+            import pyarrow.compute
+            import pyarrow.parquet
     except ImportError:
         needs = "pandas and pyarrow" if parquet else "pandas"
         raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'", code="PEFLL-D162") from None
     try:
         if parquet:
-            about = pyarrow.parquet.read_metadata(path)
-            # A constant column takes few bytes in the file.
-            check_growth(str(path), path.stat().st_size, 8 * about.num_rows * about.num_columns)
-            return pandas.read_parquet(path, engine="pyarrow")
-        return pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", low_memory=False)
-    except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError) as error:
+            return _read_parquet(path, pyarrow)
+        separator = "\t" if path.suffix.lower() == ".tsv" else ","
+        _check_csv(path, separator)
+        return pandas.read_csv(path, sep=separator, low_memory=False)
+    except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError, csv.Error) as error:
         reason = first_line(error).strip()
         raise PefllError(f"{path} cannot be read as {what}: {reason}; save it again", code="PEFLL-D163") from None
+
+
+def _check_csv(path: Path, separator: str) -> None:
+    """Raise PefllError for a CSV that would take too much memory: a short line is filled up to the longest one."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as text_file:
+        filled = (row for row in csv.reader(text_file, delimiter=separator) if len(row) > 1 or "".join(row).strip())
+        # A first line of values that is longer than the names makes more columns.
+        width = max((len(row) for row in islice(filled, 2)), default=0)
+    lines = 1
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
+    check_growth(str(path), path.stat().st_size, width * (_CSV_COLUMN + _CSV_CELL * lines))
+
+
+def _read_parquet(path: Path, pyarrow: Any) -> Any:
+    """Return the table in a Parquet file; PefllError for one that would take too much memory."""
+    stored, needed, texts = path.stat().st_size, 0, []
+    about = pyarrow.parquet.read_metadata(path)
+    for place, field in enumerate(about.schema.to_arrow_schema()):
+        kind = field.type
+        while isinstance(kind, pyarrow.BaseExtensionType | pyarrow.DictionaryType):
+            kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind.storage_type
+        if pyarrow.types.is_nested(kind):
+            raise PefllError(
+                f"{path.name}: column {field.name!r} does not hold numbers; turn it into numbers or leave it out",
+                code="PEFLL-D160",
+            )
+        if _is_text(pyarrow.types, kind):
+            texts.append(field.name)
+        # Dates, times and decimal numbers become Python objects, as texts do.
+        is_number = pyarrow.types.is_primitive(kind) and not (
+            pyarrow.types.is_date(kind) or pyarrow.types.is_time(kind)
+        )
+        width = kind.byte_width if pyarrow.types.is_fixed_size_binary(kind) else 0
+        for group in map(about.row_group, range(about.num_row_groups)):
+            part = group.column(place)  # of a flat table; equal values take few bytes in it
+            rows = max(part.num_values, group.num_rows, 0)
+            needed += max(part.total_uncompressed_size, rows * (NUMBER if is_number else OBJECT + width))
+    check_growth(str(path), stored, needed)
+    # A text that many rows share is once in the file. Read as a dictionary, it is once in memory, and can be measured.
+    table = pyarrow.parquet.read_table(path, read_dictionary=texts)
+    for chunk in (chunk for column in table.columns for chunk in column.chunks):
+        if isinstance(chunk, pyarrow.DictionaryArray) and _is_text(pyarrow.types, chunk.dictionary.type):
+            lengths = pyarrow.compute.binary_length(chunk.dictionary).cast("int64").take(chunk.indices)
+            needed += pyarrow.compute.sum(lengths).as_py() or 0
+    check_growth(str(path), stored, needed)
+    return table.to_pandas()
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    """Return whether a type of pyarrow is one of texts or bytes of any length; `types` is `pyarrow.types`."""
+    asked = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
+    return any(is_kind(kind) for is_kind in asked)

@@ -13,6 +13,7 @@ VARIABLE = "PEFLL_DATA_LIMIT_GB"
 # `ALWAYS` bytes are allowed for any file.
 EXPANSION, ALWAYS = 100, 1 << 28
 PICTURE = 100_000_000  # bytes of one image
+NUMBER, OBJECT = 8, 64  # bytes of a number in an array, and at least of a Python object beside its text
 
 
 def check_growth(what: str, stored: int, needed: int) -> None:

@@ -7,13 +7,15 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
+import numpy as np
 from numpy.lib import format as npy
 
 from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.data.federation import Array
-from pefll.data.limits import check_growth
+from pefll.data.limits import NUMBER, OBJECT, check_growth
 
 # Those that NumPy writes. Others may need much memory, or modules that are missing.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -22,6 +24,36 @@ _BROKEN = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, MemoryError, RecursionError),
     *(RuntimeError, NotImplementedError, UnicodeError, SyntaxError, zipfile.BadZipFile, zlib.error),
 )
+
+
+class _Header(NamedTuple):
+    """What a member's header says."""
+
+    length: int  # bytes of the header itself
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def entries(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the array in the file, before compression."""
+        return self.entries * self.dtype.itemsize
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory: texts become Python objects, and labels, clients and splits become int64."""
+        if self.dtype.kind in "US":
+            return self.stored + self.entries * OBJECT
+        return max(self.stored, self.entries * NUMBER) if len(self.shape) == 1 else self.stored
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the names of the arrays in an `.npz` file that `read_npz` could read."""
+    with zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Array]:
@@ -53,7 +85,7 @@ def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) ->
 
 def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfile.ZipInfo]) -> None:
     """Raise PefllError for arrays that are encrypted, compressed unusually, too large, or of a wrong length."""
-    total = 0
+    headers: dict[str, _Header] = {}
     for name, info in wanted.items():
         if info.flag_bits & _ENCRYPTED:
             raise PefllError(f"{path}: the array {name} is encrypted; save it again without a password", "PEFLL-D001")
@@ -64,19 +96,32 @@ def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfi
                 code="PEFLL-D002",
             )
         with archive.open(info) as file:
-            header, needed = _sizes(file)
-        if header + needed != info.file_size:
+            header = _header(file)
+        if header.length + header.stored != info.file_size:
             raise PefllError(
-                f"{path}: the header of the array {name} says {needed:,} bytes, but there are "
-                f"{info.file_size - header:,}; save it again",
+                f"{path}: the header of the array {name} says {header.stored:,} bytes, but there are "
+                f"{info.file_size - header.length:,}; save it again",
                 code="PEFLL-D003",
             )
-        total += needed
-    check_growth(str(path), path.stat().st_size, total)
+        # Such entries take no bytes in the file, but each takes some in memory.
+        if header.dtype.itemsize == 0 and header.entries:
+            raise PefllError(
+                f"{path}: the {header.entries:,} entries of the array {name} are empty; save it again with "
+                "numbers or texts",
+                code="PEFLL-D012",
+            )
+        headers[name] = header
+    check_growth(str(path), path.stat().st_size, sum(header.needed for header in headers.values()))
+    lengths = {name: header.shape[0] for name, header in headers.items() if header.shape}
+    for name, length in lengths.items():
+        if "x" in lengths and length != lengths["x"]:
+            raise PefllError(
+                f"{path}: x has {counted(lengths['x'], 'sample')} but {name} has {length:,}; they must be equal",
+                code="PEFLL-D135",
+            )
 
 
-def _sizes(file: IO[bytes]) -> tuple[int, int]:
-    """Return the bytes of a member's header, and the bytes of the array that it describes."""
+def _header(file: IO[bytes]) -> _Header:
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
@@ -84,7 +129,7 @@ def _sizes(file: IO[bytes]) -> tuple[int, int]:
         raise ValueError("allow_pickle")  # like NumPy's own error
     if any(length < 0 for length in shape):
         raise ValueError("negative length")
-    return file.tell(), math.prod(shape) * dtype.itemsize
+    return _Header(file.tell(), shape, dtype)
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import argument, counted
+from pefll.core.wording import argument, counted, similar
 from pefll.data import frames
 from pefll.data.arrays import as_array, owners_of
 from pefll.data.federation import Array
@@ -71,6 +71,27 @@ def names_of_owners(client: str, features: Sequence[str], *, named: bool = False
     With `named`, the user gave the name `client`, and no other column counts.
     """
     return (client,) if named or CLIENT in (client, *features) else (client, CLIENT)
+
+
+def find_owners(frame: Any, candidates: Sequence[str], features: Sequence[str], name: str) -> tuple[str, Array] | None:
+    """Return the first of the columns `candidates` that a table has, and its values [N]; None if it has none."""
+    for candidate in candidates:
+        if (values := frames.find_column(frame, candidate, name)) is not None:
+            return candidate, values
+    refuse_similar(candidates, [*frames.columns(frame), *filter(None, frames.index_levels(frame))], features, name)
+    return None
+
+
+def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Sequence[str], name: str) -> None:
+    """Raise PefllError if a column looks like one of clients, as `User_ID` for `user_id`: its clients would be one."""
+    known = set(features)
+    for candidate in candidates:
+        if other := similar(candidate, (each for each in there if each not in known)):
+            raise PefllError(
+                f"{name} has {other!r}, where the clients of this model are in {candidate!r}; rename it, or leave it "
+                "out if all samples are one client's",
+                code="PEFLL-M064",
+            )
 
 
 def number_of_clients(owners: Any, column: str, name: str) -> int:

@@ -21,7 +21,7 @@ def by_class(
     samples: Samples,
     clients: int,
     classes_per_client: int,
-    seed: int,
+    seed: int = 0,
     unseen: float = 0.1,
     validation: float = 0.2,
     test: float = 0.2,
@@ -74,7 +74,7 @@ def dirichlet(
     samples: Samples,
     clients: int,
     alpha: float,
-    seed: int,
+    seed: int = 0,
     alpha_unseen: float | None = None,
     unseen: float = 0.1,
     validation: float = 0.2,
@@ -139,7 +139,7 @@ def dirichlet(
 
 def natural(
     samples: Samples,
-    seed: int,
+    seed: int = 0,
     unseen: float = 0.1,
     validation: float = 0.1,
     test: float = 0.2,

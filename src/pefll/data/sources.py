@@ -139,7 +139,7 @@ def load_samples(
 
 
 def make_federation(
-    samples: Samples, *, partition: str, clients: int | None, seed: int, unseen: float = 0.1
+    samples: Samples, *, partition: str, clients: int | None, seed: int = 0, unseen: float = 0.1
 ) -> Federation:
     """Return the federation that a partition makes of samples.
 

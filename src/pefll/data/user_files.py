@@ -18,9 +18,18 @@ from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
 from pefll.data.normalise import with_channel_stats
-from pefll.data.npz import read_npz
+from pefll.data.npz import names_in, read_npz
 from pefll.data.owners import CLIENT as CLIENT
-from pefll.data.owners import Columns, Owned, by_client, names_of_owners, no_clients, number_of_clients
+from pefll.data.owners import (
+    Columns,
+    Owned,
+    by_client,
+    find_owners,
+    names_of_owners,
+    no_clients,
+    number_of_clients,
+    refuse_similar,
+)
 from pefll.data.partition import natural
 
 # Default names of columns. These may be absent; a name that a user gives must exist.
@@ -150,7 +159,7 @@ def read_client(
     kind = _kind(path, "class")
     x: Any
     y: Any
-    owned: dict[str, Any] = {}  # the file's columns of clients, by name
+    owned: tuple[str, Any] | None = None  # the file's column of clients, and its name
     candidates = names_of_owners(client, features, named=client_named)
     if kind == "folder":
         refuse_columns(path.name, label, client if client_named else CLIENT)
@@ -162,20 +171,21 @@ def read_client(
         of_labels = _npz_label(path, label)
         arrays = read_npz(path, needed=("x", *named), optional=(of_labels, *candidates))
         x, y = arrays["x"], arrays.get(of_labels)
-        owned = {each: arrays[each] for each in candidates if each in arrays}
+        owned = next(((each, arrays[each]) for each in candidates if each in arrays), None)
+        if owned is None:
+            refuse_similar(candidates, names_in(path), ("x", label, of_labels), path.name)
     else:
         frame = frames.read_frame(path)
         names = frames.columns(frame)
         # Without names of features, all other columns are features, also one that is called `CLIENT`.
-        found = {each: frames.find_column(frame, each, path.name) for each in (candidates if features else (client,))}
-        owned = {each: values for each, values in found.items() if values is not None}
-        if client_named and client not in owned:
+        if client_named and frames.find_column(frame, client, path.name) is None:
             raise _no_client_column(path, client, names)
+        owned = find_owners(frame, candidates if features else (client,), (*features, label), path.name)
         y = frames.column(frame, label, path.name) if label in names else None
         chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
         x = frames.matrix_by_name(frame, chosen, path.name, tokens=tokens)
-    if alone and owned:
-        column, values = next(iter(owned.items()))
+    if alone and owned is not None:
+        column, values = owned
         count = number_of_clients(values, column, path.name)
         if count > 1:
             raise _several_clients(path, count, instead, f", by {column!r}")
@@ -330,9 +340,9 @@ def federation_from_arrays(
 
 def federation_from_frame(
     frame: Any,
-    *,
     label: str,
     client: str,
+    *,
     split: str | None = None,
     features: Sequence[str] | None = None,
     unseen: float = 0.1,

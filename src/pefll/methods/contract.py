@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from pefll.core import randomness
 from pefll.core.derivatives import gradient
-from pefll.core.errors import PefllError
+from pefll.core.errors import PefllError, unknown
 from pefll.core.reference import reference
 from pefll.data.client import Batch, Client
 from pefll.data.federation import VALIDATION
@@ -245,6 +246,14 @@ class BaseMethod:
     """
 
     bound_to: Problem | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Raise PefllError for an argument that the method does not take."""
+        taken = signature(cls.__init__).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            for name in given.keys() - taken.keys():
+                raise unknown(f"hyper-parameter of {cls.__name__}", name, taken.keys() - {"self", "bound_to"})
+        return super().__new__(cls)
 
     trains_in_rounds: ClassVar[bool] = True
 

@@ -24,7 +24,7 @@ from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
 from pefll.data.arrays import labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble, check_is_federation
-from pefll.data.frames import column, find_column, is_frame, matrix_by_name
+from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import (
     Columns,
@@ -32,6 +32,7 @@ from pefll.data.owners import (
     Owned,
     by_client,
     features_in,
+    find_owners,
     from_frame,
     names_of_owners,
     number_of_clients,
@@ -309,12 +310,11 @@ class Run:
         columns = self.columns
         # If the names of features are unknown, a column with the usual name is a feature.
         candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
-        found = ((name, find_column(frame, name, "the table")) for name in candidates)
-        name, owners = next(((name, owners) for name, owners in found if owners is not None), ("", None))
-        if owners is not None and (count := number_of_clients(owners, name, "the table")) > 1:
+        owned = find_owners(frame, candidates, (*columns.features, columns.label), "the table")
+        if owned is not None and (count := number_of_clients(owned[1], owned[0], "the table")) > 1:
             raise PefllError(
-                f"the table holds the samples of {count} clients, by its column {name!r}; give those of one client, or "
-                f"make a model for each with run.personalize_each(frame, client={name!r})",
+                f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give those of one "
+                f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
                 code="PEFLL-M037",
             )
         if y is None and columns.label in columns_of(frame):
