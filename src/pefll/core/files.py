@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pefll.core import locking
 from pefll.core.errors import PefllError
@@ -252,7 +252,7 @@ def _plain_cell(value: Any) -> Any:
 
 
 @contextmanager
-def open_limited(path: Path, most: int) -> Iterator[BinaryIO]:
+def open_limited(path: Path, most: int) -> Iterator[io.BufferedReader]:
     """Open a file to read it in the block; ValueError if it has more than `most` bytes.
 
     A sparse file of any size takes no space on a disk, but its content would fill the memory.
