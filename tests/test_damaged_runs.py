@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,10 @@ import torch
 
 import pefll
 from pefll.core.errors import PefllError
+from pefll.report.descriptors import read_descriptors
 from pefll.report.runs import read_run
-from pefll.runs import checkpoint
+from pefll.runs import checkpoint, manifest
+from pefll.runs.checksums import MOST_LINE, digest, read_rows
 from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders
@@ -138,6 +143,45 @@ def test_a_manifest_leads_to_no_file_elsewhere(folder):
     files = json.loads((path / "manifest.json").read_text())["files"]
     put(path / "manifest.json", "files", files | {"../../config.toml": wanted})
     assert code_of(checkpoint.load, path) == "PEFLL-R004"
+
+
+def take_out(path: Path, *names: str) -> None:
+    """Take values out of a manifest, and give it the SHA-256 that it has then."""
+    content = json.loads((path / "manifest.json").read_text())
+    del content["sha256"]
+    for name in names:
+        *above, last = name.split("/")
+        inner = content
+        for each in above:
+            inner = inner[each]
+        del inner[last]
+    (path / "manifest.json").write_text(json.dumps(content | {"sha256": digest(content)}))
+
+
+def exchange_checkpoints(folder: RunFolder, other: Path) -> list[Path]:
+    """Put the checkpoints of another run in place of a run's own, and return their folders."""
+    shutil.rmtree(folder.checkpoints)
+    shutil.copytree(other / "checkpoints", folder.checkpoints)
+    return sorted(folder.checkpoints.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("stripped", [["facts/run"], ["facts/run/id", "facts/run/config"]])
+def test_another_runs_checkpoints_without_its_name_are_refused(runs, folder, stripped):
+    for path in exchange_checkpoints(folder, runs / "b"):
+        take_out(path, *stripped)
+        assert code_of(checkpoint.load, path, folder.run_id()) == "PEFLL-R023"
+    assert code_of(pefll.load, folder.path) == "PEFLL-R018"
+    assert code_of(trained, folder.path, ROUNDS + 1) == "PEFLL-R018"
+
+
+def test_checkpoints_that_look_like_an_earlier_versions_are_reported_in_a_run_that_is_not(runs, folder, capsys):
+    for path in exchange_checkpoints(folder, runs / "b"):
+        take_out(path, "facts/run", "files/history.jsonl")
+    with pytest.warns(UserWarning, match="does not say of which run it is: an earlier version wrote it, or"):
+        pefll.load(folder.path)
+    assert finished_state(folder, ROUNDS) is None
+    assert "does not say of which run it is" in resumed(folder, capsys)
 
 
 # config.toml.
@@ -293,7 +337,7 @@ def test_the_results_of_before_are_there_until_those_of_an_extended_run_are(fold
     assert not folder.earlier_summary_file.exists()
 
 
-@pytest.mark.parametrize("kind", ["missing", "damaged", "another's"])
+@pytest.mark.parametrize("kind", ["missing", "damaged", "another's", "folder", "link"])
 def test_damaged_descriptors_are_named_and_made_again(runs, folder, capsys, kind):
     folder.descriptors_file.unlink()
     if kind == "damaged":
@@ -302,9 +346,122 @@ def test_damaged_descriptors_are_named_and_made_again(runs, folder, capsys, kind
         folder.descriptors_file.write_bytes(content)
     elif kind == "another's":
         shutil.copy(runs / "b" / "descriptors.npz", folder.descriptors_file)
+    elif kind == "folder":
+        folder.descriptors_file.mkdir()
+    elif kind == "link":
+        folder.descriptors_file.symlink_to("nowhere")
+    before = folder.descriptors_file.read_bytes() if folder.descriptors_file.is_file() else None
     assert code_of(read_run, folder) == "PEFLL-R011"
-    resumed(folder, capsys)
+    said, kept = resumed(folder, capsys), folder.path / "descriptors.npz.damaged-1"
+    assert ("descriptors.npz is damaged or of another run; it is kept as descriptors.npz.damaged-1" in said) == (
+        kind != "missing"
+    )
+    assert os.path.lexists(kept) == (kind != "missing")
+    assert before is None or kept.read_bytes() == before
     read_run(folder)
+    wanted = read_descriptors(RunFolder(runs / "a")).descriptors
+    assert (read_descriptors(folder).descriptors == wanted).all()
+
+
+@pytest.mark.parametrize("kind", ["own", "another's", "damaged"])
+def test_descriptors_without_a_summary_are_kept_unless_they_are_the_runs_own(runs, folder, capsys, kind):
+    folder.summary_file.unlink()
+    if kind == "another's":
+        shutil.copy(runs / "b" / "descriptors.npz", folder.descriptors_file)
+    elif kind == "damaged":
+        folder.descriptors_file.write_bytes(b"PK")
+    said = resumed(folder, capsys)
+    assert ("kept as descriptors.npz.damaged-1" in said) == (kind != "own")
+    assert (folder.path / "descriptors.npz.damaged-1").exists() == (kind != "own")
+
+
+def test_results_are_kept_where_all_checkpoints_are_gone(runs, folder, capsys):
+    results = {name: (folder.path / name).read_bytes() for name in ("history.jsonl", "summary.json", "descriptors.npz")}
+    shutil.rmtree(folder.checkpoints)
+    said = resumed(folder, capsys)
+    assert "has no checkpoint: the run starts anew, and its results are kept as history.jsonl.earlier-1, " in said
+    for name, content in results.items():
+        assert (folder.path / f"{name}.earlier-1").read_bytes() == content
+    assert without_seconds(folder) == without_seconds(RunFolder(runs / "a"))
+    assert not folder.earlier_summary_file.exists()
+
+
+# Files that would fill the memory.
+
+
+@contextmanager
+def little_memory(more: int = 4 << 30) -> Iterator[None]:
+    """Let this process take only so many bytes more inside the block."""
+    pages = Path("/proc/self/statm")
+    if not pages.exists():  # not Linux
+        yield
+        return
+    used = int(pages.read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("config.toml", "PEFLL-R001"),
+        ("history.jsonl", "PEFLL-R008"),
+        ("summary.json", "PEFLL-R009"),
+        ("descriptors.npz", "PEFLL-R011"),
+        ("checkpoints/round-00000004/manifest.json", ""),
+        ("checkpoints/round-00000004/state.safetensors", ""),
+        ("checkpoints/round-00000004/history.jsonl", ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_file_of_40_gb_is_not_read(runs, folder, capsys, name, code):
+    os.truncate(folder.path / name, 40 << 30)
+    with little_memory():
+        if code:
+            with pytest.raises(
+                PefllError, match=r"it has 42,949,672,960 bytes, where at most [0-9,]+ make sense"
+            ) as no:
+                read_run(folder)
+            assert no.value.code == code
+        else:
+            assert pefll.load(folder.path).history == RunFolder(runs / "a").history()
+            assert checkpoint.latest(folder.checkpoints, lambda sentence: None, folder.run_id()).round == 2
+        if name == "descriptors.npz":
+            assert code_of(read_descriptors, folder) == "PEFLL-O003"
+        if name == "config.toml":
+            assert code_of(pefll.load, folder.path) == code
+            assert run_folders(folder.path)
+        else:
+            assert ".damaged-1" in resumed(folder, capsys)
+            assert without_seconds(folder) == without_seconds(RunFolder(runs / "a"))
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_read(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint, "available_memory", lambda: 100_000)
+    monkeypatch.setattr(checkpoint.tensorfile, "read", pytest.fail)
+    assert code_of(pefll.load, folder.path) == "PEFLL-L009"
+
+
+def test_a_line_without_an_end_is_no_evaluation():
+    found = read_rows(b'{"round": 1}\n' + b"0" * (MOST_LINE + 1), "")
+    assert found.rows == [{"round": 1}]
+    assert "line 2 has more than" in found.damage
+    assert read_rows(b"\n" * 100, "").damage.startswith("line 1 is not JSON")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../b/summary.json"])
+def test_a_summary_leads_to_no_file_elsewhere(folder, name):
+    summary = json.loads(folder.summary_file.read_text())
+    check = summary.pop("check")
+    del check["sha256"]
+    check["files"] = {name: ""}
+    folder.summary_file.write_text(json.dumps(summary | {"check": check | {"sha256": digest([summary, check])}}))
+    with little_memory():
+        assert code_of(read_run, folder) == "PEFLL-R011"
 
 
 # The rest of a folder.
@@ -375,6 +532,23 @@ def test_a_run_of_an_earlier_version_loads_with_a_note_and_gets_checks_when_it_g
     assert len(folder.history()) == ROUNDS + 1
     replace(folder.history_file, b'"round": 2', b'"round": 3')
     assert code_of(read_run, folder) == "PEFLL-R008"
+
+
+@pytest.mark.filterwarnings("error")
+def test_checkpoints_of_an_earlier_version_get_the_runs_name_when_it_goes_on(folder, monkeypatch):
+    as_of_an_earlier_version(folder)
+    damaged = min(folder.checkpoints.iterdir()) / "manifest.json"
+    damaged.write_text("{")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_history", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError, match="power cut"):
+            trained(folder.path, ROUNDS + 1)
+    (newest, _) = manifest.newest_first(folder.checkpoints)
+    assert manifest.read(newest).run == {"id": folder.run_id()}
+    assert damaged.read_text() == "{"
+    checkpoint.latest(folder.checkpoints, pytest.fail, folder.run_id())
+    trained(folder.path, ROUNDS + 1)
+    assert finished_state(folder, ROUNDS + 1) is not None
 
 
 @pytest.mark.parametrize("name", ["summary.json", "history.jsonl", "checkpoints/round-00000099/manifest.json"])

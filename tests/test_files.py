@@ -25,6 +25,7 @@ from pefll.core.files import (
     make_folder,
     parse_json,
     read_json,
+    read_limited,
     safe_file_name,
     sentences_for_disk_errors,
     set_aside,
@@ -174,13 +175,39 @@ def test_a_file_beyond_the_limit_names_the_limit():
         raise OSError(errno.EFBIG, "File too large")
 
 
-def test_a_link_under_a_guessed_name_is_not_followed(tmp_path):
-    mine, target = tmp_path / "mine.txt", tmp_path / "config.toml"
+def test_a_link_under_a_guessed_name_is_not_followed(tmp_path, monkeypatch):
+    mine, target, opened = tmp_path / "mine.txt", tmp_path / "config.toml", {}
     mine.write_bytes(b"precious")
     (tmp_path / f".config.toml.{os.getpid()}.tmp").symlink_to(mine)  # what such files were called once
-    write_whole(target, b"new")
+    really_open = os.open
+
+    def noted(path, flags, *arguments, **words):
+        if flags & os.O_CREAT:
+            assert path not in opened  # two writers never share a name
+            opened[path] = flags
+        return really_open(path, flags, *arguments, **words)
+
+    monkeypatch.setattr(os, "open", noted)
+    for _ in range(100):
+        write_whole(target, b"new")
     assert mine.read_bytes() == b"precious"
     assert target.read_bytes() == b"new"
+    assert len(opened) == 100
+    for path, flags in opened.items():
+        assert is_temporary(path.name)
+        assert flags & os.O_EXCL
+        assert flags & os.O_NOFOLLOW
+    # 64 random bits: no digit is the same in all names.
+    assert all(len(set(digits)) > 1 for digits in zip(*(path.name.split(".")[-2] for path in opened), strict=True))
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path):
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_limited(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(ValueError, match="it has 5 bytes, where at most 4 make sense"):
+        read_limited(tmp_path / "a", 4)
+    with pytest.raises(PefllError, match=r"is damaged: it has 5 bytes.*PEFLL-A105"):
+        read_json(tmp_path / "a", 4)
 
 
 def test_a_file_that_is_there_is_never_taken_for_a_temporary_one(tmp_path, monkeypatch):
@@ -263,6 +290,8 @@ def test_what_is_damaged_is_renamed_and_nothing_is_lost(tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "nowhere")
     assert set_aside(tmp_path / "b").is_symlink()
     assert (tmp_path / "a.damaged-1").read_text() == "1"
+    (tmp_path / "a").write_text("3")
+    assert set_aside(tmp_path / "a", "earlier").name == "a.earlier-1"
 
 
 ODD_NAMES = [

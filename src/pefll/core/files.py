@@ -181,11 +181,11 @@ def _remove_unless_locked(path: Path) -> None:
             os.close(handle)
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder instead of deleting it, and return its new name."""
+def set_aside(path: Path, why: str = "damaged") -> Path:
+    """Rename a file or folder instead of deleting it, and return its new name; `why` is a part of it."""
     with sentences_for_disk_errors(str(path)):
         number = 1
-        while os.path.lexists(kept := path.with_name(f"{path.name}.damaged-{number}")):
+        while os.path.lexists(kept := path.with_name(f"{path.name}.{why}-{number}")):
             number += 1
         os.rename(path, kept)
         sync_folder(path.parent)
@@ -264,10 +264,29 @@ def _first_visible(text: str) -> str:
     return next((letter for letter in plain if unicodedata.category(letter)[0] not in "CZ"), "")
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; PefllError if it is missing or damaged."""
+@contextmanager
+def open_limited(path: Path, most: int) -> Iterator[io.BufferedReader]:
+    """Open a file to read it in the block; ValueError if it has more than `most` bytes.
+
+    A sparse file of any size takes no space on a disk, but its content would fill the memory.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it has {size:,} bytes, where at most {most:,} make sense")
+        yield file
+
+
+def read_limited(path: Path, most: int) -> bytes:
+    """Return the content of a file; ValueError if it has more than `most` bytes."""
+    with open_limited(path, most) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_json(path: Path, most: int | None = None) -> Any:
+    """Return the content of a JSON file; PefllError if it is missing, damaged, or longer than `most` bytes."""
     try:
-        return parse_json(path.read_bytes())
+        return parse_json(path.read_bytes() if most is None else read_limited(path, most))
     except FileNotFoundError as error:
         raise PefllError(f"there is no {path}", code="PEFLL-A104") from error
     except (OSError, ValueError) as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.core.errors import PefllError
-from pefll.runs.record import RunFolder
+from pefll.core.files import open_limited
+from pefll.core.wording import first_few
+from pefll.data.npz import read_npz
+from pefll.runs.record import MOST_DESCRIPTORS, RunFolder
 
 Array = npt.NDArray[Any]
 
 # There are n² distances: above these limits, evenly spaced clients represent all.
 MOST_CLIENTS = 10_000
 MOST_PROBES = 1_000
+_ARRAYS = ("descriptors", "histograms", "seen")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +40,19 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
             code="PEFLL-O001",
         )
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            v = np.asarray(arrays["descriptors"], dtype=np.float64)
-            histograms, seen = np.asarray(arrays["histograms"]), np.asarray(arrays["seen"]).astype(bool)
-            run = str(arrays["run"]) if "run" in arrays else folder.run_id()
-    except KeyError as error:
-        raise PefllError(f"{path} is damaged: {error.args[0]}", code="PEFLL-O002") from error
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        with open_limited(path, MOST_DESCRIPTORS):
+            arrays = read_npz(path, (), (*_ARRAYS, "run"))
+        if missing := [name for name in _ARRAYS if name not in arrays]:
+            raise PefllError(f"{path} is damaged: it has no {first_few(missing)}", code="PEFLL-O002")
+        v = np.asarray(arrays["descriptors"], dtype=np.float64)
+        histograms, seen = arrays["histograms"], arrays["seen"].astype(bool)
+    except (OSError, ValueError, TypeError) as error:
         raise PefllError(f"{path} is damaged: {error}", code="PEFLL-O003") from error
-    if run != folder.run_id():
+    except PefllError as error:
+        if not error.code.startswith("PEFLL-D"):
+            raise
+        raise PefllError(f"{path} is damaged: its arrays cannot be read", code="PEFLL-O003") from error
+    if "run" in arrays and str(arrays["run"]) != folder.run_id():
         raise PefllError(
             f"{path} belongs to another run than config.toml; restore the file of this run", code="PEFLL-O011"
         )

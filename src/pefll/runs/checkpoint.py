@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 from threading import Thread
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from pefll.core import tensorfile
 from pefll.core.errors import PefllError
-from pefll.core.files import sentences_for_disk_errors, set_aside, sync_folder
+from pefll.core.files import sentences_for_disk_errors, set_aside, sync_folder, write_whole
+from pefll.core.machine import available_memory
 from pefll.runs import manifest
-from pefll.runs.manifest import MANIFEST, damaged
+from pefll.runs.manifest import HISTORY, MANIFEST, Manifest, damaged
 
 KEEP = 2
-TENSORS, HISTORY = "state.safetensors", "history.jsonl"
+TENSORS = "state.safetensors"
+TOO_LARGE = "PEFLL-L009"
 
 
 class Checkpoint(NamedTuple):
@@ -39,6 +42,11 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
     history: bytes | None = None
+
+    @property
+    def names_run(self) -> bool:
+        """Whether it says of which run it is; False in a checkpoint of an earlier version."""
+        return "id" in self.facts.get("run", {})
 
 
 class Writer:
@@ -122,8 +130,7 @@ def save(
             written = {TENSORS: _write(building / TENSORS, tensorfile.parts(tensors))}
             if history is not None:
                 written[HISTORY] = _write(building / HISTORY, [memoryview(history)])
-            text = json.dumps(manifest.write(round_, written, facts), indent=2) + "\n"
-            _write(building / MANIFEST, [memoryview(text.encode())])
+            _write(building / MANIFEST, [memoryview(_text(Manifest(round_, written, facts)))])
             sync_folder(building)
             if os.path.lexists(final):  # a folder cannot replace another one
                 final.rename(folder / f".building-{secrets.token_hex(8)}")
@@ -135,6 +142,21 @@ def save(
     for old in manifest.newest_first(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def _text(content: Manifest) -> bytes:
+    return (json.dumps(manifest.write(*content), indent=2) + "\n").encode()
+
+
+def give_run(folder: Path, run: str) -> None:
+    """Write a run's ID into the manifests of an earlier version, which have none; damaged ones do not change."""
+    for path in manifest.newest_first(folder):
+        try:
+            found = manifest.read(path)
+        except PefllError:
+            continue
+        if "run" not in found.facts and HISTORY not in found.files:
+            write_whole(path / MANIFEST, _text(found._replace(facts=found.facts | {"run": {"id": run}})))
 
 
 def sweep(folder: Path) -> None:
@@ -174,18 +196,32 @@ def load(path: Path, run: str = "") -> Checkpoint:
 
 def _read(path: Path, name: str, wanted: dict[str, Any]) -> bytes:
     """Return the content of a checkpoint's file; PefllError if it differs from its entry in the manifest."""
-    content = manifest.read_file(path, name)
-    if len(content) != wanted["bytes"]:
-        raise damaged(path, f"{name} has {len(content):,} bytes instead of {wanted['bytes']:,}")
+    with suppress(OSError):  # `read_file` says what is wrong
+        _check_size(path, name, (path / name).stat().st_size, wanted["bytes"])
+    content = manifest.read_file(path, name, wanted["bytes"])
+    _check_size(path, name, len(content), wanted["bytes"])
     if hashlib.sha256(content).hexdigest() != wanted["sha256"]:
         raise damaged(path, f"the SHA-256 of {name} is wrong")
     return content
 
 
+def _check_size(path: Path, name: str, size: int, wanted: int) -> None:
+    """Raise PefllError if a checkpoint's file has another size than its manifest says, or does not fit into memory."""
+    if size != wanted:
+        raise damaged(path, f"{name} has {size:,} bytes instead of {wanted:,}")
+    available = available_memory()
+    if available is not None and size > available:
+        raise PefllError(
+            f"the checkpoint {path} has {size:,} bytes in {name}, but only {available:,} bytes of memory are left; "
+            "take a machine with more memory",
+            code=TOO_LARGE,
+        )
+
+
 def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkpoint:
     """Return the newest checkpoint of a run that is not damaged; PefllError if there is none.
 
-    `report` gets a sentence for each damaged checkpoint.
+    `report` gets a sentence for each damaged checkpoint, and for one that does not say of which run it is.
     """
     candidates = manifest.newest_first(folder)
     if not candidates:
@@ -196,11 +232,20 @@ def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkp
     misplaced: list[str] = []
     for path in candidates:
         try:
-            return load(path, run)
+            found = load(path, run)
         except PefllError as error:
+            if error.code == TOO_LARGE:
+                raise
             report(f"{error.args[0]}; it is passed over")
-            if error.code in (manifest.OTHER_ROUND, manifest.OTHER_RUN):
+            if error.code in (manifest.OTHER_ROUND, manifest.OTHER_RUN, manifest.NO_RUN):
                 misplaced.append(error.args[0])
+            continue
+        if run and not found.names_run:
+            report(
+                f"the checkpoint {path} does not say of which run it is: an earlier version wrote it, or it was put "
+                "there; make sure that it belongs to this run"
+            )
+        return found
     if misplaced:  # the user can still put them right
         raise PefllError(f"no checkpoint in {folder} is in its place: {misplaced[0]}", code="PEFLL-R018")
     raise PefllError(f"no checkpoint in {folder} is whole; start the run anew", code="PEFLL-R007")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from pefll.core.files import parse_json
 
 CHECK = "check"  # key of the check in a row and in a summary
+MOST_LINE = 1 << 20  # bytes of a row, which has a few hundred
 _FIRST_LINE = re.compile(r"# pefll run ([0-9a-f]{16}), sha256 of the lines below: ([0-9a-f]{64})")
 
 
@@ -91,15 +92,19 @@ def read_rows(content: bytes, run: str) -> Rows:
     A killed writer leaves a last line without an end. It is left out, and is not damage. Runs of earlier versions have
     no ID, and their rows carry no checks.
     """
-    found = Rows([], [], [])
-    *lines, rest = content.split(b"\n")
-    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
+    found, start = Rows([], [], []), 0
+    while start < len(content):  # line by line, because a damaged file may have a thousand million
+        number, end = len(found.rows) + 1, content.find(b"\n", start, start + MOST_LINE)
+        is_last = end < 0
+        if is_last and len(content) - start > MOST_LINE:
+            return found._replace(damage=f"line {number} has more than {MOST_LINE:,} bytes")
+        line = content[start:] if is_last else content[start:end]
         try:
             row, check = _read_row(line, found.last_check, run)
         except ValueError as error:
-            is_last = number > len(lines)
             cut_off = is_last and line.isascii() and line.startswith(b"{") and line.count(b"{") > line.count(b"}")
             return found if cut_off else found._replace(damage=f"line {number} {error}")
+        start += len(line) + 1
         found.rows.append(row)
         found.checks.append(check)
         found.lines.append(line + b"\n")
@@ -113,7 +118,7 @@ def last_check(path: Path) -> str:
         while len(lines) < 2:  # with another line before it, the last one is complete
             file.seek(max(0, end - size))
             lines = file.read().splitlines()
-            if size >= end:
+            if size >= max(end, MOST_LINE):
                 break
             size *= 8
         row = parse_json(lines[-1]) if lines else None

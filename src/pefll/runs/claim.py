@@ -57,6 +57,8 @@ def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoi
         saved = checkpoint.latest(folder.checkpoints, lambda damage: None, folder.run_id())
     except PefllError:  # resuming the run reports and repairs it
         return None
+    if folder.run_id() and not saved.names_run:  # resuming it reports that
+        return None
     return saved if saved.round >= rounds else None
 
 
@@ -97,5 +99,6 @@ def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Itera
             if not run_id:
                 run_id = new_run()
                 folder.give_checks(run_id)  # before config.toml says that there are checks
+                checkpoint.give_run(folder.checkpoints, run_id)
             config.save(folder.config_file, run_id)
         yield

@@ -12,7 +12,7 @@ from typing import Any
 
 from pefll.core.arguments import plain, share, shown, text, whole_number
 from pefll.core.errors import PefllError, unknown
-from pefll.core.files import write_whole
+from pefll.core.files import read_limited, write_whole
 from pefll.core.wording import argument, counted, for_the_command_line
 from pefll.runs.checksums import read_first_line, with_first_line
 
@@ -28,6 +28,7 @@ MOST_ROUNDS = 10**12
 # Settings that `Config.command` leaves out: another machine has its own.
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
 MOST_CHARACTERS = 16_384  # of a file of settings
+MOST_BYTES = 4 * MOST_CHARACTERS  # the most that UTF-8 needs
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
             is not of a run.
     """
     try:
-        text = path.read_bytes().decode()
+        text = read_limited(path, MOST_BYTES).decode()
         if len(text) > MOST_CHARACTERS:  # nested tables cost time and memory quadratic in their depth
             raise ValueError(f"it has {len(text):,} characters, but settings have at most {MOST_CHARACTERS:,}")
         values = tomllib.loads(text)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pefll.core.errors import PefllError
-from pefll.core.files import parse_json
+from pefll.core.files import parse_json, read_limited
 from pefll.runs.checksums import digest
 
-MANIFEST = "manifest.json"
-OTHER_ROUND, OTHER_RUN = "PEFLL-R005", "PEFLL-R006"
+MANIFEST, HISTORY = "manifest.json", "history.jsonl"
+# More than any manifest has: the names of a hundred thousand columns, each on its own line.
+MOST_BYTES = 1 << 25
+OTHER_ROUND, OTHER_RUN, NO_RUN = "PEFLL-R005", "PEFLL-R006", "PEFLL-R023"
 _NAME = re.compile(r"round-[0-9]{8,}")
 
 
@@ -35,6 +37,11 @@ class Manifest(NamedTuple):
         """The facts about its run; {} in a manifest of an earlier version."""
         found: dict[str, str] = self.facts.get("run", {})
         return found
+
+    @property
+    def names_run(self) -> bool:
+        """Whether it has the ID of its run; False in a manifest of an earlier version."""
+        return "id" in self.run
 
 
 def folder_of(checkpoints: Path, round_: int) -> Path:
@@ -59,10 +66,12 @@ def damaged(path: Path, how: str) -> PefllError:
     return PefllError(f"the checkpoint {path} is damaged: {how}", code="PEFLL-R004")
 
 
-def read_file(path: Path, name: str) -> bytes:
-    """Return the content of a checkpoint's file; PefllError if it cannot be read."""
+def read_file(path: Path, name: str, most: int) -> bytes:
+    """Return the content of a checkpoint's file; PefllError if it cannot be read or has more than `most` bytes."""
     try:
-        return (path / name).read_bytes()
+        return read_limited(path / name, most)
+    except ValueError as error:
+        raise damaged(path, f"{name} cannot be read ({error})") from error
     except FileNotFoundError as error:
         raise damaged(path, f"{name} is missing") from error
     except OSError as error:
@@ -74,7 +83,7 @@ def read(path: Path, run: str = "") -> Manifest:
 
     It must belong to the run with the ID `run`; empty for any run.
     """
-    content = read_file(path, MANIFEST)
+    content = read_file(path, MANIFEST, MOST_BYTES)
     try:
         values = parse_json(content)
         if values.pop("sha256") != digest(values):
@@ -93,6 +102,12 @@ def read(path: Path, run: str = "") -> Manifest:
         raise PefllError(
             f"the checkpoint {path} is of another run than config.toml; put back the one that was here",
             code=OTHER_RUN,
+        )
+    if run and not found.names_run and ("run" in found.facts or HISTORY in found.files):
+        raise PefllError(
+            f"the checkpoint {path} does not say of which run it is, although this version of pefll wrote it; put back "
+            "the one that was here",
+            code=NO_RUN,
         )
     return found
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
+from pefll.core.files import set_aside
 from pefll.core.tree import Tree, from_named, map_tree, named_leaves
+from pefll.data.npz import read_npz
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import queue_of
 from pefll.runs import checkpoint, manifest
@@ -76,7 +78,8 @@ def start_or_resume(
 
     `say` gets a sentence for everything unusual.
     """
-    progress, copy = resume(engine, folder, say) or (_begin(engine), None)
+    resumed = resume(engine, folder, say)
+    progress, copy = resumed or (_begin(engine), None)
     if before := progress.take_over(engine.name):
         say(f"the engine {before} did the first {progress.round} rounds; {engine.name} continues")
     between = progress.round < config.rounds and progress.round % config.eval_every != 0
@@ -88,12 +91,29 @@ def start_or_resume(
     # An extended run has no evaluation at its former end. It stays if its state is the best: checkpoints of earlier
     # versions have no other best state.
     gone = between and progress.best_round < progress.round
-    if progress.round == 0 and os.path.lexists(folder.history_file) and config.rounds:
-        say(f"{folder.path} has no checkpoint: the run starts anew")
+    if resumed is None:
+        folder.set_results_aside(say)
     history = folder.keep_history_until(progress.round - gone, copy, say)
     # Last, so that a run that cannot be extended keeps its results.
+    _put_descriptors_away(folder, say)
     folder.put_summary_away(say)
     return progress, history
+
+
+def _put_descriptors_away(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Rename descriptors that are damaged or of another run. The run replaces its own at its end."""
+    path = folder.descriptors_file
+    if not os.path.lexists(path):
+        return
+    own = folder.are_own_descriptors()
+    if own is None:
+        try:
+            run = read_npz(path, (), ("run",)).get("run")  # descriptors of an earlier version name no run
+            own = run is None or str(run) == folder.run_id()
+        except PefllError:
+            own = False
+    if not own:
+        say(f"{path} is damaged or of another run; it is kept as {set_aside(path).name}")
 
 
 def _begin(engine: Engine) -> Progress:

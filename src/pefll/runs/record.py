@@ -18,8 +18,10 @@ from typing import Any
 from pefll.core import locking
 from pefll.core.errors import PefllError
 from pefll.core.files import (
+    open_limited,
     parse_json,
     read_json,
+    read_limited,
     sentences_for_disk_errors,
     set_aside,
     sweep,
@@ -27,9 +29,10 @@ from pefll.core.files import (
     write_json,
     write_whole,
 )
-from pefll.core.wording import counted, either
+from pefll.core.wording import counted, either, first_few
 from pefll.runs import manifest
 from pefll.runs.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
+from pefll.runs.config import MOST_BYTES as MOST_SETTINGS
 
 LOCK = ".lock"  # a process that trains into the folder holds a lock on this file
 # Incomplete files of killed writers of earlier versions.
@@ -38,6 +41,12 @@ GROUPS = ("seen", "unseen")
 # First words of `timing` in a summary if its seconds are the run's own.
 ALONE, TOOK_TURNS = "alone", "took turns"
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
+# Most bytes of a file; longer ones are not read. An evaluation has about 400, so this is two million of them.
+MOST_HISTORY = 1 << 30
+# A summary has 3,000 bytes, and 30 more for each client of at most 10,000.
+MOST_SUMMARY = 1 << 25
+# At most 10,000 clients have descriptors here, so each may have 100,000 bytes.
+MOST_DESCRIPTORS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,7 @@ class RunFolder:
     def run_id(self) -> str:
         """Return the run's ID, which its files carry; empty for a run of an earlier version, or without a run."""
         with suppress(OSError, ValueError):
-            run, _ = read_first_line(self.config_file.read_bytes().decode())
+            run, _ = read_first_line(read_limited(self.config_file, MOST_SETTINGS).decode())
             if run:
                 return run
         return self._newest_checkpoint().get("id", "")
@@ -175,11 +184,13 @@ class RunFolder:
         """Return the evaluations before the first damaged one, and the damage."""
         run = self.run_id()
         try:
-            found = read_rows(self.history_file.read_bytes(), run)
+            found = read_rows(read_limited(self.history_file, MOST_HISTORY), run)
         except FileNotFoundError:
             found = Rows([], [], [], "it is a link to nowhere" if os.path.lexists(self.history_file) else "")
         except OSError as error:
             found = Rows([], [], [], f"it cannot be read ({error.strerror})")
+        except ValueError as error:
+            found = Rows([], [], [], str(error))
         if found.damage or not run:
             return found
         saved = self._newest_checkpoint(run).get("history", "")
@@ -262,7 +273,7 @@ class RunFolder:
             return None, {}
         advice = f"move it away, and {self.going_on} makes it again"
         try:
-            summary: Any = read_json(self.summary_file)
+            summary: Any = read_json(self.summary_file, MOST_SUMMARY)
         except PefllError as error:
             raise PefllError(f"{error.args[0]}; {advice}", code="PEFLL-R009") from error
         if not isinstance(summary, dict):
@@ -284,17 +295,34 @@ class RunFolder:
 
     def check_other_files(self) -> None:
         """Raise PefllError if a file that the summary checks is missing or damaged."""
-        for name, wanted in self._summary_check().get("files", {}).items():
+        for name, wanted in self._checked_files().items():
             path, reason = self.path / name, "is damaged: its SHA-256 is wrong"
             try:
-                if _hash_of(path.read_bytes()) == wanted:
+                if path != self.descriptors_file:  # a stranger's summary may name any file
+                    reason = "is no file of a run, but summary.json names it"
+                elif _hash_of(path) == wanted:
                     continue
             except OSError as error:
                 reason = f"cannot be read ({error.strerror})"
+            except ValueError as error:
+                reason = f"is damaged: {error}"
             raise PefllError(
                 f"{path} {reason}; put it back, or move summary.json away, and {self.going_on} makes both again",
                 code="PEFLL-R011",
             )
+
+    def _checked_files(self) -> dict[str, str]:
+        """Return the SHA-256 of other files that the summary checks, by name."""
+        files = self._summary_check().get("files")
+        return files if isinstance(files, dict) else {}
+
+    def are_own_descriptors(self) -> bool | None:
+        """Return whether descriptors.npz is what the summary says; None without a summary that checks other files."""
+        if "files" not in self._summary_check():
+            return None
+        with suppress(OSError, ValueError):
+            return _hash_of(self.descriptors_file) == self._checked_files().get(self.descriptors_file.name)
+        return False
 
     def write_summary(self, summary: dict[str, Any], run: str = "") -> None:
         """Write the summary, with a check of itself, of the history and of the descriptors."""
@@ -304,12 +332,19 @@ class RunFolder:
             check = {
                 "run": run,
                 "history": self._read_history().last_check,
-                "files": {path.name: _hash_of(path.read_bytes()) for path in others},
+                "files": {path.name: _hash_of(path) for path in others},
             }
             summary = parse_json(json.dumps(summary).encode())  # tuples become lists, as in the file
             summary = summary | {CHECK: check | {"sha256": digest([summary, check])}}
         write_json(self.summary_file, summary)
         self.earlier_summary_file.unlink(missing_ok=True)
+
+    def set_results_aside(self, report: Callable[[str], None]) -> None:
+        """Rename the results of a run that starts anew, because its checkpoints are gone."""
+        results = (self.history_file, self.summary_file, self.earlier_summary_file, self.descriptors_file)
+        if self._read_history().rows or any(map(os.path.lexists, results[1:])):
+            kept = [set_aside(path, "earlier").name for path in results if os.path.lexists(path)]
+            report(f"{self.path} has no checkpoint: the run starts anew, and its results are kept as {first_few(kept)}")
 
     def put_summary_away(self, report: Callable[[str], None]) -> None:
         """Rename the summary of a run that continues. `write_summary` removes it, unless it is damaged."""
@@ -324,8 +359,9 @@ class RunFolder:
             os.replace(self.summary_file, self.earlier_summary_file)
 
 
-def _hash_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _hash_of(descriptors: Path) -> str:
+    with open_limited(descriptors, MOST_DESCRIPTORS) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def rounds_of(summary: Mapping[str, Any] | None) -> int:
@@ -388,7 +424,7 @@ def _of_seeds(path: Path) -> list[RunFolder]:
 def _check_seed(folder: RunFolder) -> None:
     """Raise PefllError if the folder of a seed holds the run of another seed; damaged settings are not reported."""
     try:
-        seed = tomllib.loads(folder.config_file.read_bytes().decode()).get("seed")
+        seed = tomllib.loads(read_limited(folder.config_file, MOST_SETTINGS).decode()).get("seed")
     except (OSError, ValueError, RecursionError):
         return
     if type(seed) is int and seed != int(folder.path.name[5:]):
