@@ -33,7 +33,7 @@ class Hellos:
 
     def __init__(self, grid: Any, agreement: str, terms: Terms, report: Report) -> None:
         self._grid, self._terms, self._report = grid, terms, report
-        self._header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "visit": "", "agreement": agreement}
+        self._header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "cache": "", "agreement": agreement}
         # Failures in a row. A node stays in it when it answers or leaves: else it could make the server wait again.
         self._failures: dict[int, int] = {}
         self._ask_at: dict[int, float] = {}
