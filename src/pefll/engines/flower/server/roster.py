@@ -72,7 +72,7 @@ class Roster:
         for name in (name for name, count in claims.items() if name and count > 1):
             self._report(
                 f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and nobody knows which is the "
-                "client: all of them are left alone; keep one such key in keys/ and start the server again"
+                "client: all of them are left out; keep one such key in keys/ and start the server again"
             )
         if replies:
             self._count()
@@ -115,7 +115,7 @@ class Roster:
             why = f"a second node calls itself {name}"
         if why:
             self.unknown_nodes[node] = shown
-            self._report(f"{why}; it is left alone")
+            self._report(f"{why}; it is left out")
             return
         client = self.names.index(name)
         self.nodes[client] = node
