@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.data.federation import TEST
-from pefll.deploy.model_delivery import write_model
+from pefll.deploy.apps import write_model
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid
 from pefll.engines.flower.protocol.message import header_of, tensors_of
