@@ -14,7 +14,7 @@ from pefll.engines.flower.protocol.message import FORMAT, RECORD, header_of, ten
 from tests.deploy.test_server_app import fresh_grid, last_state, plan_of
 from tests.engines.flower.federations import CLIENTS, setting
 
-HEADER = {"task", "round", "exchange", "visit", "client", "agreement"}
+HEADER = {"task", "round", "exchange", "cache", "client", "agreement"}
 REQUEST = HEADER | {"static", "trees", "places", "keep"}
 REPLY = HEADER | {"name"}
 PARTS = ("average.hypernetwork", "hypernetwork")

@@ -488,7 +488,7 @@ def test_other_methods_go_on_without_an_offender_too(method, tmp_path):
         assert torch.equal(found, wanted)
 
 
-def test_strangers_and_doubles_are_left_alone(tmp_path):
+def test_strangers_and_doubles_are_left_out(tmp_path):
     here = setting(tmp_path)
     expected = sha256(serial_state(here))
     for node, name in ((2000, "nobody-knows-me"), (2001, "client-001")):
@@ -508,7 +508,7 @@ def test_a_clients_key_says_who_it_is(tmp_path):
     here = setting(tmp_path)
     expected = sha256(serial_state(here))
     here.grid.keys = {node: context.node_config["name"] for node, context in here.grid.contexts.items()}
-    # With a key of its own it is let in, and as it has the lowest number it is asked before the client that it plays.
+    # With a key of its own it is admitted, and as it has the lowest number it is asked before the client that it plays.
     honest = here.grid.contexts[1001]
     here.grid.contexts[900] = type(honest)(1, 900, honest.node_config, type(honest.state)(), honest.run_config)
     here.grid.keys[900] = "client-004"
@@ -516,10 +516,10 @@ def test_a_clients_key_says_who_it_is(tmp_path):
     said: list[str] = []
     state, _ = flower_state(here, report=said.append)
     assert sha256(state) == expected
-    assert "a node with the key of client-004 calls itself 'client-001'; it is left alone" in said
+    assert "a node with the key of client-004 calls itself 'client-001'; it is left out" in said
 
 
-def test_two_nodes_with_keys_of_one_name_are_both_left_alone(tmp_path):
+def test_two_nodes_with_keys_of_one_name_are_both_left_out(tmp_path):
     here = setting(tmp_path)
     here.grid.keys = {node: context.node_config["name"] for node, context in here.grid.contexts.items()}
     honest = here.grid.contexts[1001]

@@ -74,7 +74,7 @@ def test_a_client_that_refuses_is_left_out_and_both_logs_say_why(tmp_path, flowe
     assert "the reply is made from" in flowers_log.text
 
 
-def ask(here: Setting, task: str, trees: list[Tensor | str], keep: str = "visit-7-0", **static: int):
+def ask(here: Setting, task: str, trees: list[Tensor | str], keep: str = "evaluation-7-0", **static: int):
     """Ask the first client for a task as a server of any kind may; return its refusal and its tensors.
 
     Args:
@@ -84,7 +84,7 @@ def ask(here: Setting, task: str, trees: list[Tensor | str], keep: str = "visit-
         keep: the name under which the client keeps what is its own.
         static: whole-number arguments.
     """
-    header = dict.fromkeys(ECHO, 0) | {"task": task, "visit": "7", "agreement": here.agreement.sha256, "keep": keep}
+    header = dict.fromkeys(ECHO, 0) | {"task": task, "cache": "7", "agreement": here.agreement.sha256, "keep": keep}
     header |= {"static": static, "trees": [None] * len(trees)}
     header["places"] = [(KEPT, tree) if isinstance(tree, str) else (SENT, str(i)) for i, tree in enumerate(trees)]
     tensors = {str(i): tree for i, tree in enumerate(trees) if not isinstance(tree, str)}
@@ -252,7 +252,7 @@ def test_what_a_client_keeps_goes_only_where_the_method_puts_it(tmp_path):
     refusal, tensors = ask(here, "train", [theta, "round-1-0:0"])
     assert "as '1' of 'train'" in str(refusal)
     assert ask(here, "recall", ["round-1-0:0"]) == (None, {})
-    assert len(ask(here, "predict", ["visit-7-0:0"], split=0)[1]) == 4
+    assert len(ask(here, "predict", ["evaluation-7-0:0"], split=0)[1]) == 4
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -198,12 +198,15 @@ def test_a_store_gives_back_what_it_was_given_and_takes_no_other_names(tmp_path)
     leaves = [torch.randn(3), torch.arange(4)]
     store.put("round-3-0", leaves)
     assert all(torch.equal(a, b) for a, b in zip(store.get("round-3-0"), leaves, strict=True))
-    store.put("visit-aa-0", leaves)
-    store.put("visit-bb-0", leaves)
-    assert {path.name for path in (tmp_path / "state").iterdir()} == {"round-3-0.safetensors", "visit-bb-0.safetensors"}
+    store.put("evaluation-aa-0", leaves)
+    (tmp_path / "state/visit-aa-0.safetensors").write_bytes(b"an earlier version kept this")
+    store.put("evaluation-bb-0", leaves)
+    store.put("evaluation-bb-1", leaves)
+    left = {"round-3-0.safetensors", "evaluation-bb-0.safetensors", "evaluation-bb-1.safetensors"}
+    assert {path.name for path in (tmp_path / "state").iterdir()} == left
     with pytest.raises(PefllError, match="PEFLL-F440"):
         store.get("round-4-0")
-    for name in ("../../etc/passwd", "round-1-0/x", "other", ""):
+    for name in ("../../etc/passwd", "round-1-0/x", "visit-aa-0", "other", ""):
         with pytest.raises(PefllError, match="PEFLL-F441"):
             store.get(name)
 

@@ -21,7 +21,7 @@ MOST_SHARED = 72 << 10  # bytes of shared memory; a multiprocessor of an H200 th
 BLOCKS = 4 * 132  # least number of partial sums over all pictures: four for each multiprocessor of an H200
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """The sizes of one launch.
 
     Attributes:
@@ -117,14 +117,16 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     return dw, db
 
 
-def _launch(name: str, plan: Plan, grid: tuple[int, int], device: torch.device, *arguments: compiled.Argument) -> None:
+def _launch(
+    name: str, plan: LaunchPlan, grid: tuple[int, int], device: torch.device, *arguments: compiled.Argument
+) -> None:
     run = compiled.kernel(name, "pictures.cu", plan.constants, device)
     run(grid, plan.threads, plan.shared, arguments)
 
 
 def _best_forward(
     s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, bf16_out: bool
-) -> Plan:
+) -> LaunchPlan:
     """Return the plan of `convolve`: pictures of a block, and warps that share them."""
     c = {
         "CONVOLVE": 1, **_constants(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
@@ -137,7 +139,7 @@ def _best_forward(
     return _forward_plan(pictures, _balanced_warps(_ceil_div(pictures * cells, group)), c)
 
 
-def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
+def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> LaunchPlan:
     """Return the plan of `convolve` for these pictures and warps."""
     words, taps = _ceil_div(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
@@ -146,12 +148,12 @@ def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> Plan:
     filter_ = (taps * (words | 1) + 4 if whole else steps * 8) + 3
     staged = _ceil_div(c["CO"], 8) * 8 * (filter_ // 8 * 8 + 4) + pictures * c["HP"] * c["WP"] * pixel + 4
     constants = {**c, "PICTURES": pictures, "WARPS": warps}
-    return Plan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
+    return LaunchPlan(tuple(constants.items()), pictures, 32 * warps, 4 * staged)
 
 
 def _best_weights(
     s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, bf16_out: bool
-) -> Plan:
+) -> LaunchPlan:
     """Return the plan of `weights`: pictures of a block, and warps that share columns and positions."""
     rows, columns = _ceil_div(s.co, 16), _ceil_div(s.ci * s.kh * s.kw + 1, 8)
     c = {
@@ -166,7 +168,7 @@ def _best_weights(
     return _weight_plan(pictures, across, 1 if across > 2 else 4, c)
 
 
-def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> Plan:
+def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> LaunchPlan:
     """Return the plan of `weights` for these pictures, warps across columns and warps along positions."""
     per = 2 if c["BF16"] else 1
     filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _ceil_div(c["WP"], per)
@@ -177,7 +179,7 @@ def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> P
     tiles = _ceil_div(_ceil_div(c["CI"] * c["KH"] * c["KW"] + 1, 8), across)
     sums = 0 if along == 1 else along * c["MT"] * 16 * (across * tiles * 8 + 1)
     constants = {**c, "PICTURES": pictures, "WARPS_N": across, "WARPS_S": along}
-    return Plan(tuple(constants.items()), pictures, 32 * across * along, 4 * max(staged, sums))
+    return LaunchPlan(tuple(constants.items()), pictures, 32 * across * along, 4 * max(staged, sums))
 
 
 def _constants(s: Geometry, precision: str) -> dict[str, int]:

@@ -39,7 +39,8 @@ try:
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
-_VISIT, _REMEMBERED = "pefll.visit", "pefll.remembered"
+# In Flower's state of a node: the name of the cache, and the cached tensors.
+_CACHE, _CACHED = "pefll.cache", "pefll.cached"
 
 Trees = list[Tree]
 Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
@@ -198,8 +199,8 @@ def _arguments(
         state: Flower's state of this node, with a cache of shared tensors for this round or evaluation.
         member: this client.
     """
-    if _VISIT in state and state[_VISIT]["visit"] != header["visit"]:
-        del state[_VISIT], state[_REMEMBERED]
+    if _CACHE in state and state[_CACHE]["name"] != header["cache"]:
+        del state[_CACHE], state[_CACHED]
     sent = tensors_of(content)
     kept: dict[str, list[Tensor]] = {}
     values: list[Tensor] = []
@@ -207,13 +208,13 @@ def _arguments(
     store: ClientStore | None = None
     try:
         # Flower copies the state for every message, so it stays empty until there is something to cache.
-        if _VISIT not in state and any(kind == SHARED for kind, _ in header["places"]):
-            state[_VISIT], state[_REMEMBERED] = ConfigRecord({"visit": header["visit"]}), ConfigRecord()
-        remembered = state.get(_REMEMBERED, {})
+        if _CACHE not in state and any(kind == SHARED for kind, _ in header["places"]):
+            state[_CACHE], state[_CACHED] = ConfigRecord({"name": header["cache"]}), ConfigRecord()
+        cached = state.get(_CACHED, {})
         for kind, what in header["places"]:
             if kind == SHARED:
                 listed, numbers = write_numbers({what: sent[what]})
-                remembered[what] = [listed.encode(), numbers]
+                cached[what] = [listed.encode(), numbers]
             if kind in (SENT, SHARED):
                 values.append(sent[what].clone())
             elif kind == KEPT:
@@ -222,8 +223,8 @@ def _arguments(
                 if name not in kept:
                     kept[name] = store.get(name)
                 values.append(kept[name][int(place)])
-            elif what in remembered:
-                listed, numbers = remembered[what]
+            elif what in cached:
+                listed, numbers = cached[what]
                 values.append(read_numbers(listed.decode(), numbers)[what].clone())
             else:
                 missing.append(what)

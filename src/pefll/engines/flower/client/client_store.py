@@ -15,7 +15,7 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors, write_whole
 
-_NAME = re.compile(r"(round|visit)-[0-9a-f]+-[0-9]+")
+_NAME = re.compile(r"(round|evaluation)-[0-9a-f]+-[0-9]+")
 
 
 class ClientStore:
@@ -25,15 +25,16 @@ class ClientStore:
         self._folder = folder
 
     def put(self, name: str, leaves: list[Tensor]) -> None:
-        """Keep tensors under a name; those of earlier evaluations, named `visit-...`, are removed."""
+        """Keep tensors under a name; those of earlier evaluations, named `evaluation-...`, are removed."""
         path = self._path(name)
         with sentences_for_disk_errors(str(path)):
             self._folder.mkdir(parents=True, exist_ok=True)
-            if name.startswith("visit-"):
-                visit = name.rpartition("-")[0]
-                for old in self._folder.glob("visit-*.safetensors"):
-                    if not old.name.startswith(f"{visit}-"):
-                        old.unlink(missing_ok=True)
+            if name.startswith("evaluation-"):
+                evaluation = name.rpartition("-")[0]
+                for prefix in ("evaluation", "visit"):  # earlier versions wrote `visit-...`
+                    for old in self._folder.glob(f"{prefix}-*.safetensors"):
+                        if not old.name.startswith(f"{evaluation}-"):
+                            old.unlink(missing_ok=True)
         named = {str(place): leaf.detach().contiguous().clone() for place, leaf in enumerate(leaves)}
         write_whole(path, safetensors.torch.save(named))
 

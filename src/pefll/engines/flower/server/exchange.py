@@ -94,7 +94,7 @@ def exchange(
     """
     outcome: Outcome[T] = Outcome({}, {})
     ends = time.monotonic() + seconds
-    waiting = _send(grid, requests, seconds, group, outcome.faults)
+    waiting = send(grid, requests, seconds, group, outcome.faults)
     one_by_one = False
     pause = _FIRST_PAUSE
     while waiting:
@@ -108,17 +108,9 @@ def exchange(
             # asked again, and each reply is read alone. Asking again changes nothing: a reply depends on its request.
             replies, one_by_one = [], True
             again = {client: requests[client] for client in waiting.values()}
-            waiting = _send(grid, again, ends - time.monotonic(), group, outcome.faults)
+            waiting = send(grid, again, ends - time.monotonic(), group, outcome.faults)
             outcome.sent_again += waiting.values()
-        for reply in replies:
-            asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if asked is None:
-                outcome.strays += 1
-                continue
-            try:
-                outcome.replies[asked] = _read(reply, asked, accept)
-            except BadMessage as error:
-                outcome.faults[asked] = str(error)
+        _take(replies, waiting, accept, outcome)
         # The last poll begins after the deadline: others may have replied while one client's reply was pulled.
         left = ends - time.monotonic()
         if is_last_poll:
@@ -131,7 +123,37 @@ def exchange(
     return outcome
 
 
-def _send(
+def collect(grid: Grid, waiting: dict[str, int], seconds: float, accept: Callable[[int, RecordDict], T]) -> Outcome[T]:
+    """Return the replies that have come to requests of `send`, and remove their clients from `waiting`.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        waiting: clients by the names of their messages. It is changed.
+        seconds: how long to wait for missing parts of replies, and for nothing else.
+        accept: returns the content of a client's reply; BadMessage if it is invalid.
+    """
+    outcome: Outcome[T] = Outcome({}, {})
+    replies = _pull_each(grid, waiting, time.monotonic() + seconds, outcome.faults)
+    _take(replies, waiting, accept, outcome)
+    return outcome
+
+
+def _take(
+    replies: list[Message], waiting: dict[str, int], accept: Callable[[int, RecordDict], T], outcome: Outcome[T]
+) -> None:
+    """Note the outcomes of replies, and remove their clients from those that are waited for."""
+    for reply in replies:
+        asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+        if asked is None:
+            outcome.strays += 1
+            continue
+        try:
+            outcome.replies[asked] = _read(reply, asked, accept)
+        except BadMessage as error:
+            outcome.faults[asked] = str(error)
+
+
+def send(
     grid: Grid, requests: Mapping[int, OutgoingRequest], seconds: float, group: str, faults: dict[int, str]
 ) -> dict[str, int]:
     """Send requests; return the clients by the names of their messages, and note those that cannot be reached."""

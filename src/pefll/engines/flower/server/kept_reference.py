@@ -55,7 +55,7 @@ class KeptReference(NamedTuple):
 
     def store_name(self, cache: str) -> str:
         """Return the name under which a client stores it."""
-        return f"visit-{cache}-{self.exchange}" if self.round < 0 else f"round-{self.round}-{self.exchange}"
+        return f"evaluation-{cache}-{self.exchange}" if self.round < 0 else f"round-{self.round}-{self.exchange}"
 
 
 def reference_in(row: Tensor) -> KeptReference | None:

@@ -24,8 +24,7 @@ class RoundCache:
     """What was sent and replied in one round or evaluation, across attempts.
 
     Attributes:
-        name: identifies the round or evaluation. Clients cache shared tensors until it changes. The header field is
-            called `visit`.
+        name: identifies the round or evaluation. Clients cache shared tensors until it changes.
         sent: hashes of the tensors that each client has received.
         replies: by exchange and client, each with the key of its request.
         ends: the deadline of the current attempt, on the monotonic clock.
@@ -118,7 +117,7 @@ class Request:
             "task": self.task,
             "round": self.round,
             "exchange": self.exchange,
-            "visit": self.cache.name,
+            "cache": self.cache.name,
             "client": client,
             "agreement": self.agreement,
         }

@@ -13,10 +13,8 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.data.federation import SPLITS, TRAIN, Federation
 from pefll.engines.flower.protocol.agreement import Agreement
-from pefll.engines.flower.protocol.message import pack, printable, sender_of
-from pefll.engines.flower.protocol.names import ECHO, HELLO
-from pefll.engines.flower.server.exchange import OutgoingRequest, exchange
-from pefll.engines.flower.server.reply import hello_of
+from pefll.engines.flower.protocol.message import printable
+from pefll.engines.flower.server.hellos import Hellos
 from pefll.engines.flower.server.terms import Report, Terms
 from pefll.engines.flower.server.weights import WeightLimits
 
@@ -47,6 +45,7 @@ class Roster:
                 code="PEFLL-F453",
             )
         self._grid, self._agreement, self._terms, self._report = grid, agreement, terms, report
+        self._hellos = Hellos(grid, agreement.sha256, terms, report)
         self.names = [*names, *newcomers]
         self.nodes: dict[int, int] = {}
         self.unknown_nodes: dict[int, str] = {}
@@ -57,23 +56,15 @@ class Roster:
         self.federation = self._federation(len(names))
 
     def present(self) -> list[int]:
-        """Return the clients that are connected now; new nodes are asked who they are."""
+        """Return the clients that are connected now; unknown ones are asked who they are (see `Hellos`)."""
         keys = {node.node_id: node.name for node in self._grid.get_nodes()}
         online = set(keys)
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
         met = {*self.nodes.values(), *self.unknown_nodes}
         unmet = [node for node in sorted(online) if node not in met]
-        header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "visit": "", "agreement": self._agreement.sha256}
-        requests = {node: OutgoingRequest(node, f"query.{HELLO}", pack(header, {})) for node in unmet}
-        senders: dict[int, str] = {}
-
-        def accept(node: int, content: Any) -> dict[str, Any]:
-            senders[node] = sender_of(content)  # also if nothing else can be read
-            return hello_of(content)
-
-        outcome = exchange(self._grid, requests, self._terms.exchange_seconds, HELLO, accept)
-        claims = Counter(keys[node] for node, answer in outcome.replies.items() if answer.get("name") == keys[node])
-        for node, answer in outcome.replies.items():
+        replies = self._hellos.ask(unmet, keys)
+        claims = Counter(keys[node] for node, answer in replies.items() if answer.get("name") == keys[node])
+        for node, answer in replies.items():
             if keys[node] and answer.get("name") == keys[node] and claims[keys[node]] > 1:
                 self.unknown_nodes[node] = keys[node]
                 continue
@@ -81,13 +72,10 @@ class Roster:
         for name in (name for name, count in claims.items() if name and count > 1):
             self._report(
                 f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and nobody knows which is the "
-                "client: all of them are left alone; keep one such key in keys/ and start the server again"
+                "client: all of them are left out; keep one such key in keys/ and start the server again"
             )
-        if outcome.replies:
+        if replies:
             self._count()
-        for node, reason in outcome.faults.items():
-            who = f"client {senders[node]}" if senders.get(node) else f"node {node}, asked who it is,"
-            self._report(f"{who} {reason}")
         return sorted(self.nodes)
 
     def declared(self, client: int, split: int | None) -> int | None:
@@ -107,7 +95,8 @@ class Roster:
         while len(there) < clients:
             if time.monotonic() > ends:
                 raise PefllError(
-                    f"{len(there)} of {counted(clients, 'client')} came within {seconds:.0f} s; start the others",
+                    f"{len(there)} of {counted(clients, 'client')} came within {seconds:.0f} s; start the others, "
+                    "or set wait-clients to start with fewer",
                     code="PEFLL-F454",
                 )
             time.sleep(min(1.0, self._terms.pause_seconds))
@@ -126,7 +115,7 @@ class Roster:
             why = f"a second node calls itself {name}"
         if why:
             self.unknown_nodes[node] = shown
-            self._report(f"{why}; it is left alone")
+            self._report(f"{why}; it is left out")
             return
         client = self.names.index(name)
         self.nodes[client] = node
