@@ -135,7 +135,7 @@ def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, c
     assert f"Saved after round {stopped_at}." in said
     assert "going on" not in said
     assert main(monkeypatch, "train", "--resume", folder) == 0
-    assert capsys.readouterr().err.splitlines()[1] == f"pefll seed 3: going on after round {stopped_at}"
+    assert capsys.readouterr().err.splitlines()[1] == f"pefll seed 3: resuming after round {stopped_at}"
     same_in_the_end(folder, uninterrupted)
 
 
@@ -210,7 +210,7 @@ def test_finished_seeds_among_others(tmp_path, capsys):
     assert [run.summary["seed"] for run in runs] == [0, 1, 3, 2]
     assert [runs[1].summary, runs[3].summary] == [run.summary for run in first]
     assert [runs[0].summary["lockstep"], runs[2].summary["lockstep"]] == [2, 2]
-    assert capsys.readouterr().out.count("was finished already, and nothing is done again") == 2
+    assert capsys.readouterr().out.count("is already finished; skipped") == 2
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_starts_with_a_clean_history(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch):
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    with pytest.raises(ZeroDivisionError), recorded.recording(None, None):
+    with pytest.raises(ZeroDivisionError), recorded.capture(None, None):
         seen.append(1 / 0)
     assert seen == [False]
     assert gc.isenabled()
@@ -36,7 +36,7 @@ def test_when_steps_are_recorded(monkeypatch):
     for name, answer in asked.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    worth = recorded.worth_recording
+    worth = recorded.worth_capturing
     assert worth(value, recorded.MIN_REPETITIONS)
     assert not worth(value, recorded.MIN_REPETITIONS - 1)
     with recorded.warm_up():

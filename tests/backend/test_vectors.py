@@ -266,7 +266,7 @@ def test_a_recorded_step_is_in_place(monkeypatch, in_place):
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
-    monkeypatch.setattr(recorded, "recording", lambda *_: nullcontext())
+    monkeypatch.setattr(recorded, "capture", lambda *_: nullcontext())
     theta, along, steps = random(3, SIZE), random(3, SIZE, seed=1), torch.tensor([3, 0, 2], device=DEVICE)
     given = theta.clone()
 

@@ -39,7 +39,7 @@ def test_tuning(pefll, refused, tmp_path, monkeypatch):
     assert "is the largest that was tried" in said.out
     assert "wrote results/tune/digits-fedavg-n8.json" in said.out
     said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1")
-    assert "0 runs are to be done" in said.err
+    assert "0 runs to do" in said.err
     assert "--grid" in refused(*TUNE)
     assert "did you mean 'client_lr'" in refused(*TUNE, "--grid", "client_rl=1")
     assert "--at-once is 0; it must be at least 1" in refused(*TUNE, "--grid", "client_lr=7", "--at-once", 0)
@@ -86,7 +86,7 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "table1", "--only", "fedavg", "--rounds", 2, "--seeds", "0,1"]
     assert "2 runs are missing" in pefll(*words, "--dry-run").out
-    assert "in this time" in pefll(*words, "--dry-run", "--budget", 5).out
+    assert "within budget" in pefll(*words, "--dry-run", "--budget", 5).out
     assert "--budget is 0.0; it must be more than 0 minutes" in refused(*words, "--budget", 0)
     assert not (tmp_path / "results").exists()
     said = pefll(*words)
@@ -220,7 +220,7 @@ def test_reproducing_what_is_missing_of_all_experiments(pefll, refused, tmp_path
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "--missing", "--rounds", 2, "--seeds", "0,1"]
     assert "2 runs are missing" in pefll(*words, "--dry-run").out
-    assert "in this time" in pefll(*words, "--dry-run", "--budget", 5).out
+    assert "within budget" in pefll(*words, "--dry-run", "--budget", 5).out
     said = pefll(*words)
     assert said.code == 0, said.err
     assert "wrote results/small.md" in said.out

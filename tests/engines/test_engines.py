@@ -280,7 +280,7 @@ def test_steps_by_number_are_the_steps_one_after_another(name, monkeypatch):
 
     wanted = models()
     monkeypatch.setattr(optim, "is_on_gpu", lambda theta: True)
-    monkeypatch.setattr(recorded, "worth_recording", lambda *_: True)
+    monkeypatch.setattr(recorded, "worth_capturing", lambda *_: True)
     monkeypatch.setattr(recorded, "repeat", repeat)
     for mine, theirs in zip(models(), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)

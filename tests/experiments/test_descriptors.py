@@ -30,7 +30,7 @@ def test_a_run_is_measured_and_its_result_keeps_it(tmp_path):
     results = tmp_path / "results"
     status = read_status(results, (0,), 4, None, small)
     quiet = Console(quiet=True)
-    run_missing(status, results, tmp_path / "runs", tmp_path, 3, quiet, order=most_valuable_first, eval_every=4)
+    run_missing(status, results, tmp_path / "runs", tmp_path, 3, quiet, scheduler=most_valuable_first, eval_every=4)
     (path,) = results.glob("*.json")
     assert path.name.startswith("digits-pefll-n20-dirichlet_0.1-embedding_mlp-")
     kept = json.loads(path.read_text())

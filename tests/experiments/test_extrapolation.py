@@ -54,7 +54,7 @@ def test_a_run_is_measured_on_them(tmp_path):
     small = dataclasses.replace(EXPERIMENT, cells=(cell,), rows=methods, measure=NewClientAccuracy((0.1, 1.0), 5))
     results = tmp_path / "results"
     status = read_status(results, (0,), 2, None, small)
-    run_missing(status, results, tmp_path / "runs", tmp_path, 3, Console(quiet=True), order=most_valuable_first)
+    run_missing(status, results, tmp_path / "runs", tmp_path, 3, Console(quiet=True), scheduler=most_valuable_first)
     assert read_status(results, (0,), 2, None, small).missing == []
     kept = {name: json.loads(next(results.glob(f"digits-{name}-n*")).read_text()) for name in ("pefll", "local")}
     pefll, local = (one["measured"]["extrapolation"] for one in kept.values())

@@ -47,7 +47,7 @@ def train(results, what, seeds=(0, 1), only=None, **changes):
     status = read_status(results, seeds, 2, only, what)
     quiet = Console(quiet=True)
     folders = results.parent / "runs", results.parent
-    assert run_missing(status, results, *folders, 3, quiet, order=most_valuable_first, **changes) == []
+    assert run_missing(status, results, *folders, 3, quiet, scheduler=most_valuable_first, **changes) == []
     return status
 
 

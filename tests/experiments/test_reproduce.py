@@ -299,33 +299,33 @@ def measured(**more):
 
 
 def test_time_is_reckoned_from_the_most_similar_run_on_a_gpu():
-    def reckoned(job, *results):
+    def estimated(job, *results):
         return estimate(job, speeds(results), 5000)
 
     # (300 + 24) / 3 + 2 seconds of the device for 1,250,000 steps, of the same method in the same cell.
-    assert reckoned(job(), measured()) == (pytest.approx(110), "11364 in cifar10-100")
-    assert reckoned(job(settings={"local_steps": 25}), measured()).seconds == pytest.approx(55)
+    assert estimated(job(), measured()) == (pytest.approx(110), "11364 in cifar10-100")
+    assert estimated(job(settings={"local_steps": 25}), measured()).seconds == pytest.approx(55)
     # A run of the same method tells more than one of another method, even in the same cell.
     faster = measured(method="fedavg", dataset="cifar100", train_seconds=150.0, finished="2026-11-17")
-    assert reckoned(job("fedavg"), measured(), faster).basis == "20833 in cifar100-100"
+    assert estimated(job("fedavg"), measured(), faster).basis == "20833 in cifar100-100"
     # Else one with about as many clients at once, and of those the fastest: others may have shared their GPU.
     big = measured(num_clients=1000, clients_per_round=50)
-    assert reckoned(job("knn-per"), measured(), faster, big).basis == "20833 in fedavg cifar100-100"
-    assert reckoned(job("knn-per", CELLS[1]), measured(), faster, big).basis == "113636 in pefll cifar10-1000"
-    assert reckoned(job("knn-per", CELLS[6]), measured(), faster, big).basis == "20833 in fedavg cifar100-100"
+    assert estimated(job("knn-per"), measured(), faster, big).basis == "20833 in fedavg cifar100-100"
+    assert estimated(job("knn-per", CELLS[1]), measured(), faster, big).basis == "113636 in pefll cifar10-1000"
+    assert estimated(job("knn-per", CELLS[6]), measured(), faster, big).basis == "20833 in fedavg cifar100-100"
     # What Local needs is in the time of the test.
     local = measured(method="local", rounds=0, local_steps=0, train_seconds=0, eval_seconds=0, test_seconds=26.0)
-    assert reckoned(job("local"), measured(), local) == (pytest.approx(26), "10000 in cifar10-100")
-    assert reckoned(job("local"), measured()).basis == "10000, a guess"  # no graph, so that others tell nothing
-    assert reckoned(job("fedavg"), local).basis == "23000, a guess"
+    assert estimated(job("local"), measured(), local) == (pytest.approx(26), "10000 in cifar10-100")
+    assert estimated(job("local"), measured()).basis == "10000, a guess"  # no graph, so that others tell nothing
+    assert estimated(job("fedavg"), local).basis == "23000, a guess"
     nothing = (measured(device="cpu (2 cores)"), measured(model="resnet20"))
     earlier = measured()
     del earlier["test_seconds"]  # which results did not have at first
-    assert reckoned(job(), earlier).seconds == pytest.approx(108)
+    assert estimated(job(), earlier).seconds == pytest.approx(108)
     shared = measured()
     del shared["lockstep"]  # nobody knows with how many
-    assert reckoned(job(), *nothing, shared) == (1_250_000 / 23_000, "23000, a guess")
-    assert reckoned(job(cell=CELLS[2])).basis == "57000, a guess"
+    assert estimated(job(), *nothing, shared) == (1_250_000 / 23_000, "23000, a guess")
+    assert estimated(job(cell=CELLS[2])).basis == "57000, a guess"
 
 
 def test_trials_tell_how_fast_a_method_is(tmp_path):
@@ -352,7 +352,7 @@ def test_what_is_missing_is_shown_with_its_time(results, tmp_path):
     assert "12 runs are missing" in text
     assert "tuned at n=10" in text
     assert "23000, a guess" in text
-    assert "in this time" not in text
+    assert "within budget" not in text
 
 
 def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp_path):
@@ -368,8 +368,8 @@ def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp
     assert [len(fedavg.cut(seconds).jobs) for seconds in (-5, 19, 21, 39, 41, 1e9)] == [0, 0, 1, 1, 2, 2]
     locals_ = sum(batch.seconds for batch in queue[:2])
     lines = shown(missing_table(status, queue, locals_ + 65)).splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("in this time"))
-    assert lines[place].split()[3] == "7"  # two seeds of Local twice, of FedAvg or PeFLL once, and one seed more
+    place = next(number for number, line in enumerate(lines) if line.startswith("within budget"))
+    assert lines[place].split()[2] == "7"  # two seeds of Local twice, of FedAvg or PeFLL once, and one seed more
     assert "0 " in lines[place - 1]
     assert len(lines) > place + 3
 
@@ -408,11 +408,11 @@ def test_what_was_just_measured_counts(results, monkeypatch):
     assert len(names(results)) == 2
     assert known[0] == []
     assert [one["seed"] for one in known[-1]] == [0, 1]
-    assert "there is no time for the other 2 runs" in said.file.getvalue()
+    assert "the budget does not cover the other 2 runs" in said.file.getvalue()
 
 
 def test_when_the_time_is_up_everything_is_saved_and_goes_on_later(results, monkeypatch):
-    """Two runs that were reckoned to be quick, and are not: the time ends in the middle of them, wherever that is."""
+    """Two runs that were estimated to be quick, and are not: the time ends in the middle of them, wherever that is."""
     monkeypatch.setattr(reproduce, "estimate", lambda *_: Estimate(0.0, "too hopeful"))
     _, failures = train(results, only="fedavg,digits-10", rounds=20_000, budget=2.0, eval_every=5000)
     assert failures == []

@@ -59,7 +59,7 @@ def test_the_best_mean_over_seeds_is_chosen(tmp_path):
     }
     assert {row["lockstep"] for row in kept["trials"]} == {3, 1}  # three at once, then what was left
     assert advice(trials, Search(CONFIG, RATES, (0, 1))) == [
-        "client_lr = 0.1 is the largest that was tried: the best may lie beyond it"
+        "client_lr = 0.1 is the largest value tried; try larger ones"
     ]
     assert trials_table(trials, (0, 1)).rows[0].style == "bold"
 
@@ -77,17 +77,17 @@ def tried(*rows, **protocol) -> Trials:
 def test_settings_that_are_equally_good_are_said_to_tie():
     low, middle, high = ({"client_lr": rate, "batch_size": 8} for rate in (0.1, 0.2, 0.3))
     wanted = Search(CONFIG, {"client_lr": (0.1, 0.2, 0.3)}, (0, 1))
-    tie = "client_lr=0.1 and client_lr=0.2 tie: client_lr=0.1 is taken, and nothing tells which is better"
+    tie = "client_lr=0.1 and client_lr=0.2 tie; client_lr=0.1 is used"
     trials = tried((low, 0.1, 0.7), (middle, 0.7, 0.1), (high, 0.2, 0.2))
     assert trials.tied((0, 1)) == [low, middle]
     assert advice(trials, wanted) == [tie]
     # What they do not differ in is advised about as ever.
     other = {"client_lr": 0.3, "batch_size": 16}
-    beyond = "batch_size = 8 is the smallest that was tried: the best may lie beyond it"
+    beyond = "batch_size = 8 is the smallest value tried; try smaller ones"
     assert advice(tried((low, 0.6, 0.6), (middle, 0.6, 0.6), (other, 0.2, 0.2)), wanted) == [tie, beyond]
     # A tie among those that are not the best is nobody's business.
     rows = ((high, 0.9, 0.8), (low, 0.6, 0.6), (middle, 0.6, 0.6))
-    assert advice(tried(*rows), wanted) == ["client_lr = 0.3 is the largest that was tried: the best may lie beyond it"]
+    assert advice(tried(*rows), wanted) == ["client_lr = 0.3 is the largest value tried; try larger ones"]
 
 
 def test_scores_are_those_of_the_best_round_on_seen_clients_validation(tmp_path):
@@ -122,7 +122,7 @@ def test_what_new_clients_do_is_tuned_with_seen_clients_that_come_as_new_ones(tm
     better = int(sum(as_new[2:]) > sum(as_new[:2]))
     assert trials.best["settings"]["new_lr"] == rates[better]
     assert trials.best["as_new"] == pytest.approx(sum(as_new[2 * better : 2 * better + 2]) / 2)
-    assert [column.header for column in trials_table(trials, (0, 1)).columns][-1] == "as if new, %"
+    assert [column.header for column in trials_table(trials, (0, 1)).columns][-1] == "treated as new, %"
     alone = fitting.fit(
         ragged(seed=0), method, rounds=4, eval_every=2, clients_per_round=3, engine="vector", new_lr=rates[1],
         **settings,

@@ -265,7 +265,7 @@ class Complex(nn.Module):
         (lambda: Holding([nn.Linear(6, 4)]), r"plain list, 'layers'.*PEFLL-N033"),
         (
             lambda: nn.utils.weight_norm(nn.Linear(6, 3)),
-            r"holds the computed tensor 'weight'.*parametrizations.*PEFLL-N034",
+            r"holds the non-leaf tensor 'weight'.*parametrizations.*PEFLL-N034",
         ),
         (lambda: nn.Embedding(6, 3, sparse=True), r"its sparse.*PEFLL-N030"),
         (lambda: nn.EmbeddingBag(6, 3, scale_grad_by_freq=True), r"its scale_grad_by_freq.*PEFLL-N030"),

@@ -89,7 +89,7 @@ def sgd_on_gpu(
         return sgd_step(at, speed, direction(at, batch), sgd, active, in_place=speed is not None)
 
     # A graph needs batches that a number on the device selects. Per-FedAvg's pairs of batches are not.
-    if isinstance(batches, Batches) and recorded.worth_recording(theta, len(batches)):
+    if isinstance(batches, Batches) and recorded.worth_capturing(theta, len(batches)):
         return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, None), len(batches))[0]
     velocity: Tensor | None = None
     for i, batch in enumerate(recorded.few_in_warm_up(batches)):

@@ -1,4 +1,4 @@
-"""CUDA graphs: work is recorded once and replayed, because launching small kernels takes longer than running them."""
+"""CUDA graphs: capture work once and replay it, because launching small kernels takes longer than running them."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from torch import Tensor
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
-# Fewer repetitions are not worth a recording, which itself runs three of them one by one.
+# Below this, a graph does not pay off: capturing already calls the step three times from Python.
 MIN_REPETITIONS = 16
 
-# Later steps launch no other kernels than these first ones; see `few_in_warm_up`.
+# These first steps launch every kernel variant; see `few_in_warm_up`.
 WARM_UP_STEPS = 4
 
 T = TypeVar("T")
-# Context variables, not globals: other threads compute at the same time.
+# Context variables, because each thread needs its own values.
 _warms_up: ContextVar[bool] = ContextVar("warms_up", default=False)
 _overwrites: ContextVar[bool] = ContextVar("overwrites", default=False)
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Record the work of the block in a stream.
+def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Capture the work of the block in a graph, on a stream.
 
-    The garbage collector is off meanwhile. It might free the graph of an unused engine, which breaks a recording.
+    The garbage collector is off during the capture. It might free another graph, which would break the capture.
     """
-    collected = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         with torch.cuda.graph(graph, stream=stream):
             yield
     finally:
-        if collected:
+        if was_enabled:
             gc.enable()
 
 
 @contextmanager
 def warm_up() -> Iterator[None]:
-    """Run the block as a warm-up for a recording: loops over steps end after the first few.
+    """Run the block as the warm-up for a capture: loops over steps end after the first few.
 
-    Libraries choose kernels and fill caches, and Triton compiles; none of that may happen in a recording. The results
-    are not used.
+    In a warm-up, libraries choose kernels and fill caches, and Triton compiles. A capture allows none of this. The
+    results of a warm-up are not used.
     """
     before = _warms_up.set(True)
     try:
@@ -57,17 +57,17 @@ def warm_up() -> Iterator[None]:
 
 
 def few_in_warm_up(steps: Iterable[T]) -> Iterable[T]:
-    """Return the steps of a loop; in a warm-up only the first few.
+    """Return the steps of a loop; in a warm-up only the first four.
 
-    These launch every variant of a kernel. The first step has no velocity. Triton compiles variants for 1, for
-    multiples of 16, and for addresses that are multiples of 16 bytes, as every other row of samples is.
+    Four steps launch every kernel variant. The first step has no momentum. Triton also specialises on sizes (1,
+    multiples of 16) and on 16-byte alignment, which alternates between rows.
     """
     return itertools.islice(steps, WARM_UP_STEPS) if _warms_up.get() else steps
 
 
 @contextmanager
 def overwriting() -> Iterator[None]:
-    """Allow the block to overwrite states: nobody else reads them."""
+    """Allow in-place updates of states inside the block."""
     before = _overwrites.set(True)
     try:
         yield
@@ -76,15 +76,16 @@ def overwriting() -> Iterator[None]:
 
 
 def may_overwrite() -> bool:
-    """Return whether a new state may overwrite the old one, if the caller does not read that again."""
+    """Return whether the old state may be overwritten."""
     return _overwrites.get()
 
 
-def worth_recording(value: Tensor, times: int) -> bool:
-    """Return whether to use `repeat` for a value on a GPU.
+def worth_capturing(value: Tensor, times: int) -> bool:
+    """Return whether to use `repeat` for a value.
 
-    Not for few repetitions, in a warm-up or inside another recording. Derivatives do not see replayed steps. The
-    default stream cannot be recorded; engines have their own streams.
+    False on a CPU, for fewer than 16 steps, during warm-up, or inside another capture. Also false if `value` is
+    differentiated, because autograd cannot differentiate through a replayed graph. Also false on the default stream,
+    which cannot be captured; engines have their own streams.
     """
     if _warms_up.get() or times < MIN_REPETITIONS or not value.is_cuda or is_differentiated(value):
         return False
@@ -93,7 +94,7 @@ def worth_recording(value: Tensor, times: int) -> bool:
 
 
 def is_differentiated(value: Tensor) -> bool:
-    """Whether autograd or a transform may differentiate with respect to a value."""
+    """Return whether autograd or a transform may differentiate with respect to a value."""
     transforms = retrieve_all_functorch_interpreters()
     mapped_only = all(transform.key() == TransformType.Vmap for transform in transforms)
     return not mapped_only or (value.requires_grad and torch.is_grad_enabled())
@@ -107,19 +108,19 @@ def repeat(
     """Return the state after `state = step(i, *state)` for i = 0, 1, ..., times - 1.
 
     Args:
-        step: of the number i, int64 [], and a state; returns the next state, which may be in the same memory.
-        state: two tensors on a GPU, mapped or not; the second may be None before the first step.
+        step: takes the number i, int64 [], and a state. Returns the next state, which may use the same memory.
+        state: two tensors on a GPU, inside vmap or not; the second may be None before the first step.
         times: at least 2.
     """
     i = torch.zeros((), dtype=torch.int64, device=state[0].device)
-    # Two steps as a warm-up. In the first, all clients may still share one state; from the second on each has its own.
+    # Two steps as a warm-up. Before the first, all clients may share one state. After it, each has its own.
     second = step(i, *state)
     third = step(i.add_(1), *second)
     i.add_(1)
     held = (third[0].clone(), third[1].clone())
     del second, third
     graph = torch.cuda.CUDAGraph()
-    with recording(graph, torch.cuda.current_stream(i.device)):
+    with capture(graph, torch.cuda.current_stream(i.device)):
         for mine, after in zip(held, step(i, *held), strict=True):
             if after is not mine:
                 mine.copy_(after)

@@ -1,8 +1,8 @@
-"""ASGI gateways in front of Flower: each of the server's two ports has a list of routes and checks credentials.
+"""ASGI gateways in front of Flower: each port accepts a fixed list of routes and checks credentials.
 
-Flower's SuperLink is one web application for clients, operators and apps. Here it has two ports. The clients' port
-passes only requests of registered clients. The other port is on this machine only: for the operator, who has a secret,
-and for the server's own app, which has a token from Flower.
+Flower's SuperLink is one web application for clients, operators and apps. The gateways give it two ports. The clients'
+port passes only requests of registered clients. The other port accepts connections from this machine only. It is for
+the operator, who has a secret, and for the server's own app, which has a token from Flower.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MIB = 1 << 20
-# Routes for clients, each with the longest body in bytes. An object holds a whole model.
+# Routes for clients, with the maximum size of a body in bytes. An object may hold a whole model.
 FLEET = {
     f"/v1/fleet/{route}": MIB * (1024 if route == "push-object" else 16)
     for route in (
@@ -43,7 +43,7 @@ FLEET = {
         "confirm-message-received",
     )
 }
-# Routes for the server's own app. Flower asks for the token of the run in each of them.
+# Routes for the server's own app. Each request needs the token of the run.
 RUNTIME = frozenset(
     f"/v1/runtime/{route}"
     for route in (
@@ -60,17 +60,17 @@ RUNTIME = frozenset(
     )
 )
 CONTROL = "/v1/control/"
-# The operator adds keys in keys/ only.
+# The operator adds keys as files in keys/ instead.
 REFUSED_TO_OPERATORS = frozenset({f"{CONTROL}register-node"})
 MOST_HEAD_BYTES = 16 << 10
 IDLE_SECONDS = 60  # the longest pause within a request's body
 
 
 class FleetGateway:
-    """The clients' port: passes requests to clients' routes, signed by a known key, of bounded size.
+    """The clients' port. Passes requests to client routes that are signed by a known key and not too large.
 
-    It checks the key before it reads any of the body, so strangers cannot fill the memory. Flower checks key and time
-    again, and that the key belongs to the node that the request names.
+    It checks the key before it reads the body, so that unknown senders cannot fill the memory. Flower checks key and
+    time again, and that the key belongs to the node named in the request.
     """
 
     def __init__(self, app: App, admission: Admission) -> None:
@@ -109,9 +109,9 @@ class FleetGateway:
 
 
 class OperatorGateway:
-    """The port on this machine: passes commands with the operator's secret, and requests of the server's own app.
+    """The local port. Passes commands with the operator's secret, and requests of the server's own app.
 
-    It checks credentials before it reads any of the body. Flower checks them again.
+    It checks credentials before it reads the body. Flower checks them again.
 
     Args:
         app: Flower's application.
@@ -141,15 +141,15 @@ class OperatorGateway:
         if not allowed:
             return await _refuse(send, 401)
         if path in REFUSED_TO_OPERATORS:
-            return await _refuse(send, 403, b"put the key into keys/: pefll flower add FEDERATION NAME")
+            return await _refuse(send, 403, b"add keys with: pefll flower add FEDERATION NAME")
         return await self._app(scope, receive, send)
 
 
 def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
-    """Return a `receive` and a `send` that end a request if it becomes too long or too slow.
+    """Return a `receive` and a `send` that end a request that is too long or too slow.
 
-    The app sees a disconnected client. Its answer is replaced by a refusal that closes the connection. Otherwise the
-    server would read and discard the rest of the body, however long.
+    The app sees a disconnected client. Its answer is replaced by an error that closes the connection. Otherwise the
+    server would read and discard the rest of the body.
     """
     got, status, answered = 0, 0, False
 
@@ -168,7 +168,7 @@ def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
                 status = 413
                 return {"type": "http.disconnect"}
             if not message.get("more_body", False):
-                got = -1  # from here on the app only waits for a disconnect, without a time limit
+                got = -1  # the body is complete; waiting for a disconnect has no time limit
         return message
 
     async def bounded_send(message: MutableMapping[str, Any]) -> None:
@@ -183,7 +183,7 @@ def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
 
 
 def _one_header(scope: Scope, name: str) -> bytes:
-    """Return the value of a header; ValueError unless it is there exactly once."""
+    """Return the value of a header; ValueError unless it occurs exactly once."""
     found = _headers(scope, name)
     if len(found) != 1:
         raise ValueError(f"{len(found)} headers {name}")
@@ -196,7 +196,10 @@ def _headers(scope: Scope, name: str) -> list[bytes]:
 
 
 def _head_bytes(scope: Scope) -> int:
-    """Return the length of a request's line and headers; the parser does not bound a head sent in one piece."""
+    """Return the length of a request's line and headers.
+
+    Checked here, because the HTTP parser has no limit for headers that arrive in one packet.
+    """
     line = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
     return line + sum(len(name) + len(value) for name, value in scope["headers"])
 
@@ -207,7 +210,7 @@ def _declared_length(scope: Scope) -> int:
 
 
 async def _refuse(send: Send, status: int, sentence: bytes = b"") -> None:
-    """Send a status without details, and close the connection so that no more of it is read."""
+    """Send a status without details, and close the connection so that its rest is not read."""
     headers = [(b"content-length", str(len(sentence)).encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": sentence})

@@ -1,4 +1,4 @@
-"""The client interface: all replies of all engines pass it, and what crosses is counted here."""
+"""The client interface: every engine sends requests and gets replies through it. It counts their bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass
 class Ledger:
-    """Bytes of tensors that crossed the client interface: down to the clients and up to the server."""
+    """Counts of tensor bytes sent down to clients and up to the server, and of exchanges."""
 
     down: int = 0
     up: int = 0
@@ -54,8 +54,8 @@ class BaseCohort:
         ids: int64 [size], their numbers in the federation.
         is_new: whether they never took part in training.
         ledger: counts bytes.
-        on_progress: called often while clients work, to show progress or to stop; with True after a client has made
-            something that it keeps, such as its model. Only engines on this machine call it.
+        on_progress: called often while clients work, to show progress or to stop. Its argument is True after a client
+            has made something to keep, such as its model. Only engines on this machine call it.
     """
 
     size: int
@@ -70,8 +70,8 @@ class BaseCohort:
 
         Args:
             task: a method's function for one client.
-            arguments: `everyone(value)` and `each(value)` are sent; `own(value)` is on the client already.
-            static: small whole numbers that select a variant of the task, such as the split.
+            arguments: `everyone(value)` and `each(value)` are sent; the clients already have `own(value)`.
+            static: small integers that select a variant of the task, such as the split.
 
         Returns:
             The replies, with a leading client axis.
@@ -86,15 +86,15 @@ class BaseCohort:
         return replies
 
     def keep(self, memory: Tree, kept: Own) -> Tree:
-        """Return the arrays of all clients with the rows of this cohort replaced by what its clients keep."""
+        """Return `memory`, the arrays of all clients, with this cohort's rows replaced by `kept`."""
         return map_tree(lambda old, new: old.index_copy(0, self.ids, new.to(old)), memory, kept.value)
 
     def anew(self) -> Self:
-        """Return a cohort of the same clients that has sent and counted nothing, to evaluate them again."""
+        """Return a fresh cohort of the same clients, with an empty ledger."""
         return replace(self, ledger=Ledger(), _known=[])
 
     def bytes_to_send(self, argument: Everyone | Each | Own) -> int:
-        """Return the bytes to send to one client. A value that it got in this round, or keeps, is not sent again."""
+        """Return the bytes to send to one client; values that it already has are not sent again."""
         total = 0
         for leaf in () if isinstance(argument, Own) else leaves(argument.value):
             if any(leaf is known for known in self._known):
@@ -107,12 +107,12 @@ class BaseCohort:
         return total
 
     def _for_engine(self, argument: Everyone | Each | Own) -> Everyone | Each:
-        """Return an argument for an engine; of `Own` arrays, the rows of this cohort."""
+        """Return an argument for an engine; `Own` arrays are reduced to this cohort's rows."""
         if not isinstance(argument, Own):
             return argument
         if self.is_new:
             raise PefllError(
-                "the method reads own(...) of new clients, but they keep nothing yet; check cohort.is_new first",
+                "the method reads own(...) of new clients, but they have stored nothing yet; check cohort.is_new first",
                 code="PEFLL-E006",
             )
         return Each(map_tree(lambda leaf: leaf.index_select(0, self.ids), argument.value))
@@ -134,15 +134,15 @@ class Engine(Protocol):
     device: torch.device
     dtype: torch.dtype
     clients_per_round: int
-    processes: int  # of this machine, which share the clients
-    breaks_off: bool  # whether an exception may interrupt its work at any point; it is closed then
+    processes: int  # on this machine, which share the clients
+    breaks_off: bool  # whether an exception may stop it at any point; close the engine afterwards
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         ...
 
     def advance(self, server: Tree, first: int, rounds: int) -> Tree:
-        """Return the server's state after rounds first..first+rounds-1, once they are done.
+        """Run rounds first..first+rounds-1, and return the server's state after them.
 
         Raises:
             PefllError: if training diverged.
@@ -152,8 +152,8 @@ class Engine(Protocol):
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, Any]]:
         """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
 
-        A cohort's clients are all seen or all new; with `as_new` all count as new. The caller checks the replies for
-        NaN, so that the engine does not have to wait for them.
+        A cohort's clients are all seen or all new; with `as_new` all are treated as new. The caller checks the replies
+        for NaN, so that the engine need not wait for them.
         """
         ...
 
@@ -164,15 +164,15 @@ class Engine(Protocol):
 
 @runtime_checkable
 class LimitsWeights(Protocol):
-    """An engine that limits the number of samples that its clients may claim."""
+    """An engine that limits the weight of each client, because clients may report wrong sample counts."""
 
     def weighed(self, clients: Ids, sums: Any, chooses: bool) -> Any:
-        """Return clients' sums, scaled to the weights that the clients have in means.
+        """Return the sums, scaled down to each client's weight limit.
 
         Args:
-            clients: their numbers.
+            clients: their numbers in the federation.
             sums: samples, correct, masked correct and summed loss of each, float64 [clients, 4].
-            chooses: whether these sums choose the best round.
+            chooses: whether they select the best round.
         """
         ...
 
@@ -183,7 +183,7 @@ def sample_cohort(federation: Federation, seed: int, round_: Tensor, size: int) 
 
 
 def seen_and_new(federation: Federation, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, bool]]:
-    """Yield (clients, is_new): first the seen clients, then the new ones; with `as_new` all clients as new."""
+    """Yield (clients, is_new): first the seen clients, then the new ones. With `as_new`, all are treated as new."""
     if as_new:
         yield clients, True
         return
@@ -193,21 +193,24 @@ def seen_and_new(federation: Federation, clients: Ids, as_new: bool = False) -> 
 
 
 def check_cohort_size(federation: Federation, size: int) -> None:
-    """Raise PefllError if a round cannot have `size` clients; 0 is for engines that only evaluate."""
+    """Raise PefllError if a round cannot have `size` clients; 0 is valid, for engines that only evaluate."""
     if size < 0:
         raise PefllError(f"clients_per_round is {size}; it must be at least 1", code="PEFLL-E007")
     if size > federation.num_seen:
         raise PefllError(
-            f"{size:,} clients per round were asked for, but only {counted(federation.num_seen, 'client')} "
-            f"{'takes' if federation.num_seen == 1 else 'take'} part in training",
+            f"clients_per_round is {size:,}, but only {counted(federation.num_seen, 'client')} "
+            f"{'takes' if federation.num_seen == 1 else 'take'} part in training; lower it",
             code="PEFLL-E008",
         )
 
 
 def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
-    """Return the error for a reply with NaN or infinity in a task.
+    """Return the error for a reply with NaN or infinity.
 
-    `client` is the name of the first client that sent one, if known. `round_` is None in an evaluation.
+    Args:
+        task: the name of the task.
+        client: the name of the first client that sent such a reply; None if unknown.
+        round_: None in an evaluation.
     """
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
@@ -218,29 +221,29 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
 
 
 def client_to_blame(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each]) -> Tensor:
-    """Return the first client, of ids [c], that got finite numbers and replied with others, int64 []; -1 for none."""
+    """Return the first client of `ids` whose input was finite and whose reply was not, int64 []; -1 if none."""
     return first_to_blame(finite_rows(replies, ids), finite_requests(sent, ids), ids)
 
 
 def first_to_blame(finite: Tensor, requests_finite: Tensor, ids: Tensor) -> Tensor:
-    """Return the first client that was sent finite numbers and replied with others, int64 []; -1 for none.
+    """Return the first client whose input was finite and whose reply was not, int64 []; -1 if none.
 
-    After an overflow on the server every reply is bad, and no client is to blame. The host reads no number here, so
-    that a CUDA graph may hold this.
+    After an overflow on the server, no input is finite, and no client is to blame. No value is copied to the host, so
+    this can be captured in a CUDA graph.
 
     Args:
-        finite: bool [..., c], which replies were finite, in the order of the exchanges.
-        requests_finite: bool [..., c], which clients were sent finite numbers only.
+        finite: bool [..., c], which replies were finite, oldest exchange first.
+        requests_finite: bool [..., c], which inputs were finite.
         ids: int64 [c].
     """
-    guilty = (requests_finite & ~finite).flatten()
-    first = ids.index_select(0, guilty.int().argmax(dim=0, keepdim=True) % len(ids)).squeeze(0)
-    # Not the number -1, which would be copied from the host: no CUDA graph takes that.
-    return torch.where(guilty.any(), first, torch.full_like(first, -1))
+    at_fault = (requests_finite & ~finite).flatten()
+    first = ids.index_select(0, at_fault.int().argmax(dim=0, keepdim=True) % len(ids)).squeeze(0)
+    # Use `full_like`: a Python scalar needs a host copy, which CUDA graphs do not allow.
+    return torch.where(at_fault.any(), first, torch.full_like(first, -1))
 
 
 def finite_requests(sent: Iterable[Everyone | Each], ids: Tensor) -> Tensor:
-    """Return which clients were sent finite numbers only, bool [c]."""
+    """Return which clients were sent only finite numbers, bool [c]."""
     finite = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     for argument in sent:
         finite = finite & finite_rows(argument.value, ids if isinstance(argument, Each) else ids[:1])
@@ -248,11 +251,11 @@ def finite_requests(sent: Iterable[Everyone | Each], ids: Tensor) -> Tensor:
 
 
 def finite_rows(value: Tree, ids: Tensor) -> Tensor:
-    """Return which rows of all leaves hold finite numbers only, bool [len(ids)]; an empty row does."""
+    """Return which rows have only finite numbers in all leaves, bool [len(ids)]; empty rows count as finite."""
     finite = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     for leaf in leaves(value):
         if leaf.is_floating_point() and leaf.numel():
-            # The largest number of a row is one kernel; torch.isfinite would be five. NaN is not less than infinity.
+            # The maximum norm is one kernel; torch.isfinite would be five. A NaN fails the comparison too.
             rows = leaf.reshape(len(ids), leaf.numel() // len(ids))
             finite = finite & (torch.linalg.vector_norm(rows, ord=math.inf, dim=1) < math.inf)
     return finite

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pefll.backend.recorded import overwriting, recording, warm_up
+from pefll.backend.recorded import capture, overwriting, warm_up
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
@@ -22,7 +22,7 @@ _gpu = threading.RLock()
 def one_thread(device: torch.device) -> AbstractContextManager[Any]:
     """Return a lock that lets one thread at a time use a GPU; on a CPU it does nothing.
 
-    A launch by another thread would enter a recording, or break it.
+    A launch by another thread would become part of a capture, or break it.
     """
     return _gpu if device.type == "cuda" else nullcontext()
 
@@ -65,7 +65,7 @@ class CudaQueue(DeviceQueue):
         """Launch rounds first..first+rounds-1; the first call records a round."""
         if self._graph is None:
             self._graph = _RoundGraph(self.engine, self.stream, server)
-        clock = Clock(self.device)  # after compiling and recording, which are not measured
+        clock = Clock(self.device)  # after compiling and capturing, which are not measured
         server, bad = self._graph.replay(server, first, rounds)
         return server, clock.future(bad, self.engine.raise_if_bad)
 
@@ -121,7 +121,7 @@ class _RoundGraph:
         self.graph = torch.cuda.CUDAGraph()
         # A user's own method may read the old state after a step of Adam, so its state is not overwritten in place.
         may_overwrite = overwriting() if type(engine.method).__module__.startswith("pefll.methods.") else nullcontext()
-        with recording(self.graph, side), may_overwrite:
+        with capture(self.graph, side), may_overwrite:
             after, healthy, blamed = engine.checked_round(self.server, self.t)
             _copy_into(self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad[0] >= 0), self.bad, torch.stack([self.t, blamed])))
@@ -167,7 +167,7 @@ class _Recorded:
             self.function(self.state)
         current.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with recording(self.graph, side):
+        with capture(self.graph, side):
             self.result = self.function(self.state)
 
 

@@ -1,4 +1,4 @@
-"""Makes Table 1 from result files: means over seeds, the paper's means, and tests over clients."""
+"""Table 1 from result files: means over seeds, the paper's means, and significance tests over clients."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Entry(NamedTuple):
     mean: float | None  # over seeds, in per cent; None without results
     std: float | None  # None for fewer than two seeds
     seeds: int
-    wanted: int  # the seeds of the column
+    wanted: int  # number of seeds of the column
     paper: tuple[float, float] | None  # the paper's mean and standard deviation for this federation
-    best: bool  # of at least two methods
+    best: bool  # whether it is the best of at least two methods
 
 
 class Lead(NamedTuple):
@@ -44,7 +44,7 @@ class Lead(NamedTuple):
     cell: Cell
     baseline: str
     points: float  # the difference of the two means
-    difference: Difference | None  # a test over clients; None if results lack counts for the same clients
+    difference: Difference | None  # a test over clients; None if the results lack counts for the same clients
 
 
 Entries = dict[tuple[str, str, str], Entry]  # by group, method and cell's name
@@ -57,7 +57,7 @@ class Comparison:
     cells: Sequence[Cell]
     entries: Entries
     leads: list[Lead]
-    more: Entries  # methods with more seeds than their column, over all their seeds
+    more: Entries  # of methods with more seeds than their column; means over all their seeds
     more_leads: list[Lead]
     rounds: int
 
@@ -66,7 +66,7 @@ def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[in
     """Return the table of the results found.
 
     A column has the wanted seeds, and each other seed that all its methods have. Methods with more seeds are listed
-    once more, with all seeds. Leads among these are computed only if the column's best baseline is one of them.
+    again in `more`, with all seeds. Their leads are computed only if the column's best baseline is among them.
 
     Args:
         found: all results of each method in each cell.
@@ -138,7 +138,7 @@ def _best_baseline(column: Column, group: str) -> str | None:
 
 
 def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list[Pair]:
-    """Return the counts of two methods on the clients of each seed that both ran on the same data."""
+    """Return the counts of two methods on the same clients, one pair for each seed that both have."""
     others = {result["seed"]: result for result in theirs}
     pairs = []
     for mine in ours:
@@ -194,7 +194,7 @@ def rows(table: Comparison) -> list[dict[str, Any]]:
 
 
 def digits(value: float | None, places: int) -> str:
-    """Return a number with so many decimal places; "" for None."""
+    """Return a number with `places` decimal places; "" for None."""
     return "" if value is None else f"{value:.{places}f}"
 
 
@@ -203,11 +203,10 @@ def markdown(table: Comparison) -> str:
     lines = [
         "# Table 1: test accuracy in %",
         "",
-        f"Right answers over all test samples of a group of clients, {table.rounds} rounds (Local: no rounds), at the "
-        "round with the best validation accuracy on seen clients; mean ± standard deviation over seeds, and the "
-        "paper's in brackets. The best of our means in each column is bold, where there are several. The writers' "
-        "columns are data of our own: "
-        "the paper's FEMNIST has 3,597 writers, not these 328, so that its figures do not belong here.",
+        f"Share of correct predictions over all test samples of a group of clients, after {table.rounds} rounds "
+        "(Local: no rounds), at the round with the best validation accuracy on seen clients. Mean ± standard "
+        "deviation over seeds; the paper's in brackets. The best of our means in each column is bold. The columns of "
+        "writers use our own data: the paper's FEMNIST has 3,597 writers, not 328, so its figures are not shown.",
     ]
     for group, heading in _HEADINGS.items():
         lines += ["", f"## {heading}", ""]
@@ -220,13 +219,13 @@ def markdown(table: Comparison) -> str:
     lines += ["", "## Ahead of the best baseline", ""]
     if table.leads:
         lines += [
-            "Percentage points, with the 95% interval of a paired bootstrap over clients (those of a seed drawn anew "
-            "among themselves, 10,000 times). Luck with the training is not in the interval.",
+            "Percentage points, with the 95% interval of a paired bootstrap over the clients of each seed (10,000 "
+            "resamples). The interval does not cover the randomness of training.",
             "",
             *_lead_rows(table.leads),
         ]
     else:
-        lines.append("There are no results of a baseline here yet.")
+        lines.append("No baseline has results yet.")
     if table.more:
         lines += ["", "## With more seeds", "", *_more_seeds(table)]
     return "\n".join(lines) + "\n"
@@ -240,9 +239,9 @@ def _seeds(table: Comparison) -> list[int]:
 
 def _more_seeds(table: Comparison) -> list[str]:
     lines = [
-        "The columns above have the same seeds for all methods, or fewer where that is said. These methods have more, "
-        "and all are counted here; how far one is ahead of another is of the seeds that both have, and is told where "
-        "the best baseline of the column is one of them.",
+        "The columns above have the same seeds for all methods, or fewer where stated. These methods have more seeds, "
+        "and all of them count here. A lead uses the seeds that both methods have. It is given only if the best "
+        "baseline of the column is in this table.",
         "",
         "| | method | seeds | seen | unseen |",
         "| --- | --- | --- | --- | --- |",
@@ -294,7 +293,7 @@ def _cell(entry: Entry, bold: Callable[[str], str], plus_minus: str) -> str:
 def latex(table: Comparison) -> str:
     """Return the table in LaTeX; it needs no packages."""
     lines = [
-        "% Made by `pefll reproduce table1 --tables-only` from result files; the paper's numbers are in brackets.",
+        "% Made by `pefll reproduce table1 --tables-only`; the paper's numbers are in brackets.",
         f"\\begin{{tabular}}{{l{'c' * len(table.cells)}}}",
     ]
     for group, heading in _HEADINGS.items():

@@ -1,4 +1,4 @@
-"""What a new client pays for its model, method by method, beside how good the model is."""
+"""The cost of a new client's model per method, with the model's accuracy."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder, run_folders
 from pefll.training.cost import NewClientCost, cost_of_median_client
 
-# What results that differ only by seed have in common.
+# Fields in which results that differ only by seed agree.
 _SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings", "precision")
 
 
 class MethodCost(NamedTuple):
-    """What one method asks of a new client, and gives it.
+    """The cost of a new client with one method, and the results of the method.
 
     Attributes:
         results: of runs that differ only by seed.
-        cost: of one new client of the first of them.
+        cost: for one new client of the first run.
     """
 
     results: list[Result]
@@ -43,11 +43,11 @@ class MethodCost(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The method's name for readers."""
+        """The method's title."""
         return ROWS.get(self.method, self.method)
 
     def title_among(self, others: Sequence[MethodCost]) -> str:
-        """The method's name, and how it was run where others of the same name were run otherwise."""
+        """The method's title, with the settings in which rows of the same method differ."""
         mine, namesakes = self.results[0], [other.results[0] for other in others if other.method == self.method]
         names = [name for name in mine["settings"] if len({str(one["settings"].get(name)) for one in namesakes}) > 1]
         words = [f"{name} {mine['settings'][name]}" for name in names]
@@ -62,7 +62,7 @@ class MethodCost(NamedTuple):
 
     @property
     def data(self) -> str:
-        """The federation, in words."""
+        """The federation as text."""
         return f"{self.results[0]['dataset']}, {self.results[0]['num_clients']} clients"
 
     @property
@@ -72,14 +72,14 @@ class MethodCost(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A finished run: what came out, and what was asked for."""
+    """A finished run: its result and its config."""
 
     result: Result
     config: Config
 
 
 def read_any(paths: Sequence[Path]) -> list[Finished]:
-    """Return what paths hold: result files, folders of them, or finished run folders."""
+    """Return the finished runs in paths: result files, folders of result files, or run folders."""
     found: list[Finished] = []
     for path in paths:
         if path.is_file():
@@ -115,23 +115,26 @@ def _of_result(content: Any, path: Path) -> Finished:
 
 
 def _checked(result: Any, path: Path) -> Result:
-    needed = {*_SAME, "num_unseen", "seed", "accuracy"} - {"precision"}  # which old results do not have
+    needed = {*_SAME, "num_unseen", "seed", "accuracy"} - {"precision"}  # older results lack the precision
     if not isinstance(result, dict) or not needed <= result.keys():
-        raise PefllError(f"{path} is not a result: `pefll results add RUN` makes some", code="PEFLL-X002")
+        raise PefllError(f"{path} is not a result file; make one with `pefll results add RUN`", code="PEFLL-X002")
     if result.get("split", "test") != "test":
-        raise PefllError(f"{path} is of a run of `pefll tune`; it has no test accuracy", code="PEFLL-X003")
-    # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
+        raise PefllError(
+            f"{path} is from `pefll tune` and has no test accuracy; give the result of a training run",
+            code="PEFLL-X003",
+        )
+    # Older results lack newer hyper-parameters; assume the defaults.
     return result | {"settings": hyperparameters(result["method"]) | result["settings"]}
 
 
 def method_costs(
     runs: Sequence[Finished], data_dir: Path | None = None, console: Console | None = None
 ) -> list[MethodCost]:
-    """Count what a new client pays with each method; the first run of those that differ by seed says for whom.
+    """Return the cost of a new client with each method. Of runs that differ only by seed, the first is used.
 
     Args:
-        runs: finished ones; their weights are not needed.
-        data_dir: where data sets lie; None for where they were when the run was made.
+        runs: finished runs; their weights are not needed.
+        data_dir: the folder of data sets; None for the one in each run's config.
         console: shows progress.
     """
     groups: dict[str, list[Finished]] = {}
@@ -165,7 +168,7 @@ def _cells(row: MethodCost, group: Sequence[MethodCost]) -> list[str]:
 
 
 def short(value: float) -> str:
-    """Return a number of three digits with a prefix for thousands: `1.23 M`."""
+    """Return a number with three digits and a unit prefix: `1.23 M`."""
     prefixes = ["", "k", "M", "G", "T"]
     while abs(value) >= 999.5 and len(prefixes) > 1:
         value /= 1000
@@ -174,7 +177,7 @@ def short(value: float) -> str:
 
 
 def _by_federation(rows: Sequence[MethodCost]) -> dict[str, list[MethodCost]]:
-    """Return the rows of each federation, smaller ones of the same data first, in the order of the paper's rows."""
+    """Return the rows by federation, sorted by data set, number of clients, and the paper's order of methods."""
     order = list(ROWS)
 
     def place(row: MethodCost) -> tuple[str, int, int]:
@@ -188,7 +191,7 @@ def _by_federation(rows: Sequence[MethodCost]) -> dict[str, list[MethodCost]]:
 
 
 def new_client_tables(rows: Sequence[MethodCost]) -> list[Table]:
-    """Return a table for a terminal for each federation."""
+    """Return one terminal table per federation."""
     tables = []
     for title, group in _by_federation(rows).items():
         table = new_table(title)
@@ -201,19 +204,19 @@ def new_client_tables(rows: Sequence[MethodCost]) -> list[Table]:
 
 
 def write_costs(rows: Sequence[MethodCost], target: Path) -> list[Path]:
-    """Write the table as Markdown and CSV beside each other, and return the files.
+    """Write the tables as Markdown and CSV, and return the paths.
 
     Args:
         rows: the rows.
-        target: the files' path without its ending.
+        target: the path of both files, without extension.
     """
     lines = [
         "# What a new client pays for its model",
         "",
-        "Counted for the unseen client with the median number of training samples: messages down to the client, "
-        "bytes down to it and up to the server, floating point operations (convolutions and products) on the "
-        "client's device, and seconds of everything, the server's work included, on one core of the machine that "
-        "counted. What a client makes for itself stays there. Local has no server.",
+        "For the unseen client with the median number of training samples: messages to the client, bytes down to the "
+        "client and up to the server, floating point operations (convolutions and products) on the client's device, "
+        "and seconds on one core, including the server's work. What a client computes for itself is not sent. Local "
+        "has no server.",
     ]
     for title, group in _by_federation(rows).items():
         lines += ["", f"## {title}", "", "| " + " | ".join(_HEADINGS) + " |", "| --- " * len(_HEADINGS) + "|"]

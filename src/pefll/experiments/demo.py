@@ -1,4 +1,4 @@
-"""The demo: what personalisation is worth to clients that were never seen, on real data that is always at hand."""
+"""The demo: compares Local, FedAvg and PeFLL on unseen clients, with data that needs no download."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ CLIENTS, UNSEEN, PARTITION, ROUNDS, PER_ROUND = 100, 0.3, "dirichlet 0.3", 250, 
 
 
 def demo(folder: Path, seeds: int, console: Console) -> None:
-    """Compare Local, FedAvg and PeFLL on embedded real data, then make one personal model for a new client.
+    """Compare Local, FedAvg and PeFLL on handwritten digits, then make a personal model for a new client.
 
     Args:
-        folder: for runs, pictures and the personal model; runs of an earlier demo there are replaced.
-        seeds: how many; each has its own clients.
+        folder: for runs, pictures and the personal model; runs of an earlier demo in it are replaced.
+        seeds: number of seeds; each has its own clients.
         console: where to print.
     """
     if seeds < 1:
-        raise PefllError("the demo needs at least one seed", code="PEFLL-X004")
+        raise PefllError(f"{argument('seeds')} is {seeds}; it must be at least 1", code="PEFLL-X004")
     started = time.monotonic()
     _clear(folder / "runs")
     say(
         console,
         f"1,797 handwritten digits at {CLIENTS} clients with about ten training samples each, {PARTITION}. "
-        f"{UNSEEN:.0%} of the clients take no part in training: their models are made afterwards.\n"
-        "Every client runs a network of 4 hidden units. Local trains each alone, FedAvg one for all, PeFLL "
-        "generates one per client.",
+        f"{UNSEEN:.0%} of the clients take no part in training; they get their models afterwards.\n"
+        "Every client has a network with 4 hidden units. Local trains each network alone. FedAvg trains one for all. "
+        "PeFLL generates one per client.",
     )
     jobs = [(method, seed) for method in SETTINGS for seed in range(seeds)]
     runs: dict[str, list[Run]] = {method: [] for method in SETTINGS}
@@ -83,7 +83,7 @@ def clients(seed: int) -> Federation:
 
 
 def train_demo(method: str, seed: int, changes: dict[str, Any] | None = None, out: Path | None = None) -> Run:
-    """Train one of the demo's methods, with other hyper-parameters where `changes` names some."""
+    """Train one of the demo's methods; `changes` replaces some of its hyper-parameters."""
     return fit(
         clients(seed),
         method,
@@ -122,7 +122,7 @@ def _table(runs: dict[str, list[Run]]) -> Table:
 
 
 def _personal_model(folder: Path, runs: dict[str, list[Run]], console: Console) -> None:
-    """Play a client that comes after training: only its own training samples are used to make its model."""
+    """Make a model for an unseen client from its training samples, and test it on its other samples."""
     run = runs["pefll"][0]
     federation = clients(run.config.seed)
     tests = federation.count[TEST, federation.num_seen :]
@@ -142,7 +142,7 @@ def _personal_model(folder: Path, runs: dict[str, list[Run]], console: Console) 
     say(
         console,
         f"A client that was never seen sent the descriptor of its {len(now)} samples and got {path} in "
-        f"{1000 * took:.0f} ms: right on {right} of its {len(later)} later samples.",
+        f"{1000 * took:.0f} ms. The model is right on {right} of its {len(later)} later samples.",
     )
 
 
@@ -162,11 +162,11 @@ def _pictures(folder: Path, runs: dict[str, list[Run]], seeds: int, console: Con
 
 
 def _clear(runs: Path) -> None:
-    """Remove the runs of an earlier demo, and nothing that is not a run."""
+    """Delete the runs of an earlier demo; PefllError if the folder holds anything else."""
     for path in sorted(runs.glob("*")) if runs.is_dir() else []:
         if not RunFolder(path).config_file.is_file():
             raise PefllError(
-                f"{path} is not from a demo; choose another folder with {argument('folder', option='--out')}",
+                f"{path} is not a run of the demo; choose another folder with {argument('folder', option='--out')}",
                 code="PEFLL-X005",
             )
         shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Whether similar clients get similar descriptors, over training (the paper's `fig:rank_corr`)."""
+"""Do similar clients have similar descriptors? Measured during training (the paper's `fig:rank_corr`)."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ CELLS = tuple(
 )
 ROW = Row("PeFLL", "pefll")
 PAPER = 0.93  # at the end of training, with 1000 clients
-ABOUT = 0.05  # what "about" leaves open
-GRID = 1000  # the map's coordinates are kept as whole numbers from -GRID to GRID
+ABOUT = 0.05  # tolerance for "about"
+GRID = 1000  # the map's coordinates are stored as integers from -GRID to GRID
 
 
 class KeepEmbedders(Callback):
-    """Keeps the embedding network of every checkpoint in the run's folder: a checkpoint itself is soon removed."""
+    """Copies the embedding network of every checkpoint, because old checkpoints are deleted."""
 
     def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
-        """Copy the network's parameters."""
+        """Write the network's parameters to the run's folder `embedders`."""
         assert run.spec.folder is not None
         state = run.spec.folder.checkpoints / f"round-{round_:08d}" / TENSORS
         with safetensors.safe_open(state, framework="numpy") as tensors:
@@ -61,17 +61,17 @@ class KeepEmbedders(Callback):
 
 @dataclass(frozen=True)
 class DescriptorCorrelation:
-    """Measures Spearman's correlation of descriptor distances and class-proportion distances over training."""
+    """Measures Spearman's correlation between descriptor distances and class-proportion distances during training."""
 
     name: str = "descriptors"
     config: dict[str, Any] = field(default_factory=lambda: {"checkpoint_every": 250}, hash=False)
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return who keeps the embedding networks."""
+        """Return the callback that copies the embedding networks."""
         return [KeepEmbedders()]
 
     def of(self, run: Run, folder: Path) -> dict[str, Any]:
-        """Return the correlation before training and at each checkpoint, and the map of descriptors at the end."""
+        """Return the correlations before training and at each checkpoint, and the descriptor map at the end."""
         data, method, config = run.federation, run.method, run.config
         assert data is not None
         assert isinstance(method, PeFLL)
@@ -101,12 +101,12 @@ class DescriptorCorrelation:
 
 
 def _measured(evidence: Evidence, cell: Cell) -> list[dict[str, Any]]:
-    """Return what was measured, one for each seed."""
+    """Return the measurements, one per seed."""
     return [one["measured"]["descriptors"] for one in evidence.results(ROW.name, cell.name)]
 
 
 def _over_rounds(measured: Sequence[dict[str, Any]]) -> dict[int, list[float]]:
-    """Return the correlations of all seeds, by round, at the rounds that all of them have."""
+    """Return the correlations of all seeds by round, for rounds that all seeds have."""
     if not measured:
         return {}
     rounds = sorted(set.intersection(*(set(one["rounds"]) for one in measured)))
@@ -206,10 +206,10 @@ EXPERIMENT = Experiment(
     name="descriptors",
     title="Similar clients have similar descriptors",
     about="PeFLL on CIFAR-10; each client's class proportions are drawn from a Dirichlet distribution with "
-    "concentration 0.1. For each unseen client, Spearman's rank correlation of its distances to all others: of "
-    "descriptors, and of class proportions as its training samples have them; the mean over unseen clients. The map "
-    "is of the first seed at the end of training; unseen clients have a black edge. Clients may share training "
-    "samples.",
+    "concentration 0.1. An unseen client has two distances to each other client: of descriptors, and of class "
+    "proportions in the training samples. The figure is Spearman's rank correlation of the two, as a mean over unseen "
+    "clients. The map shows the first seed at the end of training; unseen clients have a black edge. Clients may share "
+    "training samples.",
     cells=CELLS,
     rows=(ROW,),
     panels=[

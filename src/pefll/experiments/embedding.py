@@ -1,4 +1,4 @@
-"""An MLP, a ConvNet or a linear layer as embedding network (the paper's `tab:embedding_network_ablation`)."""
+"""Compares an MLP, a ConvNet and a linear layer as embedding network (`tab:embedding_network_ablation`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PAPER = {
 EXPERIMENT = Experiment(
     name="embedding",
     title="Embedding networks",
-    about="PeFLL with the settings of Table 1, and another embedding network. The paper's figures are with label "
-    "masking, as its ConvNet on CIFAR-10 shows. The linear embedding is what Table 1 has on CIFAR-100; the paper's "
-    "ablation does not have it.",
+    about="PeFLL with the settings of Table 1 and different embedding networks. The paper's figures are with label "
+    "masking, as its ConvNet on CIFAR-10 shows. Table 1 uses the linear embedding on CIFAR-100; the paper's ablation "
+    "does not include it.",
     cells=CELLS,
     rows=ROWS,
     panels=all_views(CELLS, ROWS, PAPER),

@@ -1,4 +1,4 @@
-"""What results say: means over seeds, differences with intervals, and verdicts on the paper's statements."""
+"""Means over seeds, differences with intervals, and verdicts on the paper's statements."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from pefll.experiments.significance import Pair, paired_bootstrap
 from pefll.report import mean_and_std
 
 HOLDS, FAILS, OPEN, NOTHING = "holds", "does not hold", "not decided", "no results yet"
-# Two-sided 95% quantiles of Student's t, by degrees of freedom; the last one stands for all above.
+# Two-sided 95% quantiles of Student's t, by degrees of freedom; the last one is used for all larger ones.
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
-_COUNTS = {"per_sample": "correct", "masked": "masked"}  # what a result has of each client
+_COUNTS = {"per_sample": "correct", "masked": "masked"}  # measure -> its counts per client in a result
 
 
 class Gap(NamedTuple):
     """How far one point is ahead of another, in percentage points."""
 
     points: float
-    low: float | None  # of the 95% interval; None where there is none
+    low: float | None  # of the 95% interval; None for one seed
     high: float | None
     basis: str  # of the interval: clients, seeds, or ""
     seeds: int
 
     @property
     def interval(self) -> str:
-        """The interval in words."""
+        """The interval as text."""
         if self.low is None or self.high is None:
             return "one seed"
         return f"{signed(self.low)} to {signed(self.high)} ({self.basis})"
 
 
 class Verdict(NamedTuple):
-    """What came of a statement in one place."""
+    """Whether a statement holds in one place."""
 
     text: str
     place: str  # in the paper
@@ -54,9 +54,9 @@ class Evidence:
     A cell has the wanted seeds, and each other seed that all its rows have, as in Table 1.
 
     Args:
-        experiment: whose results.
+        experiment: the experiment.
         found: all results, by row and cell.
-        seeds: that are wanted.
+        seeds: the wanted seeds.
         rounds: of training.
     """
 
@@ -82,17 +82,17 @@ class Evidence:
         return {seed: 100 * score[point.measure] for seed, score in scores.items() if score}
 
     def entry(self, point: Point) -> Entry:
-        """Return the mean of a point beside the paper's."""
+        """Return the mean of a point, with the paper's."""
         values = list(self.values(point).values())
         mean, std = mean_and_std(values) if values else (None, None)
         wanted = self.wanted[point.cell.name]
         return Entry(point.group, point.row, point.cell, mean, std, len(values), wanted, point.paper, best=False)
 
     def gap(self, first: Point, second: Point) -> Gap | None:
-        """Return how far one point is ahead of another, over the seeds that both have; None without any.
+        """Return how far one point is ahead of another, over the seeds that both have; None if there are none.
 
-        The interval is that of a paired bootstrap over clients, where all results have the counts of the same clients.
-        Else it is Student's interval of the differences of the seeds.
+        If all results have counts for the same clients, the interval is from a paired bootstrap over clients. Otherwise
+        it is Student's interval over the seeds' differences.
         """
         mine, theirs = self.values(first), self.values(second)
         seeds = sorted(mine.keys() & theirs.keys())
@@ -119,7 +119,7 @@ class Evidence:
         return Pair(*(np.array(part, dtype=np.int64) for part in parts))
 
     def verdicts(self) -> list[Verdict]:
-        """Return what came of each statement, in each place that it is about."""
+        """Return a verdict for each statement in each of its places."""
         more = self.experiment.judge(self) if self.experiment.judge else []
         found = [
             self._judge(statement, pair) for statement in self.experiment.statements for pair in statement.compared
@@ -137,12 +137,12 @@ class Evidence:
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign and one digit; never minus zero."""
+    """Return a number with its sign and one decimal place; never minus zero."""
     return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def gap_over_seeds(differences: Sequence[float]) -> Gap:
-    """Return the mean of differences that seeds have, with Student's interval."""
+    """Return the mean of the seeds' differences, with Student's interval."""
     mean, std = mean_and_std(differences)
     n = len(differences)
     if std is None:
@@ -152,10 +152,10 @@ def gap_over_seeds(differences: Sequence[float]) -> Gap:
 
 
 def judged(gap: Gap, least: float | None, most: float | None) -> str:
-    """Return whether a gap is within limits.
+    """Return whether a gap is within limits: HOLDS, FAILS or OPEN.
 
-    It is decided where the figure is outside, or the whole interval is inside. With one seed and no interval, the
-    figure alone decides.
+    It fails if the mean is outside. It holds if the whole interval is inside. Otherwise it is open. With one seed there
+    is no interval, and the mean alone decides.
     """
     low, high = (gap.points if end is None else end for end in (gap.low, gap.high))
     if (least is not None and gap.points <= least) or (most is not None and gap.points > most):

@@ -1,4 +1,4 @@
-"""What an experiment declares: its runs, its tables beside the paper's, and the paper's statements about them."""
+"""The declaration of an experiment: its runs, its tables, and the paper's statements about them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Row(NamedTuple):
 
     name: str  # on the command line, and in tables
     method: str = "pefll"
-    settings: Mapping[str, Any] = {}  # other than those of Table 1 in the same cell
-    data: str = ""  # the only data set that it is run on; "" for all
+    settings: Mapping[str, Any] = {}  # changes to the settings of Table 1 in the same cell
+    data: str = ""  # the only data set to run on; "" for all
 
 
 class Point(NamedTuple):
-    """One mean of a table, and the paper's."""
+    """One mean of a table, with the paper's."""
 
     row: str
     cell: Cell
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One table; a line has a title and a point for each column, or None for an empty place."""
+    """One table. A line has a title and a point for each column; None leaves the cell empty."""
 
     title: str
     corner: str
@@ -46,13 +46,13 @@ class Panel(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Two points of a statement: how far is the first one ahead of the second?
+    """Two points that a statement compares.
 
     Attributes:
-        first: of which more is said.
-        second: what it is compared with.
-        least: the percentage points that the first must be ahead by, at least; None for no limit.
-        most: the percentage points that it may be ahead by, at most; None for no limit.
+        first: the point that the statement is about.
+        second: the point that it is compared with.
+        least: first - second must exceed this, in percentage points; None for no limit.
+        most: first - second must not exceed this, in percentage points; None for no limit.
     """
 
     first: Point
@@ -62,7 +62,7 @@ class Compared(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """Something that the paper says about its figures."""
+    """A statement of the paper about its figures."""
 
     text: str
     place: str  # label in the paper's source
@@ -75,17 +75,17 @@ class Experiment:
 
     Attributes:
         name: on the command line.
-        title: for readers.
-        about: what was done, in Markdown; also where it departs from the paper.
+        title: the heading of its page.
+        about: what was done, and how it differs from the paper, in Markdown.
         cells: federations.
-        rows: what is run in each of them.
+        rows: methods and settings that are run in each cell.
         panels: tables of accuracies.
-        statements: what the paper says about them.
-        measure: what is measured of each run beyond its accuracies.
-        sections: makes more Markdown from results.
-        judge: makes more verdicts from results.
-        draw: draws into a folder, and returns the files.
-        stem: of the files that are written; "" for the name.
+        statements: the paper's statements about them.
+        measure: an additional measurement of each run.
+        sections: returns more Markdown for the page.
+        judge: returns more verdicts.
+        draw: draws figures into a folder, and returns their paths.
+        stem: name of the output files without extension; "" for `name`.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Experiment:
 
     @property
     def file_stem(self) -> str:
-        """The name of its files without their endings."""
+        """The name of its output files without extension."""
         return self.stem or self.name
 
 
@@ -119,9 +119,9 @@ def panel(
     Args:
         title: of the table.
         cells: its columns.
-        lines: a point for each line, by title; its cell is that of the column.
-        paper: the paper's figures for each line, in the order of the cells; a missing place is None.
-        rows: of the experiment; a line whose row is not run on a cell's data is empty there.
+        lines: a point for each line, by title; its cell is replaced by that of the column.
+        paper: the paper's figures for each line, in the order of the cells; None for a missing one.
+        rows: of the experiment. If a row is not run on a cell's data, its line is empty there.
     """
     only = {row.name: row.data for row in rows}
     made = []
@@ -144,7 +144,7 @@ def all_views(
 ) -> list[Panel]:
     """Return four tables with a line for each row: seen and unseen clients, with and without label masking.
 
-    The paper's figures stand beside seen clients with masking, which is what its ablations report.
+    The paper's figures are in the table of seen clients with masking, because its ablations report these.
     """
     return [
         panel(

@@ -1,4 +1,4 @@
-"""New clients that are unlike those of training (the paper's `fig:ood_clients`)."""
+"""Accuracy on new clients with other class proportions than in training (the paper's `fig:ood_clients`)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from pefll.training.run import Run
 Array = npt.NDArray[Any]
 CELL = DIRICHLET_CELLS[0]
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(1, 11))
-GROUP = 25  # clients for each α; then they have some 370 samples, and those of training 400
-# Methods of Table 1: PeFLL, the baselines that are best in it on CIFAR-10, and Local.
+GROUP = 25  # clients for each α; each has about 370 training samples, and a training client has 400
+# PeFLL, Local, and the baselines of Table 1 that are best on CIFAR-10.
 ROWS = (
     *(Row("PeFLL", "pefll"), Row("kNN-Per", "knn-per"), Row("Per-FedAvg", "per-fedavg")),
     *(Row("pFedMe", "pfedme"), Row("FedRep", "fedrep"), Row("Local", "local")),
@@ -38,16 +38,16 @@ PLACE = "fig:ood_clients"
 
 
 def new_clients(trained: Federation, seed: int, alphas: Sequence[float] = ALPHAS, group: int = GROUP) -> Federation:
-    """Return groups of new clients whose samples nobody trained on, the first group first.
+    """Return a federation of new clients, group by group; no client trained on their samples.
 
-    Their training samples are validation samples of the federation that was trained on, which only chose the best
-    round; their test samples are its test samples.
+    Their training samples are the validation samples of the trained federation, which only chose the best round. Their
+    test samples are its test samples.
 
     Args:
-        trained: what was trained on.
-        seed: of everything drawn.
-        alphas: the concentration of each group's class proportions.
-        group: the clients of a group.
+        trained: the federation used for training.
+        seed: of the random partition.
+        alphas: the Dirichlet concentration of each group.
+        group: number of clients in a group.
     """
     rows = {split: _rows(trained, split) for split in (VALIDATION, TEST)}
     pool = np.concatenate(list(rows.values()))
@@ -63,10 +63,10 @@ def new_clients(trained: Federation, seed: int, alphas: Sequence[float] = ALPHAS
     splits: list[Array] = []
     taken: list[Array] = []
     for place, alpha in enumerate(alphas):
-        dealt = dirichlet(samples, group, alpha, seed, unseen=0.0, validation=0.0)
+        parts = dirichlet(samples, group, alpha, seed, unseen=0.0, validation=0.0)
         for client in range(group):
             for split in (TRAIN, TEST):
-                own = dealt.indices(client, split).numpy(force=True)
+                own = parts.indices(client, split).numpy(force=True)
                 taken.append(own)
                 owners.append(np.full(len(own), place * group + client))
                 splits.append(np.full(len(own), split, dtype=np.int8))
@@ -77,14 +77,14 @@ def new_clients(trained: Federation, seed: int, alphas: Sequence[float] = ALPHAS
 
 
 def _rows(federation: Federation, split: int) -> Array:
-    """Return the samples of a split that any client has, each once."""
+    """Return the indices of all clients' samples in a split, each once."""
     every = [federation.indices(client, split).numpy(force=True) for client in range(federation.num_clients)]
     return np.unique(np.concatenate(every))
 
 
 @dataclass(frozen=True)
 class NewClientAccuracy:
-    """Measures test accuracy on groups of new clients that are less and less like those of training."""
+    """Measures test accuracy on groups of new clients that differ more and more from the training clients."""
 
     alphas: tuple[float, ...] = ALPHAS
     group: int = GROUP
@@ -92,15 +92,15 @@ class NewClientAccuracy:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Runs need no settings of their own."""
+        """Its runs need no special settings."""
         return {}
 
     def callbacks(self) -> Sequence[Callback]:
-        """Nobody is told of runs."""
+        """Return no callbacks."""
         return ()
 
     def of(self, run: Run, folder: Path) -> dict[str, Any]:
-        """Return the samples and right answers of each new client, at the best round."""
+        """Return the counts of samples and correct predictions of each new client, at the best round."""
         del folder
         assert run.federation is not None
         data = new_clients(run.federation, run.config.seed, self.alphas, self.group)
@@ -120,7 +120,7 @@ def _counts(result: Result, alpha: float, what: str) -> Array:
 
 
 def accuracies(results: Sequence[Result], alpha: float) -> dict[int, float]:
-    """Return the accuracy on the group of new clients with a concentration in per cent, by seed."""
+    """Return the accuracy in per cent on the new clients of one concentration, by seed."""
     return {
         one["seed"]: 100 * float(_counts(one, alpha, "correct").sum() / _counts(one, alpha, "samples").sum())
         for one in results
@@ -128,9 +128,9 @@ def accuracies(results: Sequence[Result], alpha: float) -> dict[int, float]:
 
 
 def gap(ours: Sequence[Result], at: float, theirs: Sequence[Result], other: float) -> Gap | None:
-    """Return how far a method at one concentration is ahead of another at the same or another one.
+    """Return how far `ours` at concentration `at` is ahead of `theirs` at `other`; None without common seeds.
 
-    Clients are paired where the concentration is the same, and seeds otherwise.
+    At the same concentration, clients are paired. Otherwise seeds are paired.
     """
     mine, yours = accuracies(ours, at), accuracies(theirs, other)
     seeds = sorted(mine.keys() & yours.keys())
@@ -205,7 +205,7 @@ def _draw(evidence: Evidence, folder: Path) -> list[Path]:
             std = np.array([part[1] or 0.0 for part in parts])
             axes.plot(ALPHAS, mean, color=colour, marker="o", markersize=3, label=name)
             axes.fill_between(ALPHAS, mean - std, mean + std, color=colour, alpha=0.14, linewidth=0)
-        axes.set_xlabel("α of new clients; clients of training have 0.1")
+        axes.set_xlabel("α of new clients; training clients have 0.1")
         axes.legend(loc="best", ncols=2)
     return [path]
 
@@ -213,11 +213,11 @@ def _draw(evidence: Evidence, folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     name="extrapolation",
     title="New clients unlike those of training",
-    about="CIFAR-10 with 100 clients whose class proportions are Dirichlet with α = 0.1, of which 90 train; then new "
-    f"clients with other α, {GROUP} each. They have some 370 training samples; those that train have 400. The settings "
-    "are those of Table 1. No new client has a sample that anybody trained on: their training samples come from the "
-    "validation split, which only chose the best round, and their test samples from the test split. Within a group "
-    "clients may share samples. The paper draws a figure without numbers.",
+    about="CIFAR-10 with 100 clients whose class proportions are Dirichlet with α = 0.1; 90 of them train. For each α, "
+    f"there are {GROUP} new clients. A new client has about 370 training samples; a training client has 400. The "
+    "settings are those of Table 1. No new client has a sample that was used for training. Their training samples come "
+    "from the validation split, which only chose the best round. Their test samples come from the test split. Clients "
+    "of a group may share samples. The paper has a figure without numbers.",
     cells=(CELL,),
     rows=ROWS,
     measure=NewClientAccuracy(),

@@ -1,4 +1,4 @@
-"""The hypernetwork with one, three and five hidden layers (the paper's `tab:hnet_size`)."""
+"""Compares hypernetworks with one, three and five hidden layers (the paper's `tab:hnet_size`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _size(size: str, cell: int) -> Point:
 EXPERIMENT = Experiment(
     name="hypernetwork-size",
     title="Hypernetworks of one (S), three (M) and five (L) hidden layers",
-    about="PeFLL with the settings of Table 1, and another hypernetwork. The paper's figures are with label masking: "
-    "they are the masked ones of its label-masking table.",
+    about="PeFLL with the settings of Table 1 and different hypernetworks. The paper's figures are with label masking: "
+    "they equal the masked ones of its label-masking table.",
     cells=CELLS,
     rows=ROWS,
     panels=all_views(CELLS, ROWS, PAPER),

@@ -1,4 +1,4 @@
-"""Classes that a client does not have are ruled out (the paper's `tab:label_masking`)."""
+"""Label masking: a client predicts only classes that it has (the paper's `tab:label_masking`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
     name="label-masking",
     title="Label masking",
     about="The runs of Table 1. With the mask (LM) a client never predicts a class that its training samples do not "
-    "have: that class's logit is -inf. The paper's table has PeFLL alone; FedAvg's one model is added.",
+    "have: that class's logit is -inf. The paper's table has only PeFLL; we add FedAvg.",
     cells=CELLS,
     rows=ROWS,
     panels=[

@@ -1,4 +1,4 @@
-"""The page of an experiment: tables with the paper's figures, verdicts, pictures, and the command that makes it."""
+"""The Markdown page of an experiment: tables, verdicts on the paper's statements, and pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_page(evidence: Evidence, folder: Path, figures: bool = True) -> list[P
     Args:
         evidence: its results.
         folder: where the files go.
-        figures: whether to draw, where matplotlib is installed.
+        figures: whether to draw, if matplotlib is installed.
     """
     make_folder(folder)
     experiment = evidence.experiment
@@ -49,7 +49,7 @@ def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
         experiment.about,
         "",
         f"Test accuracy in % after {counted(evidence.rounds, 'round')}, at the round with the best validation accuracy "
-        "of seen clients; mean ± standard deviation over seeds, the paper's in brackets.",
+        "of seen clients. Mean ± standard deviation over seeds; the paper's in brackets.",
     ]
     for table in experiment.panels:
         lines += ["", f"## {table.title}", "", *_panel(evidence, table)]
@@ -83,7 +83,7 @@ def _panel(evidence: Evidence, table: Panel) -> list[str]:
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return each statement with the verdict on it, then a table of the figures behind it."""
+    """Return the statements with their verdicts, then a table of the figures."""
     statements = dict.fromkeys((verdict.text, verdict.place) for verdict in verdicts)
     lines, body = [], []
     for number, (text, place) in enumerate(statements, start=1):
@@ -91,14 +91,14 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
         lines.append(f"{number}. {text} (`{place}`): **{overall(own)}**.")
         body += [[str(number), one.where, one.figure, one.interval, one.word] for one in own]
     note = (
-        "Figures are percentage points where nothing else is said, with a 95% interval: of a paired bootstrap over "
-        'clients, or of Student\'s t over seeds. "Not decided": the figure agrees, and its interval does not yet.'
+        "Figures are percentage points unless stated otherwise. The 95% interval is from a paired bootstrap over "
+        'clients, or from Student\'s t over seeds. "Not decided": the figure agrees, but not its whole interval.'
     )
     return [*lines, "", note, "", *markdown_table(["", "where", "figure", "95% interval", "verdict"], body)]
 
 
 def overall(verdicts: Sequence[Verdict]) -> str:
-    """Return what came of one statement over all places that it is about, in words."""
+    """Return the verdict on one statement over all its places, as text."""
     known = [verdict for verdict in verdicts if verdict.word != NOTHING]
     words = [verdict.word for verdict in known]
     if not known:
@@ -133,7 +133,7 @@ def rows(evidence: Evidence) -> list[dict[str, Any]]:
                         "paper_std": digits(point.paper[1] if point.paper else None, 1),
                     }
                 )
-    # Without plus signs, which a spreadsheet would read as formulas.
+    # Without plus signs, because a spreadsheet reads them as formulas.
     listed += [
         {
             "table": "statements",

@@ -1,4 +1,4 @@
-"""All tables and figures of the paper that `pefll reproduce` knows, besides Table 1."""
+"""All experiments of `pefll reproduce` except Table 1."""
 
 from __future__ import annotations
 

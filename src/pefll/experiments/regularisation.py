@@ -1,4 +1,4 @@
-"""The regularisation of all three networks (the paper's `tab:reg_parameter`)."""
+"""Compares regularisation strengths of all three networks (the paper's `tab:reg_parameter`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pefll.experiments.experiment import CIFAR10, Compared, Experiment, Panel, P
 CELL = CIFAR10[0]
 THETA = (0.0, 5e-5, 5e-3, 5e-1)
 BOTH = (0.0, 1e-5, 1e-3)  # λ_h = λ_v, as in the table's header; the text has other values
-# Algorithm 2 adds up what clients send, without a learning rate of the server. It diverges with the rate of Table 1.
+# Algorithm 2 sums the clients' updates and has no server learning rate. It diverges with the client_lr of Table 1.
 SERVERS: dict[str, dict[str, object]] = {
     "adam": {"server_optimizer": "adam"},
     "sgd": {"server_optimizer": "sgd", "client_lr": 1e-4},
@@ -48,12 +48,12 @@ def _panel(server: str, group: str, measure: str) -> Panel:
 EXPERIMENT = Experiment(
     name="regularisation",
     title="Regularisation",
-    about="PeFLL on CIFAR-10 with 100 clients. λ are those of the paper's objective, so that the weight decay of local "
-    "SGD is 2λ_θ; the published code may have used the same numbers as decay itself. λ_h = λ_v has the values of the "
-    "table's header; the text has 0, 5e-5 and 5e-3. The published code runs Adam on the server; `sgd` is Algorithm 2, "
-    "lines 16 and 17, with the clients' rate of 1e-4: it diverges with that of Table 1, which is 5e-4. The paper does "
-    "not say whether its figures are with label masking, as those of the other two ablations are; here they stand "
-    "beside masked ones.",
+    about="PeFLL on CIFAR-10 with 100 clients. The λ are those of the paper's objective, so the weight decay of local "
+    "SGD is 2λ_θ. The published code may have used λ_θ itself as weight decay. The values of λ_h = λ_v are from the "
+    "table's header; the text has 0, 5e-5 and 5e-3. The published code runs Adam on the server. `sgd` is Algorithm 2, "
+    "lines 16 and 17, with a client learning rate of 1e-4; it diverges with the 5e-4 of Table 1. The paper does not "
+    "say whether its figures are with label masking. Those of the other two ablations are, so we compare them with "
+    "masked ones.",
     cells=(CELL,),
     rows=tuple(
         Row(

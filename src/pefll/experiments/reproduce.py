@@ -1,4 +1,4 @@
-"""Run what is missing of the paper's tables and figures, a batch at a time, and keep every result as it comes."""
+"""Train the missing runs of the paper's tables and figures in batches, and write each result as its run ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
-from pefll.experiments.tune import chunks, forget_weights, in_words, raise_first, tuned_settings
+from pefll.experiments.tune import chunks, delete_checkpoints, in_words, raise_first, tuned_settings
 from pefll.methods import METHODS, hyperparameters, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
@@ -37,16 +37,16 @@ Federations = dict[tuple[str, int], Federation]  # by the cell's name and the se
 
 
 class TableStatus(NamedTuple):
-    """All runs of the table, and which of them are done.
+    """All runs of an experiment, and which of them are done.
 
     Attributes:
-        jobs: everything.
-        missing: jobs without a result, of those that were asked for.
-        found: the results that there are, of all seeds.
-        speeds: of earlier runs on a GPU, from which times are reckoned.
+        jobs: all runs.
+        missing: requested runs without a result.
+        found: existing results, of all seeds.
+        speeds: of earlier runs on a GPU; time estimates are based on them.
         rounds: of training.
-        left_out: how many results a method has in a cell where none has the settings that are chosen, by
-            method/cell.
+        left_out: number of results ignored because their settings differ from the chosen ones, by "method/cell"; only
+            where no result matches.
         name: of the experiment.
     """
 
@@ -59,11 +59,11 @@ class TableStatus(NamedTuple):
     name: str = "table1"
 
     def comparison(self) -> Comparison:
-        """Return Table 1 as far as it is."""
+        """Return Table 1 from the results so far."""
         return compare(self.found, table1.CELLS, self.rounds, table1.SEEDS)
 
     def evidence(self, experiment: Experiment) -> Evidence:
-        """Return what the results of an experiment say."""
+        """Return the evidence for an experiment's statements."""
         return Evidence(experiment, self.found, table1.SEEDS, self.rounds)
 
 
@@ -75,21 +75,21 @@ def _table1() -> Experiment:
 def read_status(
     results: Path, seeds: Sequence[int], rounds: int, only: str | None = None, experiment: Experiment | None = None
 ) -> TableStatus:
-    """Look which results there are and which are missing.
+    """Return the status: results found and runs missing.
 
     Args:
-        results: the folder of results, with tuned hyper-parameters in its folder `tune`.
-        seeds: of the runs that are asked for.
-        rounds: that every run should have.
-        only: names of methods, cells (cifar10-100) or data sets, with commas or slashes between them; what is missing
-            elsewhere is not asked for. None for everything.
+        results: the folder of results; its folder `tune` has tuned hyper-parameters.
+        seeds: of the requested runs.
+        rounds: of each run.
+        only: names of methods, cells (cifar10-100) or data sets, separated by commas or slashes. Only their runs are
+            requested. None for all.
         experiment: whose runs; None for Table 1.
     """
     whole = experiment is None or experiment.name == "table1"
     experiment = experiment or _table1()
     names, cells = parse_only(only) if whole else parse_only(only, experiment)
     have = read_results(results) if results.is_dir() else []
-    # Where a run was done in several precisions, the one that a GPU takes if not told otherwise stands for it.
+    # If a run exists in several precisions, prefer tf32, the GPU default.
     have.sort(key=lambda result: result.get("precision") != "tf32")
     jobs: list[Job] = []
     missing: list[Job] = []
@@ -116,14 +116,14 @@ def read_status(
 
 
 def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:
-    """Return the rows and the names of the cells that some words stand for; all where no word is about them.
+    """Parse --only into row names and cell names; all rows or all cells where it names none.
 
     Args:
-        words: see `read_status`; a method stands for all rows that it has.
+        words: see `read_status`; a method stands for all its rows.
         experiment: whose rows and cells; None for Table 1, whose rows are methods.
 
     Raises:
-        PefllError: for words that stand for nothing, or where there are none.
+        PefllError: for unknown words, or an empty list.
     """
     every = table1.CELLS if experiment is None else experiment.cells
     names = {cell.name: {cell.name} for cell in every}
@@ -137,7 +137,7 @@ def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple
     if words is not None and not listed:
         raise PefllError(
             f"{argument('only')} names nothing: give methods, cells or data sets, such as pefll,cifar10-100, or leave "
-            "it away for all",
+            "it out for all",
             code="PEFLL-X006",
         )
     wanted, cells = set(), set()
@@ -160,18 +160,18 @@ def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: E
 
 
 def _is_of(result: Result, job: Job, rounds: int) -> bool:
-    """Whether a result is what a job would give, with this seed or another."""
+    """Return whether a result has a job's method, cell, settings and measures; its seed may differ."""
     if not _is_in(result, job, rounds):
         return False
     if not all(measure.name in result.get("measured", {}) for measure in job.measures):
         return False
     defaults = hyperparameters(job.method)
-    # A hyper-parameter that a result does not name did not exist when it was made, and had its default's effect.
+    # Older results lack newer hyper-parameters; assume the defaults.
     return bool(defaults | result["settings"] == defaults | job.settings)
 
 
 def _is_in(result: Result, job: Job, rounds: int) -> bool:
-    """Whether a result is of a job's method and cell, whatever its settings."""
+    """Return whether a result has a job's method and cell; its settings may differ."""
     cell = job.cell
     facts = {
         "method": job.method,
@@ -187,16 +187,16 @@ def _is_in(result: Result, job: Job, rounds: int) -> bool:
     return result["model"] in (cell.model, "auto") and round(10 * unseen) == 1
 
 
-# What comes first, and what fits.
+# The order of the runs, and the time budget.
 
 
 class SeedBatch(NamedTuple):
-    """Runs of a method in a cell that differ by their seeds or settings, and are trained together.
+    """Runs of one method in one cell that train together; they differ in seeds or settings.
 
     Attributes:
         jobs: the runs.
-        each: the seconds of a device that each of them takes.
-        basis: what the seconds are reckoned from, in words.
+        each: estimated device seconds per run.
+        basis: what the estimate is based on, as text.
     """
 
     jobs: Sequence[Job]
@@ -205,22 +205,22 @@ class SeedBatch(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The seconds that all of them take."""
+        """Estimated device seconds of all runs."""
         return len(self.jobs) * self.each
 
     def cut(self, seconds: float) -> SeedBatch:
-        """Return as many of the runs as fit into some seconds; maybe none."""
+        """Return the first runs that fit into `seconds`; maybe none."""
         fitting = sum(number * self.each <= seconds for number in range(1, len(self.jobs) + 1))
         return self._replace(jobs=self.jobs[:fitting])
 
 
 def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBatch]:
-    """Return what is missing, in the order in which it is run.
+    """Return the missing runs as batches, the cheapest first.
 
     Args:
-        status: what is missing.
-        at_once: how many seeds are trained together.
-        out: the folder of runs: those that were stopped have less to do.
+        status: has the missing runs.
+        at_once: how many seeds train together.
+        out: the folder of runs; a stopped run is counted only from its checkpoint on.
     """
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in status.missing:
@@ -230,15 +230,15 @@ def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBat
 
 
 def most_valuable_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBatch]:
-    """Return what is missing, in the order in which it is run when several experiments wait.
+    """Return the missing runs of several experiments as batches.
 
-    Few clients a round come before many, then smaller seeds before larger ones, then cheap runs before dear ones. A
-    batch is filled with the next runs of the same method in the same cell, which train together in less time.
+    Sorted by clients per round, then seed, then cost. A batch is filled with the next runs of the same method and cell,
+    because training them together is faster.
 
     Args:
-        status: what is missing.
-        at_once: how many runs are trained together.
-        out: the folder of runs: those that were stopped have less to do.
+        status: has the missing runs.
+        at_once: how many runs train together.
+        out: the folder of runs; a stopped run is counted only from its checkpoint on.
     """
     costs = [(job, _batch([job], status, out).each) for job in status.missing]
     waiting = [job for job, _ in sorted(costs, key=lambda one: (one[0].cell.cohort, one[0].seed, one[1]))]
@@ -259,13 +259,13 @@ def _batch(jobs: Sequence[Job], status: TableStatus, out: Path) -> SeedBatch:
 
 
 def joined(statuses: Sequence[TableStatus]) -> TableStatus:
-    """Return what several experiments miss, each run once."""
+    """Return the missing runs of several experiments as one status, each run once."""
     missing: list[Job] = []
     for job in (job for status in statuses for job in status.missing):
         twin = next((place for place, other in enumerate(missing) if _is_same(job, other)), None)
         if twin is None:
             missing.append(job)
-        else:  # one run, and everything that is measured of it
+        else:  # one run serves both, with the measures of both
             both = dict.fromkeys((*missing[twin].measures, *job.measures))
             missing[twin] = missing[twin]._replace(measures=tuple(both))
     return statuses[0]._replace(missing=missing, name="--missing")
@@ -280,18 +280,18 @@ def _is_same(job: Job, other: Job) -> bool:
 
 
 def _share_left(folder: RunFolder, rounds: int) -> float:
-    """Return the share of a run that is not in a checkpoint yet; the test at its end never is."""
+    """Return the fraction of a run still to do; at least 2%, for the final test."""
     done = [int(path.name.removeprefix("round-")) for path in folder.checkpoints.glob("round-" + 8 * "[0-9]")]
     return max(0.02, 1 - max(done, default=0) / max(rounds, 1))
 
 
 def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float | None = None) -> Table:
-    """Return what is missing, in the order in which it is run, with the time that a GPU will need for it.
+    """Return a table of the missing runs in order, with their estimated GPU time.
 
     Args:
-        status: gives the rounds.
-        queue: what is missing, in order.
-        budget: the seconds that there are; what does not fit comes behind. None for no end.
+        status: has the number of missing runs and of rounds.
+        queue: the missing runs, in order.
+        budget: time budget in seconds; runs over budget are listed last. None for no limit.
     """
     missing = len(status.missing)
     table = new_table(
@@ -312,7 +312,7 @@ def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float
     _add_rows(table, fitting, "")
     if budget is not None:
         runs, end = sum(len(batch.jobs) for batch in fitting), f"of {duration(budget)}"
-        table.add_row("in this time", "", str(runs), "", duration(budget - left), end, style="bold")
+        table.add_row("within budget", "", str(runs), "", duration(budget - left), end, style="bold")
         _add_rows(table, others, "dim")
     total = sum(batch.seconds for batch in queue)
     table.add_row("all", "", str(len(status.missing)), "", duration(total), "", style="bold")
@@ -330,9 +330,9 @@ def _add_rows(table: Table, queue: Sequence[SeedBatch], style: str) -> None:
             table.add_row(*words, style=style)
 
 
-# Running it.
+# Training.
 
-Order = Callable[[TableStatus, int, Path], list[SeedBatch]]
+Scheduler = Callable[[TableStatus, int, Path], list[SeedBatch]]
 
 
 def run_missing(
@@ -343,23 +343,23 @@ def run_missing(
     at_once: int,
     console: Console,
     budget: float | None = None,
-    order: Order = cheapest_first,
+    scheduler: Scheduler = cheapest_first,
     keep_weights: bool = True,
     **changes: Any,
 ) -> list[str]:
-    """Train everything that is missing and write each result as its run ends.
+    """Train the missing runs, and write each result as its run ends.
 
     Args:
-        status: what is missing.
-        results: where results go.
-        out: a folder for runs; those that were stopped are resumed.
-        data_dir: where data sets lie.
+        status: has the missing runs.
+        results: the folder of results.
+        out: a folder for runs; stopped ones are resumed.
+        data_dir: the folder of data sets.
         at_once: how many seeds of a method in a cell share the device.
         console: shows progress.
-        budget: seconds from now. What would not fit is left out, and what takes longer than it was reckoned to is
-            stopped, with a checkpoint. None for no end.
-        order: what comes first; `cheapest_first` or `most_valuable_first`.
-        keep_weights: whether runs that ended keep their checkpoints, which take some 600 MB each.
+        budget: time budget in seconds from now. Runs that do not fit are skipped. A run still training at the deadline
+            is stopped with a checkpoint. None for no limit.
+        scheduler: makes the queue of batches; `cheapest_first` or `most_valuable_first`.
+        keep_weights: whether ended runs keep their checkpoints, about 600 MB each.
         changes: other fields of `Config`: device, eval_every, ...
 
     Returns:
@@ -381,36 +381,35 @@ def run_missing(
 
     pending = status
     while pending.missing:
-        queue = order(pending, at_once, out)
+        queue = scheduler(pending, at_once, out)
         jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
         if not jobs:
             left = counted(len(pending.missing), "run")
             say(
                 console,
-                f"there is no time for the other {left}; `pefll reproduce {status.name} --dry-run` tells how much it "
-                "takes",
+                f"the budget does not cover the other {left}; see `pefll reproduce {status.name} --dry-run`",
             )
             break
         specs = list(_specs(jobs, status.rounds, out, data_dir, console, federations, changes))
         seconds = None if budget is None else ends - time.monotonic()
         measures = jobs[0].measures
-        told = [callback for measure in measures for callback in measure.callbacks()]
+        observers = [callback for measure in measures for callback in measure.callbacks()]
         at_end = None if measures else keep
-        outcomes = fitting.train_all(specs, console=console, ended=at_end, seconds=seconds, callbacks=told)
+        outcomes = fitting.train_all(specs, console=console, ended=at_end, seconds=seconds, callbacks=observers)
         for spec, outcome in zip(specs, outcomes, strict=True):
             assert spec.folder is not None
             if isinstance(outcome, Diverged):
                 failures.append(f"{spec.title}: {outcome}")
             elif measures and isinstance(outcome, run.Run):
-                # Not while others train: measuring needs the device.
+                # Only after all runs of the batch: measuring needs the device.
                 keep(spec, outcome, {measure.name: measure.of(outcome, spec.folder.path) for measure in measures})
         if not keep_weights:
-            forget_weights(specs, outcomes)
+            delete_checkpoints(specs, outcomes)
         if any(isinstance(outcome, Stopped) and outcome.signal == TIME_IS_UP for outcome in outcomes):
-            say(console, f"the time is up; saved in {out}, and the same command goes on")
+            say(console, f"the budget is used up; run the same command to resume from {out}")
             break
         raise_first(outcomes)
-        # What was just measured tells more about the rest.
+        # The speeds of these runs improve the estimates for the rest.
         rest = [job for job in pending.missing if job not in jobs]
         pending = status._replace(missing=rest, speeds=[*status.speeds, *speeds(made)])
     return failures
@@ -425,7 +424,7 @@ def _specs(
     federations: Federations,
     changes: dict[str, Any],
 ) -> Iterator[RunSpec]:
-    """Yield what to train; `federations` are those of earlier runs, and get what is new here."""
+    """Yield a spec per job. `federations` is a cache; new federations are added to it."""
     configs = [
         Config(
             method=job.method,
@@ -442,7 +441,7 @@ def _specs(
         )
         for job in jobs
     ]
-    # Methods that share a cell and a seed share its federation: reading and checking it takes time.
+    # Methods in the same cell with the same seed share a federation, because reading and checking it takes time.
     lacking = {
         (job.cell.name, job.seed): config
         for job, config in zip(jobs, configs, strict=True)
@@ -456,9 +455,9 @@ def _specs(
 
 
 def _folder(out: Path, job: Job) -> Path:
-    """Return a run's folder; its name has the hyper-parameters, so that one run is never taken for another.
+    """Return a run's folder. Its name has the hyper-parameters, so that different runs have different folders.
 
-    A run that is watched while it trains has a folder of its own.
+    A run with callbacks also has its own folder.
     """
     tag = "".join(f"-{name}_{value}" for name, value in job.settings.items())
     tag += "-watched" if any(measure.callbacks() for measure in job.measures) else ""

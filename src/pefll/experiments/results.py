@@ -1,4 +1,4 @@
-"""Stores finished runs as small JSON files with their provenance, and makes tables of them."""
+"""Result files: finished runs as small JSON files with their provenance, and tables of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pefll.runs.config import Config
 from pefll.runs.record import GROUPS, RunFolder, own_seconds
 
 Result = dict[str, Any]  # the content of a result file, or a run's summary
-# Results that agree in these are seeds of one setting.
+# Results that agree in these fields differ only by seed.
 SAME = (
     *("dataset", "partition", "num_clients", "num_seen", "clients_per_round", "rounds"),
     *("method", "settings", "model", "precision"),
@@ -30,26 +30,28 @@ SAME = (
 def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = None) -> Path:
     """Write the summary and the validation curves of a finished run as one JSON file, and return its path.
 
-    The path has the data, method, clients, a Dirichlet partition, settings and seed. A file of another run is never
-    overwritten: the new file gets a longer name.
+    The file's name has the data, method, clients, settings, seed and, if Dirichlet, the partition. A file of another
+    run is never overwritten; the new file gets a longer name.
 
     Args:
         folder: of the run.
         target: the folder of results.
-        measured: what experiments measured of the run, by their names; what a file of the same run has is kept.
+        measured: measurements of experiments, by name; those in an existing file of the same run are kept.
     """
     run = read_run(folder)
     summary = run.summary
     if summary is None:
         raise PefllError(f"{folder.path} is not finished; continue it with {folder.going_on}", code="PEFLL-X001")
     if summary.get("split", "test") != "test":
-        raise PefllError(f"{folder.path} is a run of `pefll tune`; it has no test accuracy", code="PEFLL-X008")
+        raise PefllError(
+            f"{folder.path} is a run of `pefll tune` and has no test accuracy; give a training run", code="PEFLL-X008"
+        )
     history = [
         {"round": row["round"]} | {group: round(row[group]["per_sample"], 4) for group in GROUPS if row.get(group)}
         for row in run.history
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
-    if summary["partition"].startswith("dirichlet"):  # an experiment's own, beside the data set's usual one
+    if summary["partition"].startswith("dirichlet"):  # differs from the data set's usual partition
         name += "-" + re.sub(r"[^\w.]+", "_", summary["partition"])
     make_folder(target)
     path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
@@ -60,7 +62,7 @@ def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = N
 
 
 def _place(target: Path, name: str, summary: Result) -> Path:
-    """Return the first path with this name, and a suffix if needed, that is free or has the same run."""
+    """Return the first path that is free or has the same run: the name, with a suffix if needed."""
     endings = itertools.chain(["", f"-rounds{summary['rounds']}"], (f"-{number}" for number in itertools.count(2)))
     same = ("command", "dataset", "partition", "num_clients", "num_seen", "rounds", "clients_per_round")
 
@@ -72,7 +74,7 @@ def _place(target: Path, name: str, summary: Result) -> Path:
 
 
 def _changes(folder: RunFolder) -> str:
-    """Return the hyper-parameters and the precision that are not the defaults, for a file name."""
+    """Return hyper-parameters and precision that differ from the defaults, for a file name."""
     config = Config.load(folder.config_file, folder.trained_with())
     defaults = _defaults(config.method)
     changes = [f"{key}_{value}-" for key, value in config.settings.items() if value != defaults.get(key)]
@@ -90,7 +92,7 @@ def _defaults(method: str) -> dict[str, Any]:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    """Return all hyper-parameters of a result; those that it does not name have their defaults."""
+    """Return all hyper-parameters of a result, with defaults for those that it does not name."""
     named: dict[str, Any] = result.get("settings", {})
     return _defaults(str(result.get("method", ""))) | named
 
@@ -132,7 +134,7 @@ def markdown_table(results: Sequence[Result]) -> str:
         for place, who in enumerate(GROUPS):
             cells.append(mean_std_text(accuracies(group, who)))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
-        # Only runs that did not share their device.
+        # Only runs that had the device to themselves.
         own = [_seconds(one) for one in group if own_seconds(one)]
         time = f"{mean_and_std(own)[0]:.0f}" if own else ""
         lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
@@ -140,7 +142,7 @@ def markdown_table(results: Sequence[Result]) -> str:
 
 
 def _seconds(result: Result) -> float:
-    """Return the training time; in a run without rounds (Local), clients train during the test."""
+    """Return the training time. In a run without rounds (Local), clients train during the test."""
     parts = ("test_seconds",) if result.get("rounds") == 0 else ("train_seconds", "eval_seconds")
     return math.fsum(result[part] for part in parts)
 

@@ -42,11 +42,12 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
 
     Args:
         pairs: one for each seed.
-        resamples: how many; every call draws the same ones.
+        resamples: number of resamples; every call draws the same ones.
     """
     if not pairs or any(len({len(part) for part in pair}) > 1 or not pair.samples.sum() for pair in pairs):
         raise PefllError(
-            "a paired comparison needs the same clients, with samples, for both methods", code="PEFLL-X010"
+            "a paired comparison needs the same clients for both methods, and at least one sample per seed",
+            code="PEFLL-X010",
         )
     rng = np.random.default_rng(0)
     drawn = np.zeros(resamples)
@@ -55,7 +56,7 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
         for start in range(0, resamples, _AT_ONCE):
             size = min(_AT_ONCE, resamples - start)
             times = rng.multinomial(len(gain), np.full(len(gain), 1 / len(gain)), size=size)
-            # A draw of clients that have no samples counts as no difference.
+            # If the drawn clients have no samples, the difference is 0.
             drawn[start : start + size] += 100 * (times @ gain) / np.maximum(times @ pair.samples, 1) / len(pairs)
     low, high = np.quantile(drawn, (0.025, 0.975))
     fewer = min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0))

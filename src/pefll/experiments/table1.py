@@ -24,7 +24,7 @@ class Cell(NamedTuple):
     train_samples: int  # of all clients; for estimates of the training time
     clients_per_round: int = 0  # 0 for 5% of all clients
     model: str = "lenet"
-    tag: str = ""  # tells federations of the same data and clients apart
+    tag: str = ""  # distinguishes cells with the same data and number of clients
 
     @property
     def name(self) -> str:
@@ -38,21 +38,21 @@ class Cell(NamedTuple):
 
 
 class Measure(Protocol):
-    """What an experiment measures of a run beyond its accuracies; the result file keeps it under `measured`."""
+    """An additional measurement of a run; the result file stores it under `measured`."""
 
     @property
     def name(self) -> str:
-        """What the result file calls it."""
+        """Its key in the result file."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Settings that its runs need, fields of `Config`."""
+        """Fields of `Config` that its runs need."""
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return who is told of runs while they are trained."""
+        """Return callbacks for the training of its runs."""
 
     def of(self, run: Run, folder: Path) -> Any:
-        """Return what is measured of a finished run, for JSON; `folder` is the run's."""
+        """Return the measurement of a finished run, for JSON; `folder` is the run's folder."""
 
 
 class Job(NamedTuple):
@@ -61,12 +61,12 @@ class Job(NamedTuple):
     method: str
     cell: Cell
     seed: int
-    settings: dict[str, Any]  # hyper-parameters other than the defaults
-    source: str  # of the settings, for readers
+    settings: dict[str, Any]  # hyper-parameters that differ from the defaults
+    source: str  # of the settings, as text
     measures: tuple[Measure, ...] = ()
 
 
-# The paper uses 5% of the clients per round, and 5 clients for FEMNIST. Both columns of writers here use 5.
+# The paper uses 5% of the clients per round, but 5 clients for FEMNIST. Both columns of writers use 5 here.
 CELLS: tuple[Cell, ...] = (
     *(Cell("cifar10", n, "by-class 2", f"CIFAR-10, n={n}", 40_000) for n in (100, 500, 1000)),
     *(Cell("cifar100", n, "by-class 10", f"CIFAR-100, n={n}", 40_000) for n in (100, 500, 1000)),
@@ -100,7 +100,7 @@ def recipe(method: str, cell: Cell) -> dict[str, Any]:
 
 
 # The paper's Table 1, in per cent: (dataset, clients) -> method -> (seen mean, seen std, unseen mean, unseen std).
-# The paper's FEMNIST has 3,597 writers. Its numbers never stand beside our subset of 328 writers.
+# The paper's FEMNIST has 3,597 writers, so its numbers are not compared with our subset of 328 writers.
 _DATA = (
     ("cifar10", 100),
     ("cifar10", 500),

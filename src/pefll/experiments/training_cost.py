@@ -1,4 +1,4 @@
-"""Accuracy against rounds and gigabytes, PeFLL and FedAvg (the paper's `fig:CIFAR10_100` to `fig:femnist`)."""
+"""Accuracy of PeFLL and FedAvg over rounds and gigabytes (the paper's `fig:CIFAR10_100` to `fig:femnist`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CELLS = (*CIFAR10, *CIFAR100, *FEMNIST)
 ROWS = (Row("PeFLL", "pefll"), Row("FedAvg", "fedavg"))
 INPUTS = {"cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "femnist": ((1, 32, 32), 62)}
 FLOAT = 4  # bytes
-EXACT = 1e-3  # what else is sent: counts of samples, and the exchange before the first round
+EXACT = 1e-3  # tolerance for sample counts and the exchange before the first round, which the formula ignores
 
 
 class Curve(NamedTuple):
@@ -41,7 +41,7 @@ class Curve(NamedTuple):
 
 
 def formula_bytes(result: Result) -> int:
-    """Return the bytes of a round after the paper: 2c(|θ| + |η_v| + |v|), or 2c|θ| without an embedding network."""
+    """Return the bytes of a round by the paper's formula: 2c(|θ| + |η_v| + |v|), or 2c|θ| for FedAvg."""
     settings = tuple(sorted(result["settings"].items()))
     values = _values(result["method"], settings, result["dataset"], result["model"], result["num_clients"])
     return int(2 * result["clients_per_round"] * values * FLOAT)
@@ -49,7 +49,7 @@ def formula_bytes(result: Result) -> int:
 
 @cache
 def _values(method: str, settings: tuple[tuple[str, Any], ...], data: str, model: str, clients: int) -> int:
-    """Return how many numbers go to a client in a round, and as many come back."""
+    """Return how many numbers a client gets in a round; it sends back as many."""
     shape, classes = INPUTS[data]
     network = Network(build_model(model, shape, classes))
     built = build_method(method, Problem(network, shape, classes, clients), dict(settings))
@@ -57,12 +57,12 @@ def _values(method: str, settings: tuple[tuple[str, Any], ...], data: str, model
 
 
 def counted_bytes(result: Result) -> float:
-    """Return the bytes of a round as they were counted, down and up."""
+    """Return the counted bytes of a round, down and up."""
     return float((result["bytes_down"] + result["bytes_up"]) / result["rounds"])
 
 
 def curve(results: Sequence[Result]) -> Curve | None:
-    """Return the mean curve of seeds; None without any."""
+    """Return the mean curve of all seeds; None if no result has a curve."""
     rows = [{row["round"]: row for row in one["validation"]} for one in results if one.get("validation")]
     if not rows:
         return None
@@ -77,12 +77,14 @@ def curve(results: Sequence[Result]) -> Curve | None:
 
 
 def ahead(first: Curve, second: Curve, by: str, group: str) -> tuple[float, float]:
-    """Return the share of budgets at which one curve is above another, in per cent, and the last one where it is not.
+    """Return the percentage of budgets at which `first` is above `second`, and the last budget at which it is not.
+
+    The budgets are the evaluations of `first` within the range of `second`.
 
     Args:
-        first: the curve that should be above.
-        second: the other; between its evaluations it is a straight line.
-        by: rounds or gigabytes; the budgets are those of the first curve's evaluations that the second reaches.
+        first: a curve.
+        second: a curve; it is interpolated linearly.
+        by: the budget: rounds or gigabytes.
         group: of clients.
     """
     mine, theirs = (np.asarray(getattr(one, by), dtype=float) for one in (first, second))
@@ -181,8 +183,8 @@ def _draw(evidence: Evidence, folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     name="cost",
     title="What training costs: rounds and gigabytes",
-    about="The runs of Table 1. The paper draws test accuracy during training; results have validation accuracy. "
-    "FedAvg's local steps were tuned, so that its clients compute less in a round at n=500 and 1000. On CIFAR-100 the "
+    about="The runs of Table 1. The paper draws test accuracy during training; our results have validation accuracy. "
+    "FedAvg's local steps were tuned, so its clients compute less per round at n=500 and 1000. On CIFAR-100 the "
     "embedding network is linear and small.",
     cells=CELLS,
     rows=ROWS,

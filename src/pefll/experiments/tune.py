@@ -1,6 +1,6 @@
-"""Grid search by the validation accuracy of seen clients: test samples and unseen clients take no part in a choice.
+"""Grid search by the validation accuracy of seen clients; test samples and unseen clients are not used.
 
-What matters to new clients can be chosen by seen clients that are held out of training, as if they were unseen.
+With `hold_out`, some seen clients do not train, and their accuracy chooses the settings.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ T = TypeVar("T")
 Settings = dict[str, Any]
 TUNED = Path("results/tune")
 _HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
-_HOLDING_OUT = "-holding-out-"  # between a file's usual name and the share, for trials of their own
-# What of a finished run's summary its trial keeps.
+_HOLDING_OUT = "-holding-out-"  # in the names of trial files: DATA-METHOD-nCLIENTS-holding-out-SHARE.json
+# Summary fields copied into a trial.
 _KEPT = (
     *("best_round", "train_seconds", "eval_seconds", "wall_seconds", "test_seconds", "lockstep", "timing", "device"),
     *("precision", "local_steps", "commit", "version", "torch", "data_sha256", "finished"),
@@ -48,13 +48,13 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class Search:
-    """What to try.
+    """A grid search: which settings to try.
 
     Attributes:
-        config: everything that is the same for all; its `settings` are fixed.
-        grid: values for each hyper-parameter that is searched.
-        seeds: each setting is tried with all of them.
-        hold_out: share of the seen clients that take no part in training, by which settings are chosen; 0 for none.
+        config: what all runs share; its `settings` are fixed hyper-parameters.
+        grid: the values to try, by hyper-parameter.
+        seeds: each setting is tried with every seed.
+        hold_out: share of the seen clients that do not train; their accuracy chooses the settings. 0 for none.
     """
 
     config: Config
@@ -66,21 +66,21 @@ class Search:
         both = self.grid.keys() & self.config.settings.keys()
         if both:
             one, other = argument("settings", option="--set"), argument("grid")
-            raise PefllError(f"{min(both)} is both fixed and searched; say either {one} or {other}", code="PEFLL-X011")
+            raise PefllError(f"{min(both)} is both fixed and searched; give either {one} or {other}", code="PEFLL-X011")
         if not 0 <= self.hold_out < 1:
             raise PefllError(
-                f"{argument('hold_out')} is {self.hold_out}; it is a share, from 0 to less than 1", code="PEFLL-X012"
+                f"{argument('hold_out')} is {self.hold_out}; it must be at least 0 and less than 1", code="PEFLL-X012"
             )
 
     @property
     def points(self) -> list[Settings]:
-        """All settings of the grid, each with those that are fixed."""
+        """All settings of the grid, including the fixed ones."""
         values = itertools.product(*self.grid.values())
         return [self.config.settings | dict(zip(self.grid, point, strict=True)) for point in values]
 
 
 def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Return a grid from words such as `client_lr=1e-3,1e-2`; PefllError for what is not one."""
+    """Return a grid from words such as `client_lr=1e-3,1e-2`; PefllError for other words."""
     grid: dict[str, tuple[Any, ...]] = {}
     for word in words:
         name, _, values = (part.strip() for part in word.partition("="))
@@ -92,24 +92,27 @@ def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
             )
         typed = tuple(typed_settings(method, {name: value})[name] for value in listed)
         if name in grid or len(set(typed)) < len(typed):
-            raise PefllError(f"{argument('grid')} has {name} or one of its values twice", code="PEFLL-X014")
+            raise PefllError(
+                f"{argument('grid')} has {name} or one of its values twice; list each once", code="PEFLL-X014"
+            )
         grid[name] = typed
     if not grid:
         raise PefllError(
-            f"say what to try, for example {argument('grid', 'client_lr=1e-3,3e-3,1e-2')}", code="PEFLL-X015"
+            f"there is nothing to try; give a grid, for example {argument('grid', 'client_lr=1e-3,3e-3,1e-2')}",
+            code="PEFLL-X015",
         )
     return grid
 
 
 @dataclass
 class Trials:
-    """Everything that was tried for one method on one federation: a JSON file that is read again to go on.
+    """All trials of one method on one federation, stored in one JSON file.
 
     Attributes:
         path: the file.
-        protocol: what all trials have in common.
-        rows: one per setting and seed, in the order in which they were tried.
-        best: the settings that the last search that came to its end has chosen, and how good they were.
+        protocol: the conditions that all trials share.
+        rows: one per setting and seed, oldest first.
+        best: best settings of the last completed search, with their score.
     """
 
     path: Path
@@ -119,27 +122,27 @@ class Trials:
 
     @classmethod
     def read(cls, path: Path, protocol: dict[str, Any]) -> Trials:
-        """Read what was tried before; PefllError where that was under other conditions."""
+        """Read earlier trials from a file, if it exists; PefllError if their protocol differs."""
         if not path.is_file():
             return cls(path, protocol, [])
         earlier = read_json(path)
         for name, value in protocol.items():
             if earlier.get(name) != value:
                 raise PefllError(
-                    f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}; accuracies would not be "
-                    f"comparable: choose another {argument('target', option='--to')}, or remove it",
+                    f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}, so accuracies are not "
+                    f"comparable; choose another {argument('target', option='--to')}, or delete the file",
                     code="PEFLL-X016",
                 )
         return cls(path, protocol, list(earlier["trials"]), earlier["best"])
 
     def missing(self, search: Search) -> list[tuple[Settings, int]]:
-        """Return the settings and seeds of a search that were not tried."""
+        """Return the settings and seeds of a search that have no trial yet."""
         tried = {(self._whole(row["settings"]), row["seed"]) for row in self.rows}
         wanted = itertools.product(search.points, search.seeds)
         return [(point, seed) for point, seed in wanted if (self._whole(point), seed) not in tried]
 
     def add(self, point: Settings, seed: int, outcome: run.Run | Diverged) -> dict[str, Any]:
-        """Note what became of a setting, and return the note."""
+        """Append the outcome of a trial as a row, and return the row."""
         row: dict[str, Any] = {"settings": point, "seed": seed, "seen_validation": None, "error": None}
         if isinstance(outcome, Diverged):
             row["error"] = str(outcome)
@@ -155,14 +158,14 @@ class Trials:
         return row
 
     def choose(self, seeds: Sequence[int]) -> None:
-        """Choose the best of the settings that were tried with all these seeds."""
+        """Set `best` to the best settings that were tried with all these seeds."""
         point, values = next(iter(self.ranking(seeds)), ({}, []))
         if not values:
             self.best = None
             return
         self.best = {"settings": point, self._score: mean_and_std(values)[0], "seeds": list(seeds)}
-        if strangers := self.as_new(point, seeds):
-            self.best["as_new"] = mean_and_std(strangers)[0]
+        if as_new := self.as_new(point, seeds):
+            self.best["as_new"] = mean_and_std(as_new)[0]
 
     def write(self) -> None:
         """Write the file."""
@@ -172,22 +175,21 @@ class Trials:
     def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
         """Return settings that were tried with all these seeds and their accuracies, the best mean first.
 
-        Settings that differ only in what new clients do (`new_lr`, `new_rounds`) trained the same: they share one mean,
-        and among them those come first with which seen clients fare best as new ones. Of equals the one that was tried
-        first comes first. Settings that diverged with a seed come last, with an empty list. Where clients are held out,
-        accuracies are theirs, and only these count.
+        Settings that differ only in `new_*` share one training score. Ties are ranked by the accuracy of seen clients
+        treated as new, then by age. Settings that diverged with a seed come last, with an empty list. With `hold_out`,
+        settings are ranked by held-out accuracy only.
         """
         return [(point, scores) for point, scores, _ in self._ranked(seeds)]
 
     def tied(self, seeds: Sequence[int]) -> list[Settings]:
-        """Return the settings that no other ones beat, in the order of the ranking: the best, and its equals."""
+        """Return the best settings and all that tie with them, in the order of the ranking."""
         ranked = self._ranked(seeds)
-        # Means of the same accuracies in another order may differ by rounding.
+        # The mean depends on the order of its terms by rounding, so compare approximately.
         same = [rank for *_, rank in ranked if all(map(math.isclose, rank, ranked[0][2]))]
         return [point for point, *_ in ranked[: len(same)]]
 
     def _ranked(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float], tuple[float, float]]]:
-        """Return settings, their accuracies and what they are ranked by, the best first; see `ranking`."""
+        """Return (settings, accuracies, rank) per setting, the best first; see `ranking`."""
         found: dict[str, tuple[Settings, dict[int, dict[str, Any]]]] = {}
         for row in self.rows:
             _, tried = found.setdefault(self._whole(row["settings"]), (row["settings"], {}))
@@ -214,31 +216,31 @@ class Trials:
 
     @property
     def _score(self) -> str:
-        """What of a trial settings are chosen by."""
+        """Name of the score that ranks settings."""
         return _HELD_OUT_SCORE if _HELD_OUT in self.protocol else "seen_validation"
 
     def _trained(self, point: Settings) -> str:
-        """Return the hyper-parameters that matter to clients that take part, as a key."""
+        """Return a key for the hyper-parameters that affect training: all but `new_*`."""
         return self._whole({name: value for name, value in point.items() if not name.startswith("new_")})
 
     def as_new(self, point: Settings, seeds: Sequence[int]) -> list[float]:
-        """Return how seen clients fared as new ones with these settings, for each seed; empty where nobody looked."""
+        """Return the accuracy of seen clients treated as new, per seed; empty if not measured."""
         wanted = self._whole(point)
         rows = [row for row in self.rows if self._whole(row["settings"]) == wanted and row["seed"] in seeds]
         return [row["as_new"] for row in rows if "as_new" in row]
 
     def _whole(self, point: Settings) -> str:
-        """Return all hyper-parameters, also those that are not in the grid, as a key."""
+        """Return a key for all hyper-parameters; those that a setting does not name have their defaults."""
         return json.dumps(hyperparameters(self.protocol["method"]) | point, sort_keys=True)
 
 
 def tune(search: Search, out: Path, target: Path, at_once: int, console: Console) -> Trials:
-    """Try every setting of a grid that was not tried before, and write what came out after every batch.
+    """Run the missing trials of a search, and return all trials; their file is written after every batch.
 
     Args:
-        search: what to try.
-        out: a folder for runs; one that was stopped is resumed from there. Finished ones keep no weights.
-        target: a folder for the file of trials.
+        search: which settings to try.
+        out: a folder for runs. Stopped runs are resumed from it. The checkpoints of finished ones are deleted.
+        target: the folder of the trial file.
         at_once: how many runs share the device.
         console: shows progress.
 
@@ -247,12 +249,12 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     """
     check_at_once(at_once)
     check_folder(target)
-    dealt: dict[int, Federation] = {}
+    partitioned: dict[int, Federation] = {}
 
     def data(seed: int) -> Federation:
-        if seed not in dealt:
-            dealt[seed] = federations.federation_of(dataclasses.replace(search.config, seed=seed), console)
-        return dealt[seed]
+        if seed not in partitioned:
+            partitioned[seed] = federations.federation_of(dataclasses.replace(search.config, seed=seed), console)
+        return partitioned[seed]
 
     first = data(search.seeds[0])
     name = file_name(search.config.data, search.config.method, first.num_clients)
@@ -265,7 +267,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     say(
         console,
         f"{name}: {counted(len(search.points), 'setting')} with {counted(len(search.seeds), 'seed')}; "
-        f"{counted(len(pending), 'run')} {'is' if len(pending) == 1 else 'are'} to be done",
+        f"{counted(len(pending), 'run')} to do",
     )
     for batch in parts:
         specs = [_spec(search, point, data(seed), seed, runs, len(batch)) for point, seed in batch]
@@ -274,15 +276,15 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
             if isinstance(outcome, run.Run | Diverged):
                 row = trials.add(point, seed, outcome)
                 if row["error"] is None:
-                    held = f", {100 * row[_HELD_OUT_SCORE]:.1f}% on that of held out ones" if search.hold_out else ""
-                    seen = f"{100 * row['seen_validation']:.1f}% on seen clients' validation"
-                    say(console, f"{spec.label}: {seen}{held}")
-                elif len(batch) == 1:  # those that are trained beside others tell it themselves
+                    held = f", held out {100 * row[_HELD_OUT_SCORE]:.1f}%" if search.hold_out else ""
+                    seen = f"seen {100 * row['seen_validation']:.1f}%"
+                    say(console, f"{spec.label}: validation accuracy {seen}{held}")
+                elif len(batch) == 1:  # `train_all` reports failures only if it trains several runs
                     say(console, f"{spec.label} failed: {row['error']}")
         trials.write()
-        forget_weights(specs, outcomes)
+        delete_checkpoints(specs, outcomes)
         raise_first(outcomes)
-    trials.choose(search.seeds)  # not before: half a search would choose among half of the settings
+    trials.choose(search.seeds)  # only now: an incomplete search would compare only some of the settings
     trials.write()
     return trials
 
@@ -290,7 +292,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
 def _spec(search: Search, point: Settings, data: Federation, seed: int, out: Path, runs: int) -> RunSpec:
     config = search.config
     if search.hold_out:
-        c = clients_per_round(config, data)  # as many as where nobody is held out
+        c = clients_per_round(config, data)  # the same number as without held-out clients
         data = data.holding_out(search.hold_out)
         config = dataclasses.replace(config, clients_per_round=min(c, data.num_seen))
     config = dataclasses.replace(config, settings=point, seed=seed, partition=data.partition, clients=data.num_clients)
@@ -302,7 +304,7 @@ def _spec(search: Search, point: Settings, data: Federation, seed: int, out: Pat
 
 
 def _protocol(search: Search, data: Federation) -> dict[str, Any]:
-    """Return what trials must have in common to be comparable."""
+    """Return the conditions that trials must share to be comparable."""
     config = search.config
     by = "seen clients that take no part in training," if search.hold_out else "seen clients"
     return {
@@ -319,34 +321,34 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
     }
 
 
-def forget_weights(specs: Sequence[RunSpec], outcomes: Sequence[object]) -> None:
-    """Remove the checkpoints of runs that ended: their scores are kept, and nobody needs their models."""
+def delete_checkpoints(specs: Sequence[RunSpec], outcomes: Sequence[object]) -> None:
+    """Delete the checkpoints of ended runs; their scores are saved."""
     for spec, outcome in zip(specs, outcomes, strict=True):
         if spec.folder is not None and isinstance(outcome, run.Run | Diverged):
             shutil.rmtree(spec.folder.checkpoints, ignore_errors=True)
 
 
 def raise_first(outcomes: Sequence[object]) -> None:
-    """Raise what kept a run from its end, other than divergence: being stopped, a full disk."""
+    """Raise the first error other than divergence, for example a stop signal or a full disk."""
     for outcome in outcomes:
         if isinstance(outcome, Stopped | PefllError) and not isinstance(outcome, Diverged):
             raise outcome
 
 
 def check_at_once(number: int) -> None:
-    """Raise PefllError where no run could be trained at once."""
+    """Raise PefllError if `number` is less than 1."""
     if number < 1:
         raise PefllError(f"{argument('at_once')} is {number}; it must be at least 1", code="PEFLL-X017")
 
 
 def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Return the items, `size` at a time."""
+    """Return the items in groups of `size`; the last group may be smaller."""
     check_at_once(size)
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def in_words(point: Settings) -> str:
-    """Return settings for a reader: `client_lr=0.01 server_lr=0.001`."""
+    """Return settings as text: `client_lr=0.01 server_lr=0.001`."""
     return " ".join(f"{name}={value}" for name, value in point.items())
 
 
@@ -356,23 +358,23 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
     names = list(dict.fromkeys(name for point, _ in ranking for name in point))
     whose = "held out" if _HELD_OUT in trials.protocol else "seen"
     title = f"Validation accuracy of {whose} clients, {counted(len(seeds), 'seed')}"
-    strangers = [trials.as_new(point, seeds) for point, _ in ranking]
+    as_new = [trials.as_new(point, seeds) for point, _ in ranking]
     table = Table(*names, f"{whose} validation, %", title=title, title_justify="left")
-    if any(strangers):
-        table.add_column("as if new, %")
+    if any(as_new):
+        table.add_column("treated as new, %")
     for place, (point, values) in enumerate(ranking):
         cells = [str(point.get(name, "")) for name in names]
         cells.append(mean_std_text([100 * value for value in values]) if values else "diverged")
-        if any(strangers):
-            cells.append(mean_std_text([100 * value for value in strangers[place]]))
+        if any(as_new):
+            cells.append(mean_std_text([100 * value for value in as_new[place]]))
         table.add_row(*cells, style="bold" if place == 0 and values else "")
     return table
 
 
 def advice(trials: Trials, search: Search) -> list[str]:
-    """Return a sentence for each hyper-parameter whose best value is the smallest or the largest that was tried.
+    """Return a sentence for each hyper-parameter whose best value is the smallest or the largest one tried.
 
-    Where several settings are equally good, one says so: nothing is known about the direction in which better ones lie.
+    If several settings tie, one sentence says so. Then there is no advice about the values in which they differ.
     """
     ranking = trials.ranking(search.seeds)
     if not ranking or not ranking[0][1]:
@@ -382,43 +384,41 @@ def advice(trials: Trials, search: Search) -> list[str]:
     differ = [name for name in equals[0] if any(other[name] != equals[0][name] for other in equals)]
     if differ:
         words = [in_words({name: one[name] for name in differ}) for one in equals]
-        sentences.append(f"{first_few(words)} tie: {words[0]} is taken, and nothing tells which is better")
+        sentences.append(f"{first_few(words)} tie; {words[0]} is used")
     for name, best in ranking[0][0].items():
         if name in differ:
             continue
         tried = {point[name] for point, _ in ranking if name in point}
         if len(tried) > 1 and isinstance(best, int | float):
-            for edge, word in ((min(tried), "smallest"), (max(tried), "largest")):
+            for edge, word, beyond in ((min(tried), "smallest", "smaller"), (max(tried), "largest", "larger")):
                 if best == edge:
-                    sentences.append(f"{name} = {best} is the {word} that was tried: the best may lie beyond it")
+                    sentences.append(f"{name} = {best} is the {word} value tried; try {beyond} ones")
     return sentences
 
 
 def file_name(data: str, method: str, clients: int | str) -> str:
-    """Return the name of the file of trials, without its ending; "" for the number of clients for all but that."""
+    """Return the trial file's name without extension. With `clients=""`, return the prefix before the number."""
     return f"{Path(data).stem}-{method}-n{clients}"
 
 
 class TunedSettings(NamedTuple):
-    """Hyper-parameters for a method in a cell, and where they are from, in words."""
+    """Hyper-parameters for a method in a cell, and their source as text."""
 
     settings: Settings
     source: str
 
 
 def tuned_settings(method: str, data: str, clients: int, folder: Path = TUNED) -> TunedSettings:
-    """Return what was found best for a method on a federation.
+    """Return the best settings found for a method on a federation.
 
-    What was best for seen clients that take no part in training goes before what was best for those that do, but only
-    for as many clients: how much new ones differ from all others depends on how many others there are. A federation
-    that nobody tuned on takes what was found for the number of clients that is nearest, of the same data; without that
-    either, the method's defaults remain.
+    Settings tuned with --hold-out take precedence. They apply only to the same number of clients. Otherwise, use the
+    settings tuned on the same data for the nearest number of clients. Without any, the settings are empty.
 
     Args:
         method: its name.
         data: the data set's name.
-        clients: how many.
-        folder: has the files of trials.
+        clients: number of clients.
+        folder: the folder of trial files.
     """
     tuned: dict[int, Settings] = {}
     for_new: Settings | None = None

@@ -1,4 +1,4 @@
-"""New clients that have no labels (the paper's `tab:unlabeled`)."""
+"""Accuracy on new clients without labels (the paper's `tab:unlabeled`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pefll.experiments.experiment import CIFAR10, CIFAR100, FEMNIST, Compared, E
 
 CELLS = (*CIFAR10, *CIFAR100, *FEMNIST)
 ROWS = (Row("FedAvg", "fedavg"), Row("PeFLL", settings={"embedding": "convnet-unlabeled"}))
-# The paper's FEMNIST has 3,597 writers; its figures do not belong beside our 328.
+# The paper's FEMNIST has 3,597 writers, so its figures are not compared with our 328.
 PAPER = {
     "FedAvg": ((48.6, 0.3), (49.6, 1.0), (51.7, 0.7), (17.1, 0.9), (19.3, 2.0), (20.5, 1.0), None),
     "PeFLL": ((84.5, 0.6), (83.6, 1.0), (81.5, 0.7), (26.3, 0.4), (28.2, 0.6), (30.3, 0.6), None),
@@ -15,8 +15,8 @@ PAPER = {
 EXPERIMENT = Experiment(
     name="unlabeled",
     title="New clients without labels",
-    about="PeFLL with an embedding network that does not see labels (`convnet-unlabeled`), and otherwise the settings "
-    "of Table 1; FedAvg is that of Table 1. Only the labels of test samples are used for new clients.",
+    about="PeFLL with the settings of Table 1, but with an embedding network that does not use labels "
+    "(`convnet-unlabeled`). FedAvg is that of Table 1. Labels of new clients are used only to compute test accuracy.",
     cells=CELLS,
     rows=ROWS,
     panels=[

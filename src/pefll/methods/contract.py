@@ -305,14 +305,14 @@ class BaseMethod:
 
 
 def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATION) -> Score:
-    """Return the task's sums for a model [D] on one split of one client."""
-    return measured(problem, client, lambda x: problem.model(theta, x), split)
+    """Return the summed scores of a model [D] on one split of one client."""
+    return sum_scores(problem, client, lambda x: problem.model(theta, x), split)
 
 
-def measured(
+def sum_scores(
     problem: Problem, client: Client, outputs_of: Callable[[Tensor], Tensor], split: int = VALIDATION
 ) -> Score:
-    """Return the task's sums for a function from samples to outputs, on one split of one client.
+    """Return the summed scores of a function from samples to outputs, on one split of one client.
 
     Args:
         problem: gives the task.

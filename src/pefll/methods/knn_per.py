@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pefll.data.client import Client
 from pefll.methods.averaging import Averaging, Update, update
-from pefll.methods.contract import Cohort, Own, Score, everyone, measured, require
+from pefll.methods.contract import Cohort, Own, Score, everyone, require, sum_scores
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
@@ -95,7 +95,7 @@ class KNNPer(Averaging):
             shares = torch.where(memory.many, many, few)
             return mixed(self.problem.model(theta, x).softmax(dim=1), shares, memory.weight)
 
-        return measured(self.problem, client, scores_of, split)
+        return sum_scores(self.problem, client, scores_of, split)
 
     def remember(self, client: Client, theta: Tensor) -> Memory:
         """Return the features of all training samples, with k and λ chosen by leaving one sample out at a time.

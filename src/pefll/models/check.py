@@ -1,8 +1,8 @@
-"""Checks of a user's network: its layers, its output for an example, and its fingerprint.
+"""Checks of a user's network: its layers, its output for an example, and its probe.
 
-A run stores weights but not code. A module given in Python may have another nonlinearity, other buffers or other frozen
-weights than the trained one, and the stored weights would still fit. The fingerprint, `probe`, tells them apart: scores
-for made-up weights and a made-up sample.
+A run stores weights but not code. So a module given in Python may differ from the trained one in its nonlinearity,
+buffers or frozen weights, although the stored weights fit. The probe detects this. It is the network's scores for fixed
+made-up weights and a made-up sample.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 TOLERANCE = 1e-3  # relative to the largest score: processors and versions of torch round differently
-# Scale of the weights and precision. Large weights tell ReLU from ReLU6, for example. They amplify rounding, so the
-# scores need double precision to be equal on every processor.
+# Scale of the probe's weights -> precision. Large weights tell ReLU from ReLU6, for example. They amplify rounding, so
+# they need double precision to give equal scores on every processor.
 SCALES = {0.2: torch.float32, 20.0: torch.float64}
 
 
@@ -63,8 +63,8 @@ def _check_parameters(where: str, layer: nn.Module, registered: set[nn.Module]) 
     for key, value in layer.named_parameters(recurse=False):
         if is_lazy(value):
             raise PefllError(
-                f"{where} does not know its shape yet: call the model once on an example, such as "
-                "torch.zeros(1, *input_shape), before you give it",
+                f"{where} does not know its shape yet; first call the model on an example, such as "
+                "torch.zeros(1, *input_shape)",
                 code="PEFLL-N031",
             )
         if value.is_complex() and value.requires_grad:
@@ -77,30 +77,30 @@ def _check_parameters(where: str, layer: nn.Module, registered: set[nn.Module]) 
         held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
         if not key.startswith("_") and any(isinstance(one, nn.Module) and one not in registered for one in held):
             raise PefllError(
-                f"{where} has layers in a plain {type(value).__name__}, {key!r}, and torch does not train them; "
+                f"{where} has layers in a plain {type(value).__name__}, {key!r}, which torch does not train; "
                 "use nn.ModuleList or nn.ModuleDict",
                 code="PEFLL-N033",
             )
 
 
 def _check_computed(where: str, layer: nn.Module) -> None:
-    """Raise PefllError for a layer that holds a computed tensor."""
+    """Raise PefllError for a layer that holds a non-leaf tensor."""
     for key, value in vars(layer).items():
         if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
             raise PefllError(
-                f"{where} holds the computed tensor {key!r}, so it cannot be copied: give a model that was not used "
-                "yet; replace torch.nn.utils.weight_norm by the one in torch.nn.utils.parametrizations",
+                f"{where} holds the non-leaf tensor {key!r}, which cannot be deep-copied; pass a freshly built model, "
+                "and take weight_norm from torch.nn.utils.parametrizations",
                 code="PEFLL-N034",
             )
 
 
 def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
-    """Raise PefllError where a client model does not map each sample of `input_shape` to `classes` scores.
+    """Raise PefllError if a client model does not map each sample of `input_shape` to `classes` scores.
 
     A sample's scores must not depend on other samples, because batches are padded. They must not be random, so that
     runs repeat.
     """
-    module = copy.deepcopy(network.module)  # evaluating it may change it
+    module = copy.deepcopy(network.module)  # a call may change the module
     name = f"the model {type(module).__name__}"
     for key, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
@@ -162,19 +162,19 @@ def check_model(network: Network, input_shape: tuple[int, ...], classes: int, to
 
 
 def _example(module: nn.Module, shape: tuple[int, ...], tokens: bool) -> Tensor:
-    """Return random samples of some shape that a module probably accepts."""
+    """Return random samples of a shape that the module probably accepts."""
     if tokens:
         return torch.zeros(shape, dtype=torch.int64)
     example = torch.randn(shape)
     try:
         module(example.clone())
-    except Exception:  # noqa: BLE001 - a user's code may raise anything; it may use features as indices of words
+    except Exception:  # noqa: BLE001 - user code may raise anything, for example if it uses features as word indices
         return example.abs().clamp(max=0.99)
     return example
 
 
 def _run_one(module: nn.Module, name: str, sample: Tensor, scores: Tensor) -> Tensor:
-    """Return the scores of one sample alone [1, classes]; PefllError where the module does not accept it."""
+    """Return the scores of one sample alone [1, classes]; PefllError if the module does not accept it."""
     try:
         alone = module(sample.clone())
     except Exception as error:
@@ -184,14 +184,14 @@ def _run_one(module: nn.Module, name: str, sample: Tensor, scores: Tensor) -> Te
     if not isinstance(alone, Tensor) or alone.shape != scores.shape:
         raise PefllError(
             f"{name} returns scores of shape {tuple(alone.shape)} for one sample, not {tuple(scores.shape)}; "
-            "name the axes that squeeze() is to remove",
+            "give squeeze() the axis to remove",
             code="PEFLL-N015",
         )
     return alone
 
 
 def _check_trains(network: Network, name: str, example: Tensor) -> None:
-    """Raise PefllError where the gradient of the parameters cannot be computed."""
+    """Raise PefllError if the gradient of the parameters cannot be computed."""
     own = dict(network.module.named_parameters())
     theta = network.flatten([own[key].detach().cpu() for key in network.names])
     try:
@@ -207,7 +207,7 @@ def _alike(a: Tensor, b: Any) -> bool:
 
 
 def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[list[float | None]]:
-    """Return the scores of one sample with small and with large weights; None for scores that are not finite."""
+    """Return the probe: one sample's scores with small and with large weights; None for scores that are not finite."""
     sample, rows = some_sample(input_shape, tokens), []
     for scale, dtype in SCALES.items():
         weights = (scale * some_weights(network)).to(dtype)
@@ -225,16 +225,16 @@ def _scores(network: Network, weights: Tensor, sample: Tensor) -> list[float | N
 
 
 def some_weights(network: Network, which: int = 0) -> Tensor:
-    """Return made-up weights [D] between -1 and 1; different ones for each `which`."""
+    """Return made-up weights [D] between -1 and 1; each `which` gives other weights."""
     return torch.arange(1.0, network.size + 1).double().add(which).sin().float()
 
 
 def some_sample(input_shape: tuple[int, ...], tokens: bool, which: int = 0) -> Tensor:
-    """Return one made-up sample [1, ...]; a different one for each `which`."""
+    """Return a made-up sample [1, ...]; each `which` gives another sample."""
     numbers = torch.arange(torch.Size(input_shape).numel()).view(1, *input_shape)
     if tokens:
         return (numbers + which) % 2  # every vocabulary has the tokens 0 and 1
-    # Between 0 and 1: valid as pixels, as features and, rounded down, as indices of words.
+    # Between 0 and 1: valid as pixels, as features and, rounded down, as word indices.
     return 0.99 * numbers.double().mul(0.7).add(which).sin().abs().float()
 
 
@@ -246,17 +246,19 @@ def alike(found: Tensor, wanted: Tensor) -> bool:
 
 
 def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str) -> None:
-    """Raise PefllError for a model that is not the one a run, `where`, was trained with.
+    """Raise PefllError if a model differs from the one that a run was trained with.
 
-    `trained` are facts of the run, `found` those of this model: its number of weights and its probe. Runs of earlier
-    versions have neither.
+    Args:
+        trained: the number of weights and the probe of the run's model; runs of earlier versions have neither.
+        found: those of the given model.
+        where: the run.
     """
     if not trained.get("probe") or "weights" not in trained:
         return
     if trained["weights"] != found["weights"]:
         raise PefllError(
-            f"{where} was trained with another model: it has {trained['weights']:,} weights, and this one "
-            f"{found['weights']:,}",
+            f"the model of {where} has {trained['weights']:,} weights, but yours has {found['weights']:,}; pass the "
+            "same model",
             code="PEFLL-N026",
         )
     if not all(
@@ -264,8 +266,8 @@ def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str)
         for row, wanted in zip(found["probe"], trained["probe"], strict=True)
     ):
         raise PefllError(
-            f"{where} was trained with another model: with the same weights this one gives other scores; give the "
-            "same layers, buffers and frozen parameters, and fix the seed if they are random",
+            f"with the same weights, your model gives other scores than the model of {where}; pass the same layers, "
+            "buffers and frozen parameters, and fix the seed if they are random",
             code="PEFLL-N027",
         )
 

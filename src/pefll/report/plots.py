@@ -1,7 +1,7 @@
-"""Pictures of runs and federations; the ending of the file's name chooses PNG, PDF or SVG.
+"""Plots of runs and federations as PNG, PDF or SVG; the file's extension chooses the format.
 
-matplotlib is optional and slow to import, so functions import it when they draw. Without pyplot, drawing leaves no
-global state and needs no display.
+matplotlib is optional and slow to import, so functions import it when they draw. They do not use pyplot, so they need
+no display and leave no global state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # The colours of Okabe and Ito, without black, and without yellow, which is too light for a line on white.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6F4E37", "#555555")
-# Colours of classes. They maximise the smallest difference (OKLab) between any two, also for red-green colour-blind
+# Colours of classes. They maximise the smallest OKLab distance between any two, also for red-green colour-blind
 # readers. None is grey. Classes k and k + 6 share a marker, so their colours differ most.
 CLASSES = (
     *("#377eb8", "#cc3311", "#ffa90e", "#f48fb1", "#332288", "#5c3317"),
@@ -67,24 +67,25 @@ _STYLE: dict[str, Any] = {
 
 
 def curves(folders: Sequence[RunFolder], out: Path) -> None:
-    """Draw validation accuracy over rounds and over the megabytes that were sent.
+    """Draw validation accuracy over rounds and over megabytes sent.
 
-    Lines are solid for seen clients and dashed for unseen ones. Seeds become their mean with a band of one standard
-    deviation. A dot marks the best round on seen clients. The title warns if runs are of different data. Runs without
-    an evaluation are ignored.
+    Lines are solid for seen clients and dashed for unseen ones. Seeds are drawn as their mean with a band of one
+    standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data. Runs
+    without an evaluation are ignored.
     """
     runs = [run for run in read_runs(folders) if run.history]
     found = [curve for group in group_runs(runs) if len((curve := _curve(group)).rounds)]
     if not found:
         raise PefllError(
-            "there is nothing to draw yet: no run has been evaluated on validation samples", code="PEFLL-O006"
+            "no run has an evaluation on validation samples; train for more rounds, or choose other runs",
+            code="PEFLL-O006",
         )
     with drawing(out, (10.5, 4.1)) as figure:
         communicates = any(curve.megabytes[-1] > 0 for curve in found)
         panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
             axes.grid(axis="y")
-            axes.set_title("Validation accuracy, %" if by == "rounds" else "The same by communication")
+            axes.set_title("Validation accuracy, %" if by == "rounds" else "Validation accuracy vs. data sent, %")
             for curve, colour in zip(found, itertools.cycle(LINES), strict=False):
                 _draw_curve(axes, curve, by, colour)
             axes.set_xlim(left=0)
@@ -94,14 +95,17 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
             _megabyte_axis(panels[1])
         _line_legend(figure, found)
         if data := different_data(runs):
-            # Also in the picture: readers may see it without the printed warning.
-            warning = f"These lines are of different data, and cannot be compared: {'; '.join(data)}"
+            # The warning is printed too, but some readers only see the picture.
+            warning = f"These runs have different data and cannot be compared: {'; '.join(data)}"
             text = shorten(warning, MOST_LETTERS, placeholder=" …")
             figure.suptitle(text, x=0.01, ha="left", fontsize=9.5, color=INK)
 
 
 def descriptor_map(folder: RunFolder, out: Path) -> None:
-    """Draw the descriptors of a run in their principal plane, and their distances over those of label distributions."""
+    """Draw a run's descriptors in their principal plane, and their distances.
+
+    The second panel shows descriptor distance against label-distribution distance.
+    """
     found = read_descriptors(folder)
     plane, shares = principal_plane(found.descriptors)
     d_v, d_pi = distances(found)
@@ -133,7 +137,10 @@ def federation_picture(
     """
     histograms = np.asarray(histograms)
     if histograms.ndim != 2 or histograms.size == 0:
-        raise PefllError(f"there are no clients to draw: histograms have shape {histograms.shape}", code="PEFLL-O007")
+        raise PefllError(
+            f"histograms has shape {histograms.shape}; it must have one row per client and one column per class",
+            code="PEFLL-O007",
+        )
     n, classes = histograms.shape
     shown = _sample_clients(n, num_seen)
     with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
@@ -170,7 +177,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(content, format=out.suffix.removeprefix(".") or "png")
         except ValueError as error:
             raise PefllError(
-                f"cannot draw {out.name}: choose a name that ends in .png, .pdf or .svg", code="PEFLL-O009"
+                f"cannot draw {out.name}; choose a name that ends in .png, .pdf or .svg", code="PEFLL-O009"
             ) from error
     make_folder(out.parent)
     write_whole(out, content.getvalue())
@@ -247,7 +254,7 @@ def _label_ends(axes: Axes, found: Sequence[_Curve]) -> None:
         axes.annotate(
             curve.label.replace(", ", "\n"),
             (curve.rounds[-1], place),
-            xytext=(6, -9 if unfinished else 0),  # lower, so that it does not hide longer curves
+            xytext=(6, -9 if unfinished else 0),  # lower, so that the label does not hide longer curves
             textcoords="offset points",
             va="center",
             color=colour,
@@ -260,7 +267,7 @@ def _label_ends(axes: Axes, found: Sequence[_Curve]) -> None:
 
 
 def _apart(places: Sequence[float], step: float, low: float, high: float) -> list[float]:
-    """Move positions at least `step` apart, as little as possible: close neighbours spread around their mean."""
+    """Return positions moved at least `step` apart; close neighbours are spread around their mean."""
     order = np.argsort(places, kind="stable")
     blocks: list[list[float]] = []  # [mean, members]
     for index in order:
@@ -323,7 +330,7 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
         edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
         kinds.append(Line2D([], [], color=FAINT, ls="", marker="o", ms=6 if look is plain else 8, label=name, **edge))
     axes.margins(0.06)
-    axes.set_aspect("equal", adjustable="datalim")  # the picture shows distances
+    axes.set_aspect("equal", adjustable="datalim")  # equal scales keep distances comparable
     below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
     axes.add_artist(axes.legend(handles=kinds, **below))
     if few:
@@ -336,8 +343,8 @@ def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, see
 
 
 def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array) -> None:
-    axes.set_xlabel("distance of label distributions")
-    axes.set_ylabel("distance of descriptors")
+    axes.set_xlabel("label-distribution distance")
+    axes.set_ylabel("descriptor distance")
     if len(d_v) <= MOST_DOTS:
         axes.scatter(d_pi, d_v, s=12, color=SEEN, alpha=0.35, linewidths=0)
     else:
@@ -363,7 +370,7 @@ def _sample_clients(n: int, num_seen: int) -> Array:
 
 def _draw_bubbles(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
     client, label = np.nonzero(histograms)
-    # Shares, because counts would make the bubbles of small clients invisible. The other panel has the counts.
+    # Shares, because counts would make the bubbles of small clients invisible. The other panel shows the counts.
     share = histograms[client, label] / histograms.sum(axis=1)[client]
     # The largest bubble fills its cell.
     wide, high = figure.get_size_inches() * 72
@@ -398,7 +405,7 @@ def _name_classes(axes: Axes, classes: int, names: Sequence[str]) -> None:
 
 
 def _divide(axes: Axes, seen: int, shown: int) -> None:
-    """Draw the line between seen and unseen clients, and name both sides."""
+    """Draw a line between seen and unseen clients, and label both sides."""
     axes.set_xlim(-0.8, shown - 0.2)
     sides = [("seen", SEEN, -0.5, seen - 0.5), ("unseen", UNSEEN, seen - 0.5, shown - 0.5)]
     for name, colour, start, end in sides:
@@ -415,7 +422,7 @@ def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
     parts = [sizes[:num_seen], sizes[num_seen:]]
     axes.set_title("Samples per client", pad=22)
     low, high = int(sizes.min()), int(sizes.max())
-    if low == high:  # a number says more than one bar
+    if low == high:  # show the number instead of a single bar
         axes.axis("off")
         axes.text(0.5, 0.5, f"{low:,}", transform=axes.transAxes, ha="center", va="bottom", fontsize=26, color=SEEN)
         axes.text(0.5, 0.46, "every client", transform=axes.transAxes, ha="center", va="top")
@@ -425,7 +432,7 @@ def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_ylabel("clients")
-    # Edges lie between whole numbers, so that few different numbers get a bar each.
+    # Bin edges lie between integers, so that few different values get one bar each.
     bins = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
     axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
     axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,.0f},\nmost {sizes.max():,}")

@@ -1,4 +1,4 @@
-"""Callbacks: they hear what happens in a run. The history, the progress bar and loggers are callbacks."""
+"""Callbacks: called on events of a run. The history, the progress bar and loggers are callbacks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Row = dict[str, Any]
 
 @dataclass(eq=False)
 class ActiveRun:
-    """A run while it is trained, as callbacks see it.
+    """A run during training, as callbacks see it.
 
     Attributes:
         spec: its config, federation, method, folder and title.
         round: rounds done.
         history: all evaluations so far, oldest first, as in history.jsonl.
         summary: results, as in summary.json; empty before the end.
-        stopped_by: the class of the callback that stopped it; "" for none.
+        stopped_by: the class name of the callback that stopped it; "" for none.
     """
 
     spec: RunSpec
@@ -35,7 +35,7 @@ class ActiveRun:
 
 
 class Callback:
-    """Hears what happens in a run. Override what you need; the rest does nothing.
+    """Its methods are called on events of a run. Override those you need; the others do nothing.
 
         class Print(pefll.Callback):
             def on_evaluation(self, run, row):
@@ -43,28 +43,28 @@ class Callback:
 
         pefll.fit(federation, callbacks=[Print()])
 
-    Runs that are trained at once share their callbacks; `run` says which run a call is about.
+    Runs that train at once share their callbacks; `run` says which run a call is about.
     """
 
     def on_start(self, run: ActiveRun) -> None:
         """Training starts, or resumes after `run.round` rounds."""
 
     def on_rounds(self, run: ActiveRun) -> None:
-        """Some more rounds are done; called up to a few times a second."""
+        """More rounds are done; called at most a few times a second."""
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> bool | None:
         """An evaluation is done.
 
         Args:
-            run: its last row of history is this one.
+            run: the last row of its history is `row`.
             row: round, seconds, bytes, and the validation accuracies of seen and unseen clients.
 
         Returns:
-            True to end the run with this round. It is then tested and written as usual.
+            True to end the run after this round. The run is then tested and written as usual.
         """
 
     def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
-        """The checkpoint of a round is on the disk. Only runs with a folder have checkpoints."""
+        """The checkpoint of a round has been written. Only runs with a folder have checkpoints."""
 
     def on_end(self, run: ActiveRun) -> None:
         """The run has ended. `run.summary` is empty if it failed or a signal stopped it."""
@@ -81,18 +81,18 @@ class History(Callback):
 
 @dataclass
 class ProgressBar(Callback):
-    """Moves one run's bar, `monitor`, and shows new accuracies."""
+    """Updates the progress bar of one run, `monitor`, and shows new accuracies."""
 
     monitor: Monitor
     news: str = ""
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
-        """Remember the accuracies."""
+        """Store the accuracies for the next update."""
         groups = [f"{group} {100 * row[group]['per_sample']:.1f}%" for group in GROUPS if row[group]]
         self.news = f"validation: {', '.join(groups)}" if groups else ""
 
     def on_rounds(self, run: ActiveRun) -> None:
-        """Move the bar; show new accuracies."""
+        """Update the bar; show new accuracies."""
         self.monitor.at(run.round, self.news)
         self.news = ""
 
@@ -100,13 +100,13 @@ class ProgressBar(Callback):
 class EarlyStopping(Callback):
     """Ends a run whose validation metric has not improved for some evaluations.
 
-    It reads the run's history and keeps no state. So a resumed run stops where a run without a break would.
+    It reads the run's history and keeps no state. So a resumed run stops at the same round as an uninterrupted one.
 
     Args:
         patience: evaluations without an improvement.
-        metric: a field of `pefll.Accuracy`; a lower loss is better, and a higher value of the others.
+        metric: a field of `pefll.Accuracy`. Lower is better for the loss, higher for the others.
         group: seen or unseen clients.
-        min_delta: the least difference to the best value before that counts as an improvement.
+        min_delta: an improvement must exceed the best value so far by more than this.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EarlyStopping(Callback):
 
 
 def check_callbacks(callbacks: Any) -> list[Callback]:
-    """Return callbacks as a list; PefllError for a value that is no callback."""
+    """Return callbacks as a list; PefllError if one is not a Callback."""
     found = arguments.listed(callbacks, "callbacks", "[pefll.EarlyStopping()]")
     for one in found:
         if not isinstance(one, Callback):

@@ -1,4 +1,4 @@
-"""Train methods on federations: one run, or several at once."""
+"""`fit` and `fit_seeds`: train a method on a federation, as one run or several at once."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def fit(
 
     Args:
         federation: the clients and their samples.
-        method: a value such as `pefll.PeFLL(client_lr=0.02)`, a key of `pefll.METHODS`, or a class among them. Your own
-            is a value of a `BaseMethod`, or named as package.module:Class.
+        method: an instance such as `pefll.PeFLL(client_lr=0.02)`, or a key or a class of `pefll.METHODS`. Your own
+            method is an instance of a `BaseMethod`, or a name package.module:Class.
         model: the client model: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
         rounds: of training.
         seed: of everything random.
         out: a folder for the run. An unfinished run there with the same settings is resumed. A finished one is
-            returned as it was recorded.
+            loaded and returned.
         console: shows progress; None for silence.
-        config: all settings at once, in place of the arguments above. A config may come from a file; so name code of
-            your own in `method` or `model` too.
-        callbacks: hear what happens, for example `pefll.EarlyStopping()`; see `pefll.Callback`.
+        config: all settings at once, in place of the arguments above. Plug-ins named in a config must also be passed
+            as `method` or `model`, because a file is not trusted.
+        callbacks: called on events, for example `pefll.EarlyStopping()`; see `pefll.Callback`.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
     """
     check_is_federation(federation)
@@ -100,8 +100,8 @@ def fit_seeds(
 ) -> list[Run]:
     """Train a method with several seeds at once and return the runs, in the order of the seeds.
 
-    Each run is the one that `fit` returns for its seed. On a GPU, training at once is faster than one run after
-    another, because one run of few clients does not fill the device.
+    Each run equals the one that `fit` returns for its seed. On a GPU, training at once is faster than one run after
+    another, because one run with few clients does not fill the device.
 
     Args:
         federation: the same for all seeds, or a function that makes one for a seed.
@@ -109,7 +109,7 @@ def fit_seeds(
         seeds: one per run, all different.
         model: see `fit`.
         rounds: see `fit`.
-        out: a folder for the runs, each in a folder seed-N of its own; see `fit` for runs that are there.
+        out: a folder for the runs; each has its own folder seed-N. See `fit` for runs that exist already.
         console: see `fit`.
         callbacks: see `fit`; all runs share them.
         settings: see `fit`.
@@ -135,8 +135,8 @@ class RunsFailed(PefllError):
     """Some of the runs that were trained at once failed.
 
     Attributes:
-        runs: those that did not.
-        errors: the others' errors, by seed.
+        runs: the successful runs.
+        errors: the errors of the others, by seed.
     """
 
     def __init__(self, runs: list[Run], errors: dict[int, PefllError]) -> None:
@@ -146,7 +146,7 @@ class RunsFailed(PefllError):
 
 
 def runs_or_error(specs: Sequence[RunSpec], outcomes: Sequence[Run | PefllError | Stopped]) -> list[Run]:
-    """Return the runs that `train_all` returned for specs; raise an error if there is one among them."""
+    """Return the runs among the outcomes of `train_all`; raise an error if a run failed or was stopped."""
     stopped = [outcome for outcome in outcomes if isinstance(outcome, Stopped)]
     if stopped:
         raise min(stopped, key=lambda one: (one.round, one.testing))
@@ -175,17 +175,17 @@ def train_all(
     Args:
         specs: what to train.
         console: shows progress; None for silence.
-        ended: is called for each run that ends, while others may go on.
-        seconds: after which runs are stopped as by a signal, with a checkpoint of each; None for never.
-        callbacks: all runs share them.
-        engine: for the only spec, if one is open already.
+        ended: called when a run ends, while others may still train.
+        seconds: time limit, after which all runs stop with a checkpoint; None for no limit.
+        callbacks: shared by all runs.
+        engine: an open engine, if there is only one spec.
     """
     jobs: list[ScheduledRun] = []
     copies: dict[object, Tensor] = {}  # samples on a GPU, which seeds share
     tell = partial(say, console) if console else None
     unfinished = [spec for spec in specs if spec.finished is None]
     with ExitStack() as stack:
-        # All engines are closed at the end, the last one first: each restores the settings of torch that it found.
+        # The stack closes engines in reverse order, because each restores the torch settings that it found.
         engines = [
             engine
             or stack.enter_context(
@@ -195,7 +195,7 @@ def train_all(
             )
             for spec in unfinished
         ]
-        # Folders are made only now, so that settings that cannot run leave none behind.
+        # Folders are made only now, so that invalid settings leave none behind.
         stack.enter_context(claimed(unfinished, tell or _ignore))
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, tell))
@@ -203,8 +203,8 @@ def train_all(
         for spec in specs:
             if spec.finished is not None:
                 if tell and spec.folder:
-                    tell(f"{spec.folder.path} was finished already, and nothing is done again")
-                jobs.append(ScheduledRun(_recorded(spec, spec.finished, ended), nullcontext))
+                    tell(f"{spec.folder.path} is already finished; skipped")
+                jobs.append(ScheduledRun(_load_finished(spec, spec.finished, ended), nullcontext))
                 continue
             notes = out_of_proportion(spec.federation)  # values that are too large
             if tell is None and spec.precision_note:
@@ -219,26 +219,26 @@ def train_all(
 
 
 def _ignore(sentence: str) -> None:
-    """Say nothing, for a run without a console."""
+    """Print nothing, for a run without a console."""
 
 
 def fit_on(
     engine: Engine, config: Config, out: str | Path | None = None, console: Console | None = None, maps: bool = True
 ) -> Run:
-    """Train on an engine that is open already, such as one whose clients are on other machines, and return the run.
+    """Train on an open engine, for example one with remote clients, and return the run.
 
     Args:
         engine: reaches the clients.
         config: all settings.
         out: a folder for the run; an unfinished run there with the same settings is resumed.
         console: shows progress; None for silence.
-        maps: whether to keep clients' descriptors for the descriptor map.
+        maps: whether to write the clients' descriptors, for the descriptor map.
     """
     specs = [resolve_for(engine, config, out, maps)]
     return runs_or_error(specs, train_all(specs, console, engine=engine))[0]
 
 
-def _recorded(spec: RunSpec, saved: checkpoint.Checkpoint, ended: OnRunEnd | None) -> Turns[Run]:
+def _load_finished(spec: RunSpec, saved: checkpoint.Checkpoint, ended: OnRunEnd | None) -> Turns[Run]:
     """Return the finished run in a spec's folder."""
     assert spec.folder is not None
     yield
@@ -268,13 +268,13 @@ def _train_and_test(
             progress, active.history = start_or_resume(engine, spec.config, spec.folder, tell)
             progress.lockstep = max(progress.lockstep, runs_at_once)
             if progress.round:
-                tell(f"{spec.title}: going on after round {progress.round}")
+                tell(f"{spec.title}: resuming after round {progress.round}")
             with screen.line(spec.title, spec.config.rounds, progress.round) as bar:
-                told = [History(), *callbacks, ProgressBar(bar)]
-                yield from train(engine, active, progress, told, tell, asked_to_stop)
+                observers = [History(), *callbacks, ProgressBar(bar)]
+                yield from train(engine, active, progress, observers, tell, asked_to_stop)
         except PefllError as problem:
             error = _with_cause(problem, spec.federation)
-            if runs_at_once > 1:  # said now, because the others may go on for long
+            if runs_at_once > 1:  # report it now, because the other runs may take long
                 tell(f"{spec.label or f'seed {spec.config.seed}'} failed: {error}")
             raise error from problem
         summary = summary_of(engine, active, progress, screen, asked_to_stop)
@@ -295,7 +295,7 @@ def _train_and_test(
 
 
 def _with_cause(error: PefllError, federation: Federation) -> PefllError:
-    """Return the error; if training diverged on values that are too large, the error also names them."""
+    """Return the error. If training diverged and the data has too large values, the error also names them."""
     causes = out_of_proportion(federation) if isinstance(error, Diverged) else []
     return Diverged(f"{error.args[0]}, but first look at the data: {causes[0]}", error.code) if causes else error
 
@@ -303,19 +303,19 @@ def _with_cause(error: PefllError, federation: Federation) -> PefllError:
 def _checked_arguments(
     method: Any, model: Any, settings: dict[str, Any], out: Any, console: Any, callbacks: Any
 ) -> tuple[Any, dict[str, Any], Path | None, list[Callback]]:
-    """Return a method's class or name, all settings with the method's own, the run's folder, and the callbacks."""
+    """Return the method's class or name, all settings, the run's folder, and the callbacks."""
     if isinstance(model, type):
         raise PefllError(
-            f"the model is a class, {model.__name__}; give one that is made, such as {model.__name__}(...)",
+            f"model is the class {model.__name__}; pass an instance, such as {model.__name__}(...)",
             code="PEFLL-T105",
         )
     if not isinstance(model, str | nn.Module):
         raise PefllError(
-            f"the model must be a name or a torch.nn.Module, not a {type(model).__name__}", code="PEFLL-T106"
+            f"model is a {type(model).__name__}; it must be a name or a torch.nn.Module", code="PEFLL-T106"
         )
     name, of_method = method_value(method)
     if twice := of_method.keys() & settings.keys():
-        raise PefllError(f"{min(twice)} is given twice, in the method and beside it; give it once", code="PEFLL-T128")
+        raise PefllError(f"{min(twice)} is set both in the method and as an argument; remove one", code="PEFLL-T128")
     allow(name, model)
     if console is not None and not isinstance(console, Console):
         raise PefllError(

@@ -28,22 +28,22 @@ def train(
     say: Callable[[str], None],
     asked_to_stop: Sequence[int] = (),
 ) -> Turns[None]:
-    """Train a run from where it is to its last round; `run` and `progress` move on with it.
+    """Train a run from its current round to the last one; `run` and `progress` are updated in place.
 
-    Rounds are launched ahead of those that are recorded, so that a GPU does not wait for the host. A checkpoint is a
-    copy of the state after its round. It is written when everything up to that round is recorded, so that it misses no
-    evaluation.
+    New rounds are launched before the results of earlier ones are read, so that a GPU does not wait for the host. A
+    checkpoint is a copy of the state after its round. It is written after all results up to that round are read, so
+    that no evaluation is missing.
 
     Args:
-        engine: reaches the clients.
+        engine: runs the rounds.
         run: what to train, as callbacks see it.
-        progress: the state of the server, the best state, and times.
-        callbacks: hear what happens.
+        progress: the server's state, the best state, and times.
+        callbacks: called on events.
         say: gets a sentence if a callback ends the run.
-        asked_to_stop: signals that came, read after every stretch of rounds.
+        asked_to_stop: signals received so far, read after every stretch of rounds.
 
     Yields:
-        When the engine has work and other runs may have a turn.
+        When the engine has work, so that other runs can have a turn.
 
     Raises:
         Stopped: after a signal, with a checkpoint written.
@@ -75,7 +75,7 @@ def train(
                     saver.save(progress, stretch.copy.wait(), stretch.ledger)
                 for each in callbacks:
                     each.on_rounds(run)
-            if not pipeline.works_on:  # a CPU starts no round before the last checkpoint is on the disk
+            if not pipeline.works_on:  # a CPU starts no round before the last checkpoint is written
                 saver.save_if_overdue(progress)
                 saver.wait()
         saver.save_now(progress)
@@ -98,13 +98,13 @@ def _saved(callbacks: Sequence[Callback], run: ActiveRun, round_: int) -> None:
 
 
 def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config: Config) -> Row:
-    """Return the evaluation after a stretch as a row of the history; update the best round in `progress`."""
+    """Return an evaluation as a row of the history, and update the best round in `progress`."""
     assert stretch.evaluation is not None
     progress.eval_seconds += stretch.evaluation.seconds
     # Without validation samples the last round is the best one.
     value = result.seen.per_sample if result.seen else float(progress.round)
     if value > progress.best_value:
-        if progress.round % config.eval_every:  # the last round; a run that is extended forgets this evaluation
+        if progress.round % config.eval_every:  # only the last round; a run that is extended drops this evaluation
             progress.scheduled = Best(progress.best, progress.best_round, progress.best_value)
         progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
     return {
@@ -119,7 +119,7 @@ def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config:
 
 
 def local_steps(method: Method[Any], federation: Federation) -> float:
-    """Return how many gradients a client computes in a round, as a mean over seen clients."""
+    """Return the mean number of gradients that a seen client computes in a round."""
     if not method.local_epochs:
         return method.local_steps
     count = federation.count[TRAIN, : federation.num_seen]

@@ -41,8 +41,8 @@ INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
 
 /* Copy x, of any strides, to [n, h + 2 p, w + 2 p, CI], with zeros around it. */
-void lay(const float *x, float *laid, long n, long h, long w, long p, long by_sample, long by_channel, long by_row,
-         long by_column) {
+void to_nhwc(const float *x, float *laid, long n, long h, long w, long p, long by_sample, long by_channel, long by_row,
+             long by_column) {
     long wide = (w + 2 * p) * CI;
     for (long i = 0; i < n; i++)
         for (long r = -p; r < h + p; r++, laid += wide) {
@@ -126,11 +126,11 @@ INLINE void pool(const float *lines, float *out, byte *route, long pw) {
 
 /* Outputs [n, ph, pw, CO] and their route, from x [n, h, w, CI], weights [CO, CI, KH, KW] and a bias [CO] or NULL.
 
-   room has space for (KH * ROW + 1 + POOL * pw * POOL) * OUT numbers. */
-void convolve(const float *x, const float *weights, const float *bias, float *out, byte *route, float *room, long n,
+   buffer has space for (KH * ROW + 1 + POOL * pw * POOL) * OUT numbers. */
+void convolve(const float *x, const float *weights, const float *bias, float *out, byte *route, float *buffer, long n,
               long h, long w, long ph, long pw) {
     long wide = w * CI, columns = pw * POOL;
-    float *filters = room, *start = filters + KH * ROW * OUT, *lines = start + OUT, *filter = filters;
+    float *filters = buffer, *start = filters + KH * ROW * OUT, *lines = start + OUT, *filter = filters;
     for (int c = 0; c < OUT; c += 2 * LANES) /* two vectors of channels at a time; the last may be one */
         for (int r = 0; r < KH; r++)
             for (int q = 0; q < KW; q++)
@@ -213,14 +213,14 @@ INLINE int list(const float *g, const byte *route, const int *shift, long wide, 
 
 /* Gradients of weights [CO, CI, KH, KW], bias [CO] and, unless dx is NULL, of x [n, h, w, CI].
 
-   g is the gradient of the outputs, [n, ph, pw, CO]. room has space for 2 * (CO * KH * PADDED + ph * pw + 1) numbers.
+   g is the gradient of the outputs, [n, ph, pw, CO]. buffer has space for 2 * (CO * KH * PADDED + ph * pw + 1) numbers.
 */
-void look_back(const float *g, const byte *route, const float *x, const float *weights, float *dx, float *dw, float *db,
-               float *room, long n, long h, long w, long ph, long pw) {
+void convolve_backward(const float *g, const byte *route, const float *x, const float *weights, float *dx, float *dw,
+                       float *db, float *buffer, long n, long h, long w, long ph, long pw) {
     long wide = w * CI, cells = ph * pw;
-    float *gradients = room, *filters = gradients + CO * KH * PADDED, *times = filters + CO * KH * PADDED;
+    float *gradients = buffer, *filters = gradients + CO * KH * PADDED, *times = filters + CO * KH * PADDED;
     int *place = (int *)(times + cells + 1), shift[POOL * POOL];
-    __builtin_memset(room, 0, 4l * 2 * CO * KH * PADDED);
+    __builtin_memset(buffer, 0, 4l * 2 * CO * KH * PADDED);
     __builtin_memset(db, 0, 4 * CO);
     for (int k = 0; k < POOL * POOL; k++) shift[k] = (int)((k / POOL * w + k % POOL) * STRIDE * CI);
     for (int c = 0; c < CO; c++)

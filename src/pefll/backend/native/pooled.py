@@ -1,4 +1,4 @@
-"""Convolution, max-pooling, bias and ReLU as one operation, for one client on a CPU; see pooled.c."""
+"""Convolution, max-pooling, bias and ReLU as one CPU kernel, for one client; see pooled.c."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pefll.backend.geometry import Geometry
 from pefll.backend.native.compiler import library
 from pefll.core.errors import PefllError
 
-LANES = 16  # the most numbers of a vector register
-SLACK = LANES  # numbers that kernels may read beyond a picture's end
-MOST_POOL = 15  # side of the pooling windows: a route is one byte
-MOST_WINDOW = 1 << 11  # numbers; a filter and its window fit into the L1 cache
-MOST_PICTURE = 1 << 16  # numbers, with padding
+LANES = 16  # floats in the widest vector register
+SLACK = LANES  # floats that kernels may read beyond the end of a picture
+MOST_POOL = 15  # side of a pooling window; a route, the place of its maximum, is one byte
+MOST_WINDOW = 1 << 11  # floats; a filter and its window fit into the L1 cache
+MOST_PICTURE = 1 << 16  # floats, with padding
 MOST_FILTERS = 1 << 10
-PROBE = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # compiled to see whether the compiler works
+PROBE = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # compiled to test the compiler
 
 
 @cache
 def works() -> bool:
-    """Return whether kernels can be compiled here; forked processes inherit the answer."""
+    """Return whether kernels can be compiled here. The answer is cached, also for forked processes."""
     return library("pooled.c", _constants(PROBE)) is not None
 
 
 def takes(s: Geometry, *given: Tensor | None) -> bool:
-    """Return whether the kernels take this convolution and are worth it.
+    """Return whether the kernels support this convolution and are faster.
 
     Args:
         s: the sizes.
@@ -70,8 +70,8 @@ class _Pooled(torch.autograd.Function):
         start = None if bias is None else bias.contiguous()
         outputs = _empty_nhwc(len(x), s.ph, s.pw, s.co)
         route = torch.empty((len(x), s.ph, s.pw, s.co), dtype=torch.uint8)
-        room = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _round_up(s.co))
-        _call(kernels.convolve, (nhwc, filters, start, outputs, route, room), len(x), *_sides(s))
+        buffer = torch.empty((s.kh * s.kw * s.ci + 1 + s.pool * s.pw * s.pool) * _round_up(s.co))
+        _call(kernels.convolve, (nhwc, filters, start, outputs, route, buffer), len(x), *_sides(s))
         ctx.save_for_backward(nhwc, filters, route)
         ctx.s, ctx.kernels = s, kernels
         return outputs
@@ -82,50 +82,50 @@ class _Pooled(torch.autograd.Function):
         nhwc, filters, route = ctx.saved_tensors
         s: Geometry = ctx.s
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        along = g.permute(0, 2, 3, 1).contiguous()
+        g_nhwc = g.permute(0, 2, 3, 1).contiguous()
         dx = _empty_nhwc(len(g), *_sides(s)[:2], s.ci) if of_x else None
         dw, db = torch.empty_like(filters), torch.empty(s.co)
-        room = torch.empty(2 * (s.co * s.kh * _round_up(s.kw * s.ci) + s.ph * s.pw + 1))
-        _call(ctx.kernels.look_back, (along, route, nhwc, filters, dx, dw, db, room), len(g), *_sides(s))
+        buffer = torch.empty(2 * (s.co * s.kh * _round_up(s.kw * s.ci) + s.ph * s.pw + 1))
+        _call(ctx.kernels.convolve_backward, (g_nhwc, route, nhwc, filters, dx, dw, db, buffer), len(g), *_sides(s))
         if dx is not None and s.padding:
             dx = dx[:, :, s.padding : -s.padding, s.padding : -s.padding]
         return dx, dw if of_weight else None, db if of_bias else None, None
 
 
 def _as_nhwc(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
-    """Return x with padding and channels innermost; it is copied only if needed."""
+    """Return x with padding and channels innermost; x itself if possible, else a copy."""
     strides = (s.h * s.w * s.ci, 1, s.w * s.ci, s.ci)
     beyond = x.untyped_storage().nbytes() // 4 - x.storage_offset() - x.numel()
     if s.padding == 0 and x.stride() == strides and beyond >= SLACK:
         return x
     nhwc = _empty_nhwc(len(x), *_sides(s)[:2], s.ci)
-    _call(kernels.lay, (x, nhwc), len(x), s.h, s.w, s.padding, *x.stride())
+    _call(kernels.to_nhwc, (x, nhwc), len(x), s.h, s.w, s.padding, *x.stride())
     return nhwc
 
 
 def _empty_nhwc(samples: int, rows: int, columns: int, channels: int) -> Tensor:
-    """Return empty pictures [b, c, h, w] with channels innermost, and SLACK more numbers in memory."""
+    """Return uninitialised pictures [b, c, h, w] with channels innermost, and SLACK more floats in memory."""
     line = columns * channels
-    room = torch.empty(samples * rows * line + SLACK)
-    # Not a view: autograd forbids in-place activations on views that a function returns.
+    buffer = torch.empty(samples * rows * line + SLACK)
+    # Not a view, because autograd forbids in-place activations on a view that a function returns.
     size, strides = (samples, channels, rows, columns), (rows * line, 1, line, channels)
-    return torch.empty(0).set_(room.untyped_storage(), 0, size, strides)
+    return torch.empty(0).set_(buffer.untyped_storage(), 0, size, strides)
 
 
 def _sides(s: Geometry) -> tuple[int, int, int, int]:
-    """Return rows and columns of the input with padding, and of the output."""
+    """Return the rows and columns of the padded input, then of the output."""
     return s.h + 2 * s.padding, s.w + 2 * s.padding, s.ph, s.pw
 
 
 def _round_up(numbers: int) -> int:
-    """Return a number of numbers, rounded up to whole vectors."""
+    """Return a count of floats, rounded up to whole vectors."""
     return -(-numbers // LANES) * LANES
 
 
 def _call(kernel: Any, tensors: tuple[Tensor | None, ...], *numbers: int) -> None:
-    """Call a kernel with the addresses of tensors, and numbers."""
+    """Call a kernel with the addresses of tensors, then the numbers."""
     kernel(*(None if each is None else each.data_ptr() for each in tensors), *numbers)
-    # A use after the call, so that no tensor is freed before the kernel ends, not even by torch.compile.
+    # Use the tensors after the call, so that torch.compile does not free one before the kernel ends.
     assert tensors
 
 
@@ -137,14 +137,15 @@ def _constants(s: Geometry) -> tuple[tuple[str, int], ...]:
 @cache
 def _kernels(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     made = library("pooled.c", constants)
-    if made is None:  # other kernels compiled; results must not depend on which process has which kernel
+    if made is None:  # no fallback, so that all processes give the same results
         raise PefllError(
-            "the C compiler failed (a full disk?); try again, or set PEFLL_CC=none to do without it", code="PEFLL-E005"
+            "the C compiler failed (a full disk?); try again, or set PEFLL_CC=none to use no compiler",
+            code="PEFLL-E005",
         )
     address, number = ctypes.c_void_p, ctypes.c_long
-    made.lay.argtypes = [address] * 2 + [number] * 8
+    made.to_nhwc.argtypes = [address] * 2 + [number] * 8
     made.convolve.argtypes = [address] * 6 + [number] * 5
-    made.look_back.argtypes = [address] * 8 + [number] * 5
-    for kernel in (made.lay, made.convolve, made.look_back):
+    made.convolve_backward.argtypes = [address] * 8 + [number] * 5
+    for kernel in (made.to_nhwc, made.convolve, made.convolve_backward):
         kernel.restype = None
     return made
