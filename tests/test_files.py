@@ -95,7 +95,7 @@ def test_a_file_system_that_cannot_sync_folders_is_no_reason_to_fail(tmp_path, m
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("path", [".", "/", ""])
+@pytest.mark.parametrize("path", [".", "/", "", "..", "a/.."])
 def test_a_path_without_a_files_name_is_a_sentence(path):
     with pytest.raises(PefllError, match="PEFLL-A109"):
         write_whole(Path(path), b"x")

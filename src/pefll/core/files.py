@@ -94,7 +94,7 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
 
     A symbolic link is replaced, not followed. With `private` only the owner may read the file, whatever the umask.
     """
-    if not path.name:
+    if path.name in ("", ".."):
         raise PefllError(f"cannot write {path}: it is a folder; add a file's name to it", code="PEFLL-A109")
     if path.exists() and not (path.is_file() or path.is_dir()):  # replacing would delete the device or pipe
         raise PefllError(

@@ -88,7 +88,7 @@ def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Se
     for candidate in candidates:
         if other := similar(candidate, (each for each in there if each not in known)):
             raise PefllError(
-                f"{name} has {other!r}, where the clients of this model are in {candidate!r}; rename it, or leave it "
+                f"{name} has {other!r}, which looks like the column of clients, {candidate!r}; rename it, or leave it "
                 "out if all samples are one client's",
                 code="PEFLL-M064",
             )
