@@ -243,7 +243,7 @@ def test_a_module_of_another_size_is_told_so(tmp_path):
     federation = ragged()
     fit(federation, "fedavg", model=module(5), rounds=2, out=tmp_path, **QUICK)
     for rounds in (2, 4):  # finished, and to be extended
-        with pytest.raises(PefllError, match=r"has 53 weights, and this one 73.*PEFLL-N026"):
+        with pytest.raises(PefllError, match=r"has 53 weights, but yours has 73.*PEFLL-N026"):
             fit(federation, "fedavg", model=module(7), rounds=rounds, out=tmp_path, **QUICK)
 
 

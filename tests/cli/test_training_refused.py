@@ -68,7 +68,7 @@ def test_folders_that_hold_seeds_already(pefll, refused, labelled, tmp_path):
         (["--method", "local", "--set", "batch_size=0"], "PEFLL-S008"),
         (["--partition", "by-classes 2"], "unknown partition 'by-classes 2'"),
         (["--partition", "natural"], "PEFLL-D190"),
-        (["--clients-per-round", "9"], "clients_per_round is 9, but only 7 clients take part in training; lower it"),
+        (["--clients-per-round", "9"], "clients_per_round is 9, but the federation has only 7 seen clients; lower it"),
         (["--engine", "vectr"], "unknown engine 'vectr': did you mean 'vector'?"),
         (["--precision", "half"], "unknown precision 'half'"),
         (["--device", "tpu"], "tpu"),

@@ -231,7 +231,7 @@ def test_too_many_or_no_clients_per_round():
     federation = small(FEATURES)
     learner = build_method("fedavg", problem_of(federation), {})
     for make in (SerialEngine, VectorEngine):
-        with pytest.raises(PefllError, match=r"only 4 clients take.*PEFLL-E008"):
+        with pytest.raises(PefllError, match=r"only 4 seen clients.*PEFLL-E008"):
             make(federation, learner, seed=0, clients_per_round=5)
         with pytest.raises(PefllError, match="PEFLL-E007"):
             make(federation, learner, seed=0, clients_per_round=-1)

@@ -203,7 +203,7 @@ def test_bold_seeds_and_missing_tests():
         "| seen | CIFAR-10, n=100 | PeFLL | Local | -1.0 | not tested: no counts for the same clients |  |  |  |"
         in text
     )
-    assert "There are no results of a baseline here yet." in markdown(compare({}, CELLS[:1], 5000, range(2)))
+    assert "No baseline has results yet." in markdown(compare({}, CELLS[:1], 5000, range(2)))
     assert [(row["lead"], row["p"]) for row in rows(table) if row["method"] == "pefll"] == [("-1.00", "")] * 2
     assert "Local & \\textbf{86.0} [1 of 2 seeds] (82.2 $\\pm$ 0.6) \\\\" in latex(table)
     assert latex(table).count("\nseeds & 2 \\\\\n") == 2

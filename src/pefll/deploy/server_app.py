@@ -74,10 +74,10 @@ def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[s
     """
     report = _reporter(console)
     trained = run.load(plan.run, console)
-    with_strangers = _engine(grid, plan, lambda sentence: None, trained.server, c=0)
-    with_strangers.roster.present()
-    newcomers = sorted(set(with_strangers.roster.unknown_nodes.values()) - set(plan.names))
-    with_strangers.close()
+    listing = _engine(grid, plan, lambda sentence: None, trained.server, c=0)
+    listing.roster.present()
+    newcomers = sorted(set(listing.roster.unknown_nodes.values()) - set(plan.names))
+    listing.close()
     engine = FlowerEngine(
         grid, plan.agreement, plan.names, 0, plan.terms, report, template=trained.server, newcomers=newcomers
     )
