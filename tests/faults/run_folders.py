@@ -48,7 +48,17 @@ TRAIN = (
     f"--rounds {ROUNDS} --model tiny --clients-per-round 2 --eval-every 1 --checkpoint-every 2 --engine serial "
     "--processes 1 --device cpu --unseen 0.25 --set embedding=linear --set hypernetwork=S --set local_steps=1"
 ).split()
-NOTES = ("damaged", "passed over", "kept as", "restored", "earlier version", "anew", "another run", "is missing")
+NOTES = (
+    "damaged",
+    "skipped",
+    "kept as",
+    "restored",
+    "earlier version",
+    "anew",
+    "start the run again",
+    "another run",
+    "is missing",
+)
 
 
 def main_of(*arguments: object) -> int:

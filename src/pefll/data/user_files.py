@@ -264,7 +264,7 @@ def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
     ):
         if asked != usual:
             raise PefllError(
-                f"{name} has no columns: leave {given} away, which is for tables and .npz files only", code="PEFLL-D181"
+                f"{name} has no columns; omit {given}, which applies only to tables and .npz files", code="PEFLL-D181"
             )
 
 
@@ -294,7 +294,7 @@ def _read_split(path: Path, split: str) -> Any:
 
 def _several_clients(path: Path, count: int, instead: str, by: str = "") -> PefllError:
     return PefllError(
-        f"{path} holds the samples of {count} clients{by}; give a file with those of one"
+        f"{path} holds the samples of {count} clients{by}; give a file with the samples of one client"
         f"{instead and f', or {instead}'}",
         code="PEFLL-M034",
     )
@@ -369,5 +369,6 @@ def _kind(path: Path, layout: str = "client/class") -> str:
     if suffix in frames.TABLES:
         return "table"
     raise PefllError(
-        f"{path} is of an unknown kind; use .npz, .csv, .parquet, or a folder {layout}/*.png", code="PEFLL-D184"
+        f"{path} is not a supported type of file; use .npz, .csv, .parquet, or a folder {layout}/*.png",
+        code="PEFLL-D184",
     )

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder with tensors and a manifest, which appears complete or not at all."""
+"""Checkpoints: a folder with tensors and a manifest, written atomically."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Writer:
         # Kept until `wait`. This thread must free memory that a GPU copied into: another thread would call the GPU's
         # driver, which fails while a CUDA graph is captured.
         self._held = tensors
-        context = copy_context()  # errors name options or arguments: see `wording`
+        context = copy_context()  # keeps the caller's wording of errors: options or arguments
 
         def work() -> None:
             try:
@@ -181,7 +181,7 @@ def _write(path: Path, parts: Iterable[memoryview]) -> dict[str, Any]:
 
 
 def load(path: Path, run: str = "") -> Checkpoint:
-    """Return the checkpoint in a folder; PefllError if a byte is wrong, or it is in the wrong place.
+    """Return the checkpoint in a folder; PefllError if it is damaged, or of another round or run.
 
     It must belong to the run with the ID `run`; empty for any run.
     """
@@ -236,7 +236,7 @@ def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkp
         except PefllError as error:
             if error.code == TOO_LARGE:
                 raise
-            report(f"{error.args[0]}; it is passed over")
+            report(f"{error.args[0]}; it is skipped")
             if error.code in (manifest.OTHER_ROUND, manifest.OTHER_RUN, manifest.NO_RUN):
                 misplaced.append(error.args[0])
             continue
@@ -247,8 +247,10 @@ def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkp
             )
         return found
     if misplaced:  # the user can still put them right
-        raise PefllError(f"no checkpoint in {folder} is in its place: {misplaced[0]}", code="PEFLL-R018")
-    raise PefllError(f"no checkpoint in {folder} is whole; start the run anew", code="PEFLL-R007")
+        raise PefllError(
+            f"every checkpoint in {folder} is of another round or run, or damaged: {misplaced[0]}", code="PEFLL-R018"
+        )
+    raise PefllError(f"every checkpoint in {folder} is damaged; start the run again", code="PEFLL-R007")
 
 
 def set_newer_aside(folder: Path, round_: int, report: Callable[[str], None]) -> None:
