@@ -36,7 +36,7 @@ def test_tuning(pefll, refused, tmp_path, monkeypatch):
     said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1", "--at-once", 2)
     assert said.code == 0, said.err
     assert "client_lr=0.001 seed 1: " in said.err.replace("local_steps=2 ", "")
-    assert "is the largest that was tried" in said.out
+    assert "is the largest value tried" in said.out
     assert "wrote results/tune/digits-fedavg-n8.json" in said.out
     said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1")
     assert "0 runs to do" in said.err
@@ -86,7 +86,7 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "table1", "--only", "fedavg", "--rounds", 2, "--seeds", "0,1"]
     assert "2 runs are missing" in pefll(*words, "--dry-run").out
-    assert "within budget" in pefll(*words, "--dry-run", "--budget", 5).out
+    assert "in budget" in pefll(*words, "--dry-run", "--budget", 5).out
     assert "--budget is 0.0; it must be more than 0 minutes" in refused(*words, "--budget", 0)
     assert not (tmp_path / "results").exists()
     said = pefll(*words)
@@ -220,7 +220,7 @@ def test_reproducing_what_is_missing_of_all_experiments(pefll, refused, tmp_path
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "--missing", "--rounds", 2, "--seeds", "0,1"]
     assert "2 runs are missing" in pefll(*words, "--dry-run").out
-    assert "within budget" in pefll(*words, "--dry-run", "--budget", 5).out
+    assert "in budget" in pefll(*words, "--dry-run", "--budget", 5).out
     said = pefll(*words)
     assert said.code == 0, said.err
     assert "wrote results/small.md" in said.out

@@ -352,7 +352,7 @@ def test_what_is_missing_is_shown_with_its_time(results, tmp_path):
     assert "12 runs are missing" in text
     assert "tuned at n=10" in text
     assert "23000, a guess" in text
-    assert "within budget" not in text
+    assert "in budget" not in text
 
 
 def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp_path):
@@ -368,7 +368,7 @@ def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp
     assert [len(fedavg.cut(seconds).jobs) for seconds in (-5, 19, 21, 39, 41, 1e9)] == [0, 0, 1, 1, 2, 2]
     locals_ = sum(batch.seconds for batch in queue[:2])
     lines = shown(missing_table(status, queue, locals_ + 65)).splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("within budget"))
+    place = next(number for number, line in enumerate(lines) if line.startswith("in budget"))
     assert lines[place].split()[2] == "7"  # two seeds of Local twice, of FedAvg or PeFLL once, and one seed more
     assert "0 " in lines[place - 1]
     assert len(lines) > place + 3

@@ -68,7 +68,7 @@ def test_curves_of_different_data_say_so(make_run: MakeRun, tmp_path: Path) -> N
     other = make_run("set", asked={"data": "cifar100", "data_sha256": "x"}, dataset="CIFAR-100")
     curves([mine, other], out)
     assert (
-        "These lines are of different data, and cannot be compared: CIFAR-10, by-class 2, 100 clients; CIFAR-100, "
+        "These runs have different data and cannot be compared: CIFAR-10, by-class 2, 100 clients; CIFAR-100, "
         "by-class 2, 100 clients" in out.read_text()
     )
     bare = make_run("bare", evaluations=0, asked={"data": "digits", "data_sha256": "y"}, dataset="digits")

@@ -198,8 +198,8 @@ def check_cohort_size(federation: Federation, size: int) -> None:
         raise PefllError(f"clients_per_round is {size}; it must be at least 1", code="PEFLL-E007")
     if size > federation.num_seen:
         raise PefllError(
-            f"clients_per_round is {size:,}, but the federation has only {counted(federation.num_seen, 'seen client')}; "
-            "lower it",
+            f"clients_per_round is {size:,}, but the federation has only "
+            f"{counted(federation.num_seen, 'seen client')}; lower it",
             code="PEFLL-E008",
         )
 

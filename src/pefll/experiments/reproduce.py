@@ -312,7 +312,7 @@ def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float
     _add_rows(table, fitting, "")
     if budget is not None:
         runs, end = sum(len(batch.jobs) for batch in fitting), f"of {duration(budget)}"
-        table.add_row("within budget", "", str(runs), "", duration(budget - left), end, style="bold")
+        table.add_row("in budget", "", str(runs), "", duration(budget - left), end, style="bold")
         _add_rows(table, others, "dim")
     total = sum(batch.seconds for batch in queue)
     table.add_row("all", "", str(len(status.missing)), "", duration(total), "", style="bold")
