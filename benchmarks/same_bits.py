@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -93,10 +94,17 @@ def bits_of(run: Path) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """Return figures with six digits: the summed loss may be added up in another order."""
+    """Return figures with six digits."""
     if isinstance(value, dict):
         return {name: rounded(part) for name, part in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def is_same(before: Any, after: Any, name: str = "") -> bool:
+    """Return whether states and accuracies are equal; summed losses may be added up in another order."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(is_same(before[name], after[name], name) for name in before)
+    return math.isclose(before, after, rel_tol=1e-3) if name == "loss" else bool(before == after)
 
 
 @contextmanager
@@ -144,7 +152,7 @@ class Comparison:
         def row(case: Case) -> dict[str, Any]:
             before, after = self.bits(earlier, case), self.bits(ROOT, case)
             tell()
-            return case._asdict() | {"equal": before == after, "before": before, "after": after}
+            return case._asdict() | {"equal": is_same(before, after), "before": before, "after": after}
 
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(row, cases))

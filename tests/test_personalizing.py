@@ -158,7 +158,7 @@ def test_one_file_for_each_client_and_going_on(pefll, refused, by_command, tmp_p
     gone.unlink()
     said = pefll("personalize", by_command, "--data", data, "--each", "--out", folder)
     assert said.code == 0
-    assert "15 models were there" in said.out
+    assert "15 models of this run and data existed already" in said.out
     assert gone.is_file()
     assert all(path.stat().st_mtime_ns == at for path, at in before.items() if path != gone)
     assert len(json.loads((folder / INDEX).read_text())["models"]) == len(STRANGE)
@@ -196,7 +196,7 @@ def test_damaged_models_are_made_again_with_a_note(pefll, by_command, tmp_path):
     assert said.code == 0
     assert said.err.count(".damaged-1 and made again") == 2
     assert (folder / "bob.safetensors.damaged-1").read_bytes() == whole[bob][:-9]
-    assert "1 model was there" in said.out
+    assert "1 model of this run and data existed already" in said.out
     for path in whole:
         assert PersonalModel.load(path)
 
@@ -352,3 +352,13 @@ def test_models_are_their_owners_alone_whatever_the_umask(trained, tmp_path):
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_the_label_column_of_training_is_the_default(pefll, tmp_path):  # noqa: F811
+    data, models = tmp_path / "users.parquet", tmp_path / "models"
+    table(["a", "b", "c", "d"]).rename(columns={"label": "liked"}).to_parquet(data)
+    given = ["--data", data, "--label", "liked", "--client-column", "user_id", "--unseen", "0.25", "--device", "cpu"]
+    assert pefll("train", *given, "--rounds", 1, "--processes", 1, "--out", tmp_path / "run").code == 0
+    assert pefll("personalize", tmp_path / "run", "--data", data, "--each", "--out", models).code == 0
+    said = pefll("predict", models / file_name("a"), "--data", data)
+    assert "of 48 samples are right" in said.out

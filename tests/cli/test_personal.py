@@ -161,10 +161,11 @@ def test_tables_whose_labels_have_another_name(pefll, refused, tmp_path):
     assert "no column 'label' with labels; there are a, b, y, client: say which one it is with --label" in said.err
     assert pefll("train", "--data", named, "--label", "y", *small).code == 0
     one = table(tmp_path / "one.csv", clients=1)
-    assert "PEFLL-M053" in refused("personalize", tmp_path / "run", "--data", one, "--out", tmp_path / "m")
-    assert pefll("personalize", tmp_path / "run", "--data", one, "--label", "y", "--out", tmp_path / "m").code == 0
-    assert "no column 'label'" in pefll("predict", tmp_path / "m", "--data", one).out
-    assert "samples are right" in pefll("predict", tmp_path / "m", "--data", one, "--label", "y").out
+    wrong = ("--data", one, "--label", "z", "--out", tmp_path / "m")
+    assert "PEFLL-M053" in refused("personalize", tmp_path / "run", *wrong)
+    assert pefll("personalize", tmp_path / "run", "--data", one, "--out", tmp_path / "m").code == 0
+    assert "no column 'z'" in pefll("predict", tmp_path / "m", "--data", one, "--label", "z").out
+    assert "samples are right" in pefll("predict", tmp_path / "m", "--data", one).out
 
 
 def test_models_that_are_none(pefll, refused, labelled, client, tmp_path):

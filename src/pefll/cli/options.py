@@ -17,6 +17,13 @@ Label = Annotated[
         help="Name of the label column in a table, or of the array in an .npz.", show_default="label, in an .npz y"
     ),
 ]
+TrainedLabel = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the label column in a table, or of the array in an .npz.",
+        show_default="as in training; in an .npz y",
+    ),
+]
 ClientColumn = Annotated[str, typer.Option(help="Name of the client column in a table or .npz.")]
 Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="the data's")]
 Clients = Annotated[int, typer.Option(help="As in `pefll train`.", show_default="the data's")]

@@ -16,11 +16,11 @@ from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import (
     Force,
-    Label,
     OwnMethod,
     OwnModel,
     PersonalSettings,
     RunPath,
+    TrainedLabel,
     check_free,
     own_code,
     parse_settings,
@@ -105,7 +105,7 @@ def personalize(
         bool,
         typer.Option("--each", help="Make one model for each client in the data; keep models that exist already."),
     ] = False,
-    label: Label = sources.LABEL,
+    label: TrainedLabel = None,
     client_column: Annotated[
         str | None,
         typer.Option(help="Name of the client column in a table or .npz.", show_default="the run's"),
@@ -132,6 +132,7 @@ def personalize(
     else:
         check_free(target, "--out", force)
     trained = run.load(path, err, architecture, method).with_settings(**parse_settings(settings or []))
+    label = label or _label_in_training(data, trained.columns.label)
     if each:
         _personalize_each(trained, data, target, label, client_column, force)
         return
@@ -169,7 +170,7 @@ def _personalize_each(
         say(err, f"Stopped: the models in {folder} are kept, and the same command continues from there.")
         sys.exit(INTERRUPTED)
     if written.kept:
-        say(out, f"{folder}: {counted(len(written.kept), 'model')} {'was' if len(written.kept) == 1 else 'were'} there")
+        say(out, f"{folder}: {counted(len(written.kept), 'model')} of this run and data existed already")
     if written.made:
         index = folder / personalizing.INDEX
         say(out, f"{folder}: {counted(len(written.made), 'personal model')}; {index} names the client of each file")
@@ -178,14 +179,18 @@ def _personalize_each(
     if written.errors:
         reasons = first_few((f"{client}: {error}" for client, error in written.errors.items()), 10)
         raise PefllError(
-            f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model: {reasons}", code="PEFLL-M041"
+            f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; mend the data and give "
+            f"the command again: {reasons}",
+            code="PEFLL-M041",
         )
 
 
 def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) -> None:
     """Raise PefllError if a table lacks the labels that a run needs."""
     if not has_labels and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
-        raise PefllError(f"{data} has no column {label!r}; name the column of labels with --label", code="PEFLL-M053")
+        raise PefllError(
+            f"{data} has no column {label!r} of labels; name the column that has them with --label", code="PEFLL-M053"
+        )
 
 
 def predict(
@@ -194,7 +199,7 @@ def predict(
     target: Annotated[
         Path | None, typer.Option("--out", help="Write a CSV with sample, class and probability.")
     ] = None,
-    label: Label = sources.LABEL,
+    label: TrainedLabel = None,
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, if the model is your own code.")
     ] = None,
@@ -210,6 +215,7 @@ def predict(
         personal = PersonalModel.load(model, architecture=architecture)
     for note in notes:
         say(err, f"note: {note.message}")
+    label = label or _label_in_training(data, personal.facts.get("label_column"))
     x, y = _read_client(data, label, personal.facts)
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.facts["classes"]:
         raise PefllError(
@@ -236,6 +242,11 @@ def predict(
         say(out, f"{right:.1f}% of {counted(len(y), 'sample')} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
         say(out, f"The accuracy is unknown: there is no column {label!r}; --label names another.")
+
+
+def _label_in_training(data: Path, trained: str | None) -> str:
+    """Return the label column that a table has if it is like the training data; the default for other files."""
+    return trained or sources.LABEL if data.suffix.lower() in sources.TABLES else sources.LABEL
 
 
 def _read_client(data: Path, label: str, facts: dict[str, Any], **more: Any) -> tuple[Any, Any]:

@@ -129,7 +129,8 @@ class PersonalModel(nn.Module):
         path = arguments.path(path)
         if path.is_dir():
             raise PefllError(
-                f"{path} is a folder; make a model file from a run with `pefll personalize {path}`", code="PEFLL-R107"
+                f"{path} is a folder; name a file in it, or make a model file from a run with `pefll personalize RUN`",
+                code="PEFLL-R107",
             )
         if not path.is_file():
             raise PefllError(f"there is no file {path}", code="PEFLL-R108")
@@ -261,7 +262,8 @@ def check_input(x: Any, facts: dict[str, Any]) -> Array:
         raise _wrong_shape(x.shape, expected)
     if facts["normalise"] and x.dtype != np.uint8:
         raise PefllError(
-            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them",
+            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; scale them to 0..255 and "
+            "convert them",
             code="PEFLL-R111",
         )
     if facts["tokens"] and facts["model"] == "lstm" and int(x.max()) >= facts["classes"]:
@@ -302,8 +304,8 @@ def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
         raise _wrong_shape(x.shape, expected)
     if facts["normalise"] and x.dtype != torch.uint8:
         raise PefllError(
-            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; convert them, or give "
-            "normalised samples to model.network",
+            f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; scale them to 0..255 and "
+            "convert them, or give normalised samples to model.network",
             code="PEFLL-R114",
         )
     if x.is_complex() or x.dtype == torch.bool or (facts["tokens"] and x.is_floating_point()):
