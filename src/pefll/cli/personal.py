@@ -96,8 +96,8 @@ def personalize(
     data: Annotated[
         Path,
         typer.Option(
-            help="The client's samples: .npz with x and y, .csv, .parquet, or a folder class/*.png. With --each, the "
-            "samples of several clients; as a folder, client/class/*.png."
+            help="The client's samples: .npz with x and y, .csv, .parquet, or a folder `class/*.png`. With --each, the "
+            "samples of several clients; as a folder, `client/class/*.png`."
         ),
     ],
     target: Annotated[Path, typer.Option("--out", help="The file to write, a .safetensors; with --each, a folder.")],
