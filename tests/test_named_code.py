@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import pefll
+from pefll import training
 from pefll.core import plugins
 from pefll.core.errors import PefllError
 from pefll.engines.flower.protocol.agreement import Agreement
@@ -173,3 +174,9 @@ def test_names_of_the_packages_own_models_never_lead_to_files(tmp_path, monkeypa
     (tmp_path / "fedavg.py").write_text("raise RuntimeError\n")
     assert build_model("mlp", (6,), 3)
     assert pefll.fit(ragged(), "fedavg", model="mlp", rounds=1, clients_per_round=2, local_steps=1, processes=1)
+
+
+def test_the_place_of_an_error_is_the_users_line_not_ours():
+    with pytest.raises(ValueError, match="bad shape") as raised:
+        exec(compile("raise ValueError('bad shape')", training.__file__, "exec"))
+    assert plugins.fault(raised.value).startswith(f"ValueError in {__file__}, line ")

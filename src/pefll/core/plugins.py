@@ -23,18 +23,21 @@ _allowed: set[str] = set()
 
 
 class OwnCodeFailed(Exception):
-    """A user's code failed in another process. Its text says how and where."""
+    """A user's code failed in another process. The exception's text says how and where."""
 
 
 def fault(error: BaseException) -> str:
-    """Return how and where a user's code failed, for example "ValueError in mine.py, line 6: no"; else "".
+    """Return how and where a user's code failed, for example "ValueError in mine.py, line 6: bad shape".
 
-    The place is the innermost line outside of this package and of installed packages.
+    The place is the innermost line outside of this package and of installed packages. Return "" if there is none.
     """
     if isinstance(error.__cause__, OwnCodeFailed):
         return str(error.__cause__)
     paths = sysconfig.get_paths()
-    installed = [Path(__file__).parent, *(Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    installed = [
+        Path(__file__).parents[1],
+        *(Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    ]
     for place in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(place.filename).is_file() and not any(Path(place.filename).is_relative_to(one) for one in installed):
             return f"{type(error).__name__} in {place.filename}, line {place.lineno}: {error}"
@@ -47,7 +50,7 @@ def allow(*names: object) -> None:
 
 
 def allow_only(*names: object) -> None:
-    """Allow only these names, not earlier ones nor those in the environment: for a process that obeys a server."""
+    """Allow only these names, not earlier ones or the environment's: for a process that runs what a server asks."""
     _allowed.clear()
     os.environ.pop(CODE, None)
     allow(*names)
@@ -59,20 +62,20 @@ def is_allowed(reference: str) -> bool:
 
 
 def import_name(reference: str, what: str) -> Any:
-    """Return the object that `package.module:name` names, also from the current folder.
+    """Import and return the object `package.module:name`. The module may also be in the current folder.
 
     PefllError if the user did not name it, or it cannot be imported. `what` is its kind, for example `"model"`.
     """
     if not is_allowed(reference):
         raise PefllError(
-            f"a file or a server names the code {reference!r} as {what}; it runs only if you name it too: "
-            f"give {argument(what, reference)}, to a client {argument('code', reference)}, or set {CODE}={reference} "
+            f"a file or a server names the code {reference!r} as {what}; it runs only if you name it yourself: "
+            f"pass {argument(what, reference)} (for a client {argument('code', reference)}), or set {CODE}={reference} "
             "in the environment",
             code="PEFLL-M001",
         )
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # like `python -m`; a console script does not
+        sys.path.insert(0, os.getcwd())  # `python -m` does so by itself, a console script does not
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, ValueError) as error:

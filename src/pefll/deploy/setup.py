@@ -1,4 +1,4 @@
-"""Makes the agreement of a federation from an example of its data."""
+"""Makes an agreement (the settings that server and clients share) from example data."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from pefll.engines.flower.protocol.names import client_name
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
 
-MOST_MADE_UP = 10_000  # each needs a key
+MOST_GENERATED_NAMES = 10_000  # each client needs a key of its own
 
 
 def client_names(text: str) -> tuple[str, ...]:
-    """Return the names of clients, from their number or from a list with commas."""
+    """Return the names of clients, from their number or from names separated by commas."""
     if text.strip().isdecimal():
-        if not 1 <= int(text) <= MOST_MADE_UP:
+        if not 1 <= int(text) <= MOST_GENERATED_NAMES:
             raise PefllError(
-                f"{argument('clients', text)}: give a number from 1 to {MOST_MADE_UP:,}, or names with commas",
+                f"{argument('clients', text)}: give the number of clients, 1 to {MOST_GENERATED_NAMES:,}, or their "
+                "names, separated by commas",
                 code="PEFLL-F425",
             )
         return tuple(client_name(number) for number in range(int(text)))
@@ -49,18 +50,18 @@ def agreement_like(
     label: str = LABEL,
     client: str = CLIENT,
 ) -> Agreement:
-    """Return an agreement for data like an example.
+    """Return an agreement for clients whose data has the same form as the example `like`.
 
     Args:
         like: a data set's name, or a path to a file or folder.
         data_dir: folder of data sets.
         method: a key of METHODS, or package.module:Class.
         pairs: hyper-parameters, each NAME=VALUE.
-        model: of the clients, or auto.
-        num_clients: how many train.
-        seed: of everything random.
+        model: a client model's name, package.module:function, or auto.
+        num_clients: number of clients that take part in training.
+        seed: of all random draws.
         label: see `load_samples`.
-        client: see `load_samples`; a table's column of clients is no feature.
+        client: column of the client; it is not used as a feature.
     """
     allow(method, model)
     settings: dict[str, Any] = {}
@@ -89,9 +90,10 @@ def agreement_like(
 
 
 def _with_small_descriptor(agreed: Agreement) -> Agreement:
-    """Return it with descriptors of at most as many numbers as samples, unless the settings have a size.
+    """Return the agreement with a descriptor no longer than its batch. A `descriptor_size` in the settings is kept.
 
-    The paper's size, 1 + n/4, exceeds its batch of 32 from 128 clients on, and clients refuse that.
+    The paper has 1 + n/4 numbers for n clients, and batches of 32 samples. From n = 128 on, a descriptor has more
+    numbers than the batch has samples. Clients refuse this.
     """
     batch, numbers = _descriptor(agreed)
     size = batch - (numbers - getattr(agreed.build(), "descriptor", 0))
@@ -101,25 +103,26 @@ def _with_small_descriptor(agreed: Agreement) -> Agreement:
 
 
 def refused_by_default(agreed: Agreement) -> list[str]:
-    """Return sentences about what clients would refuse unless their owners allow it."""
+    """Return warnings about settings that clients refuse by default."""
     method = agreed.build()
     batch, numbers = _descriptor(agreed)
     sentences = []
     if batch and numbers > batch:
         sentences.append(
-            f"Clients refuse to describe {counted(batch, 'sample')} by {counted(numbers, 'number')}: make "
-            "descriptor_size smaller or descriptor_batch larger, or let owners start with --numbers-per-sample"
+            f"Clients refuse a descriptor of {counted(numbers, 'number')} from {counted(batch, 'sample')}: it has more "
+            "numbers than samples. Make descriptor_size smaller or descriptor_batch larger, or ask the clients' "
+            "owners for a larger --numbers-per-sample"
         )
     small = [name for name in ("batch_size", "descriptor_batch") if 0 < getattr(method, name, 0) < MIN_SAMPLES]
     return sentences + [
-        f"Clients refuse to reply from fewer than {MIN_SAMPLES} samples: make {name} larger than "
-        f"{getattr(method, name)}, or let owners start with --min-samples"
+        f"Clients refuse batches of fewer than {MIN_SAMPLES} samples: {name} is {getattr(method, name)}; make it at "
+        f"least {MIN_SAMPLES}, or ask the clients' owners for a smaller --min-samples"
         for name in small
     ]
 
 
 def _descriptor(agreed: Agreement) -> tuple[int, int]:
-    """Return the number of samples behind a descriptor in training, 0 for all, and its number of values."""
+    """Return how many samples a descriptor is computed from in training (0 for all), and how many values it has."""
     method: Any = agreed.build()
     shares = agreed.classes if getattr(method, "histogram", False) else 0
     return getattr(method, "descriptor_batch", 0), getattr(method, "descriptor", 0) + shares

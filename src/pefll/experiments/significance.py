@@ -30,15 +30,16 @@ class Difference(NamedTuple):
     low: float  # of the 95% interval
     high: float
     p: float  # two-sided
-    clients: int  # of all seeds
+    clients: int  # added up over the seeds
     seeds: int
 
 
 def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Difference:
     """Return the difference of two methods' accuracies, with an interval from resampled clients.
 
-    Clients are drawn with replacement, separately for each seed. A client keeps the results of both methods. The
-    interval covers the choice of clients. It does not cover the randomness of training, which needs more seeds.
+    Clients are drawn with replacement, separately for each seed. A drawn client counts for both methods, so the
+    comparison is paired. The interval covers the choice of clients. It does not cover the randomness of training,
+    which needs more seeds.
 
     Args:
         pairs: one for each seed.

@@ -17,7 +17,7 @@ MOST_CLASSES = 20
 def print_federation(summary: Summary, console: Console) -> None:
     """Print the clients of a federation, their samples per split, and their classes.
 
-    Of more than MOST_CLASSES classes, only the most and the least frequent are listed.
+    If there are more than MOST_CLASSES classes, only the most and the least frequent ones are listed.
     """
     console.print(Text.assemble((summary.name, "bold"), f", {summary.partition}"))
     console.print(

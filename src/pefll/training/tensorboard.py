@@ -18,7 +18,7 @@ class TensorBoard(Callback):
     A resumed run writes a second file in the same folder; TensorBoard shows both as one run.
 
     Args:
-        folder: for the events, with a folder for each run in it; None for the runs' own folders.
+        folder: where to write the events; each run gets a subfolder. None writes into each run's own folder.
 
     Raises:
         PefllError: if the package is not installed.
@@ -33,8 +33,8 @@ class TensorBoard(Callback):
         """Open a file."""
         if self._folder is None and run.spec.folder is None:
             raise PefllError(
-                "TensorBoard's events need a folder: give the run one with out=..., or give "
-                "pefll.TensorBoard('events') one",
+                "TensorBoard's events need a folder: set the run's with out=..., or name one, for example "
+                "pefll.TensorBoard('events')",
                 code="PEFLL-T129",
             )
         title = safe_file_name(run.spec.title.replace(" ", "-"))

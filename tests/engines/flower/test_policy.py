@@ -305,7 +305,7 @@ def test_init_chooses_descriptors_that_clients_send(tmp_path):
     for fine in (agreed(100), agreed(1000), agreed(8, method="fedavg"), agreed(1000, "descriptor_batch=0")):
         assert refused_by_default(fine) == []
     (sentence,) = refused_by_default(agreed(100, "descriptor_size=64"))
-    assert "describe 32 samples by 64 numbers" in sentence
+    assert "a descriptor of 64 numbers from 32 samples" in sentence
     assert len(refused_by_default(agreed(8, "descriptor_batch=1", "batch_size=4"))) == 3
 
 
