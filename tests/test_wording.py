@@ -58,7 +58,7 @@ def test_whoever_calls_a_function_reads_of_its_arguments(tmp_path):
     samples = pefll.samples_from_arrays(np.zeros((4, 2)), np.arange(4) % 2)
     with pytest.raises(pefll.PefllError, match=r"add clients=50.*PEFLL-D206"):
         pefll.make_federation(samples, partition="by-class 2", clients=None, seed=0)
-    with pytest.raises(pefll.PefllError, match=r"leave label='y'.*PEFLL-D181"):
+    with pytest.raises(pefll.PefllError, match=r"omit label='y'.*PEFLL-D181"):
         pefll.load_samples("digits", label="y")
     with pytest.raises(pefll.PefllError, match=r"leave client='writer'.*PEFLL-D181"):
         pefll.load_samples("digits", client="writer")

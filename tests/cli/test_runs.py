@@ -60,7 +60,7 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
         said = pefll(*arguments)
         assert said.code == 2
         *notes, error = said.err.splitlines()
-        assert error.startswith("error: no checkpoint in ")
+        assert "PEFLL-R007" in error
         assert error.endswith("is whole; start the run anew [PEFLL-R007]")
         assert all("damaged" in note for note in notes)
     shutil.rmtree(folder / "checkpoints")

@@ -81,7 +81,7 @@ def test_folders_of_other_layouts(tmp_path):
 def test_columns_of_data_that_has_none(tmp_path):
     _save(tmp_path / "ann" / "cat" / "1.png", np.zeros((4, 4), np.uint8))
     for read in (read_samples, read_client):
-        with pytest.raises(PefllError, match=r"leave label='species'.*PEFLL-D181"):
+        with pytest.raises(PefllError, match=r"omit label='species'.*PEFLL-D181"):
             read(tmp_path, label="species")
     for source in ("digits", tmp_path):
         with pytest.raises(PefllError, match=r"leave client='writer'.*PEFLL-D181"):
