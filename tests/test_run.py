@@ -86,7 +86,7 @@ def test_what_is_easily_given_in_place_of_a_federation_or_a_model():
             call()
     with pytest.raises(pefll.PefllError, match=r"the class Linear; pass an instance, such as Linear.*PEFLL-T105"):
         pefll.fit(ragged(), model=nn.Linear, rounds=1)
-    with pytest.raises(pefll.PefllError, match=r"a name or a torch\.nn\.Module, not a int.*PEFLL-T106"):
+    with pytest.raises(pefll.PefllError, match="PEFLL-T106"):
         pefll.fit(ragged(), model=3, rounds=1)
 
 

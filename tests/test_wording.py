@@ -60,7 +60,7 @@ def test_whoever_calls_a_function_reads_of_its_arguments(tmp_path):
         pefll.make_federation(samples, partition="by-class 2", clients=None, seed=0)
     with pytest.raises(pefll.PefllError, match=r"omit label='y'.*PEFLL-D181"):
         pefll.load_samples("digits", label="y")
-    with pytest.raises(pefll.PefllError, match=r"leave client='writer'.*PEFLL-D181"):
+    with pytest.raises(pefll.PefllError, match=r"omit client='writer'.*PEFLL-D181"):
         pefll.load_samples("digits", client="writer")
     with pytest.raises(pefll.PefllError, match=r"pefll\.fit\(federation, out=\.\.\.\) makes one.*PEFLL-R120"):
         pefll.load(tmp_path)

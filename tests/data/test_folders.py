@@ -84,7 +84,7 @@ def test_columns_of_data_that_has_none(tmp_path):
         with pytest.raises(PefllError, match=r"omit label='species'.*PEFLL-D181"):
             read(tmp_path, label="species")
     for source in ("digits", tmp_path):
-        with pytest.raises(PefllError, match=r"leave client='writer'.*PEFLL-D181"):
+        with pytest.raises(PefllError, match=r"omit client='writer'.*PEFLL-D181"):
             load_samples(source, tmp_path / "data", client="writer")
 
 
