@@ -10,6 +10,7 @@ from torch import nn
 
 import pefll
 from pefll.core.signals import Stopped
+from pefll.engines import hardware
 from tests.federations import ragged
 
 QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2}
@@ -99,3 +100,10 @@ def test_who_asks_a_cpu_for_what_only_a_gpu_has_is_told():
         warnings.simplefilter("error")
         for precision in ("auto", "float32", "float64"):
             pefll.fit(ragged(), "fedavg", precision=precision, **quick)
+
+
+def test_a_run_of_several_processes_is_evaluated_where_the_vector_engine_is_chosen(monkeypatch):
+    monkeypatch.setattr(hardware, "pick_engine", lambda device, problem: "serial")  # as on another machine
+    run = pefll.fit(ragged(), "fedavg", rounds=1, clients_per_round=2, local_steps=1, device="cpu", processes=2)
+    monkeypatch.setattr(hardware, "pick_engine", lambda device, problem: "vector")
+    assert run.evaluate().seen

@@ -1,4 +1,4 @@
-"""A run knows its model again, and refuses one that computes something else with the same weights."""
+"""A run refuses a model that computes something else with the same weights."""
 
 from __future__ import annotations
 

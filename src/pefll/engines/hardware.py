@@ -101,7 +101,7 @@ def pick_hardware(problem: Problem, device: str, engine: str, precision: str, pr
     """Return where and how a run is computed; PefllError if this machine cannot do that.
 
     `auto` is decided here, by the machine and the size of the model. `processes` is for the serial engine; 0 is one
-    per core.
+    per core. The vector engine ignores it, so that a run of another machine can be evaluated here.
     """
     place = pick_device(device)
     engine = engine if engine != "auto" else pick_engine(place, problem)
@@ -110,12 +110,6 @@ def pick_hardware(problem: Problem, device: str, engine: str, precision: str, pr
             "only a Flower app reaches clients on other machines; see `pefll flower --help`", code="PEFLL-T114"
         )
     if engine == "vector":
-        if processes > 1:
-            raise PefllError(
-                f"{argument('processes', processes)} is for the serial engine, but this run would use the vector "
-                f"engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
-                code="PEFLL-T125",
-            )
         return Hardware(place, engine, pick_precision(precision, place))
     if device != "auto" and place.type == "cuda":
         raise PefllError(

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from pefll.core.wording import counted
+from pefll.core.errors import PefllError
+from pefll.core.wording import argument, counted
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
@@ -119,6 +120,12 @@ def resolve(
     c = clients_per_round(config, federation)
     if finished is None:
         hardware = pick_hardware(problem, config.device, config.engine, config.precision, config.processes)
+        if hardware.engine == "vector" and config.processes > 1:
+            raise PefllError(
+                f"{argument('processes', config.processes)} is for the serial engine, but this run would use the "
+                f"vector engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
+                code="PEFLL-T125",
+            )
         check_memory(hardware, config.method, config.settings, problem, federation, c, runs)
     method = build_method(config.method, problem, config.settings)
     if not method.trains_in_rounds:
