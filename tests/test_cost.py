@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pefll.core.errors import PefllError
 from pefll.methods import FedAvg, Local, PeFLL
-from pefll.methods.contract import Own, everyone
+from pefll.methods.contract import ClientState, everyone
 from pefll.training.cost import cost_of_median_client
 from tests.federations import problem_of, ragged
 
@@ -68,7 +68,7 @@ class FineTuned(FedAvg):
         return cohort.run(self.fine_tune, everyone(server.theta)).value
 
     def fine_tune(self, client, theta):
-        return Own(self.train(client, theta).theta)
+        return ClientState(self.train(client, theta).theta)
 
 
 class ByTheServer(FineTuned):

@@ -16,7 +16,7 @@ from pefll.data.federation import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
-from pefll.methods.contract import Own, each, everyone, own
+from pefll.methods.contract import ClientState, client_state, each, everyone
 from pefll.training.cost import cost_of_new_client
 from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.fitting import fit
@@ -85,7 +85,7 @@ class Numbers:
     """A method's functions for clients, for a door without a method behind it."""
 
     def add(self, client, more, mine):
-        return Own(mine + more + client.id)
+        return ClientState(mine + more + client.id)
 
 
 @pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
@@ -94,7 +94,7 @@ def test_what_clients_keep_is_theirs_and_free(make):
     engine = make(federation, build_method("fedavg", problem_of(federation), {}), 0, 3, dtype=torch.float64)
     memory = torch.arange(16.0).double().reshape(8, 2)
     ((ids, cohort),) = engine.cohorts(np.array([4, 1]))
-    reply = cohort.run(Numbers().add, everyone(torch.tensor([100.0, 200.0]).double()), own(memory))
+    reply = cohort.run(Numbers().add, everyone(torch.tensor([100.0, 200.0]).double()), client_state(memory))
     after = cohort.keep(memory, reply)
     wanted = memory.clone()
     for client in (4, 1):
@@ -116,7 +116,7 @@ def test_a_cohort_is_all_new_or_not_at_all(make):
     assert kinds == {0: False, 3: False, 6: True, 7: True}
     ((_, cohort),) = engine.cohorts(np.array([7, 6]))
     with pytest.raises(PefllError, match="PEFLL-E006"):
-        cohort.run(Numbers().add, everyone(torch.zeros(2)), own(torch.zeros(8, 2)))
+        cohort.run(Numbers().add, everyone(torch.zeros(2)), client_state(torch.zeros(8, 2)))
     engine.close()
 
 

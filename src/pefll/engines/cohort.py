@@ -17,7 +17,7 @@ from pefll.core.errors import Diverged, PefllError
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.core.wording import counted
 from pefll.data.federation import Federation
-from pefll.methods.contract import Each, Everyone, Method, Own
+from pefll.methods.contract import ClientState, Each, Everyone, Method
 
 Ids = npt.NDArray[np.int64]
 
@@ -65,12 +65,12 @@ class BaseCohort:
     on_progress: Callable[[bool], None] | None = None
     _known: list[Tensor] = field(default_factory=list)
 
-    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | ClientState, **static: int) -> Tree:
         """Run `task(client, *arguments)` on every client of the cohort.
 
         Args:
             task: a method's function for one client.
-            arguments: `everyone(value)` and `each(value)` are sent; the clients already have `own(value)`.
+            arguments: `everyone(value)` and `each(value)` are sent; the clients already have `client_state(value)`.
             static: small integers that select a variant of the task, such as the split.
 
         Returns:
@@ -79,13 +79,13 @@ class BaseCohort:
         self.ledger.down += self.size * sum(self.bytes_to_send(argument) for argument in arguments)
         handed = tuple(self._for_engine(argument) for argument in arguments)
         replies = self._reach(task, handed, static)
-        self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies, but=Own))
+        self.ledger.up += sum(leaf.nbytes for leaf in leaves(replies, but=ClientState))
         self.ledger.exchanges += 1
-        sent = {id(leaf) for leaf in leaves(replies, but=Own)}
+        sent = {id(leaf) for leaf in leaves(replies, but=ClientState)}
         self._known += [leaf for leaf in leaves(replies) if id(leaf) not in sent]
         return replies
 
-    def keep(self, memory: Tree, kept: Own) -> Tree:
+    def keep(self, memory: Tree, kept: ClientState) -> Tree:
         """Return `memory`, the arrays of all clients, with this cohort's rows replaced by `kept`."""
         return map_tree(lambda old, new: old.index_copy(0, self.ids, new.to(old)), memory, kept.value)
 
@@ -93,10 +93,10 @@ class BaseCohort:
         """Return a fresh cohort of the same clients, with an empty ledger."""
         return replace(self, ledger=Ledger(), _known=[])
 
-    def bytes_to_send(self, argument: Everyone | Each | Own) -> int:
+    def bytes_to_send(self, argument: Everyone | Each | ClientState) -> int:
         """Return the bytes to send to one client; values that it already has are not sent again."""
         total = 0
-        for leaf in () if isinstance(argument, Own) else leaves(argument.value):
+        for leaf in () if isinstance(argument, ClientState) else leaves(argument.value):
             if any(leaf is known for known in self._known):
                 continue
             if isinstance(argument, Each):
@@ -106,13 +106,14 @@ class BaseCohort:
                 total += leaf.nbytes
         return total
 
-    def _for_engine(self, argument: Everyone | Each | Own) -> Everyone | Each:
-        """Return an argument for an engine; `Own` arrays are reduced to this cohort's rows."""
-        if not isinstance(argument, Own):
+    def _for_engine(self, argument: Everyone | Each | ClientState) -> Everyone | Each:
+        """Return an argument for an engine; `ClientState` arrays are reduced to this cohort's rows."""
+        if not isinstance(argument, ClientState):
             return argument
         if self.is_new:
             raise PefllError(
-                "the method reads own(...) of new clients, but they have stored nothing yet; check cohort.is_new first",
+                "the method reads client_state(...) of new clients, which have stored nothing yet; check cohort.is_new "
+                "first",
                 code="PEFLL-E006",
             )
         return Each(map_tree(lambda leaf: leaf.index_select(0, self.ids), argument.value))

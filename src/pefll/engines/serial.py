@@ -27,7 +27,7 @@ from pefll.engines.cohort import (
 from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
 from pefll.engines.workers import Workers
-from pefll.methods.contract import Each, Everyone, Method, Own
+from pefll.methods.contract import ClientState, Each, Everyone, Method
 
 # Clients of a cohort in evaluation: enough to keep every process busy, few enough for frequent progress.
 CLIENTS_AT_ONCE = 16
@@ -145,7 +145,7 @@ class SerialEngine(SynchronousEngine):
             ]
             replies.append(task(self._client(id_, round_), *values, **static))
             if on_progress is not None:
-                on_progress(isinstance(replies[-1], Own))
+                on_progress(isinstance(replies[-1], ClientState))
         if not replies:
             raise PefllError("a cohort has no clients; give it at least one", code="PEFLL-E011")
         return map_tree(lambda *parts: torch.stack(parts), *replies)

@@ -26,7 +26,7 @@ from pefll.core.wording import argument
 from pefll.engines.cohort import Ids
 from pefll.engines.settings import keep_freed_memory, set_for_engines
 from pefll.engines.wire import pack, unpack
-from pefll.methods.contract import Each, Everyone, Method, Own
+from pefll.methods.contract import ClientState, Each, Everyone, Method
 
 SHARES = 4  # of a cohort's clients, at most, for each process
 PROGRESS_SECONDS = 0.5  # between two calls of `on_progress` while no reply comes
@@ -123,7 +123,7 @@ class Workers:
                     place = at_work.pop(pipe)
                     replies[place] = self._receive(pipe)
                     if on_progress is not None:
-                        on_progress(isinstance(replies[place], Own))
+                        on_progress(isinstance(replies[place], ClientState))
         except Exception:
             for pipe in at_work:  # the next call must not read replies to this one
                 with suppress(EOFError, OSError):

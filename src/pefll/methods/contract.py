@@ -38,7 +38,7 @@ class Each(NamedTuple):
     value: Tree
 
 
-class Own(NamedTuple):
+class ClientState(NamedTuple):
     """A value that stays on its client: it is never sent.
 
     As an argument of `Cohort.run`: arrays with one row for each client of the federation; a client gets its own row.
@@ -60,9 +60,9 @@ def each(value: Tree) -> Each:
     return Each(value)
 
 
-def own(value: Tree) -> Own:
+def client_state(value: Tree) -> ClientState:
     """Client i of the federation kept `value[i]`; nothing is sent."""
-    return Own(value)
+    return ClientState(value)
 
 
 class Cohort(Protocol):
@@ -83,11 +83,11 @@ class Cohort(Protocol):
         """Whether these clients never took part in training; either all of a cohort are new, or none is."""
         ...
 
-    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | ClientState, **static: int) -> Tree:
         """Run `task(client, *arguments)` on every client and return the replies with a leading client axis."""
         ...
 
-    def keep(self, memory: Tree, kept: Own) -> Tree:
+    def keep(self, memory: Tree, kept: ClientState) -> Tree:
         """Return the arrays of all clients with the rows of this cohort replaced by what its clients keep."""
         ...
 

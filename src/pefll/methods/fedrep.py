@@ -11,7 +11,7 @@ from torch import Tensor
 from pefll.data.client import Client
 from pefll.data.federation import TRAIN
 from pefll.methods.averaging import mean
-from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own, require
+from pefll.methods.contract import BaseMethod, ClientState, Cohort, check_kept, client_state, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head, NoHead
 
@@ -35,7 +35,7 @@ class Update(NamedTuple):
 
     body: Tensor
     samples: Tensor
-    head: Own
+    head: ClientState
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class FedRep(BaseMethod):
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         """Clients train their heads, then the body. The server takes the mean of the bodies."""
-        update = cohort.run(self.train, everyone(server.body), own(server.heads))
+        update = cohort.run(self.train, everyone(server.body), client_state(server.heads))
         body = mean(update.body, update.samples)
         return Server(body, server.head, cohort.keep(server.heads, update.head))
 
@@ -114,7 +114,7 @@ class FedRep(BaseMethod):
         if cohort.is_new:
             theta: Tensor = cohort.run(self.join_in, everyone(server.body), everyone(server.head)).value
         else:
-            theta = cohort.run(self.assemble, everyone(server.body), own(server.heads)).value
+            theta = cohort.run(self.assemble, everyone(server.body), client_state(server.heads)).value
         return theta
 
     def train(self, client: Client, body: Tensor, head: Tensor) -> Update:
@@ -124,7 +124,7 @@ class FedRep(BaseMethod):
         body = sgd_on_loss(
             lambda b, batch: self.problem.loss(self.parts.values(b, head), batch), body, batches, self.sgd, steps
         )
-        return Update(body, client.count[TRAIN].to(body.dtype), Own(head))
+        return Update(body, client.count[TRAIN].to(body.dtype), ClientState(head))
 
     def fit_head(self, client: Client, body: Tensor, head: Tensor, epochs: int) -> Tensor:
         """Return the head [h] after `epochs` passes over a client's samples; the body stays fixed."""
@@ -135,11 +135,11 @@ class FedRep(BaseMethod):
             lambda h, batch: self.problem.loss(self.parts.values(body, h), batch), head, batches, self.sgd, steps
         )
 
-    def join_in(self, client: Client, body: Tensor, head: Tensor) -> Own:
+    def join_in(self, client: Client, body: Tensor, head: Tensor) -> ClientState:
         """Train a new client's head; the client keeps its model [D]."""
-        return Own(self.parts.join(body, self.fit_head(client, body, head, self.new_epochs)))
+        return ClientState(self.parts.join(body, self.fit_head(client, body, head, self.new_epochs)))
 
-    def assemble(self, client: Client, body: Tensor, head: Tensor) -> Own:
+    def assemble(self, client: Client, body: Tensor, head: Tensor) -> ClientState:
         """Join the newest body with the head that a client kept, [D]."""
         del client
-        return Own(self.parts.join(body, head))
+        return ClientState(self.parts.join(body, head))

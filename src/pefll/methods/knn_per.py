@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pefll.data.client import Client
 from pefll.methods.averaging import Averaging, Update, update
-from pefll.methods.contract import Cohort, Own, Score, everyone, require, sum_scores
+from pefll.methods.contract import ClientState, Cohort, Score, everyone, require, sum_scores
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
@@ -131,9 +131,9 @@ class KNNPer(Averaging):
         counts = (self.few_neighbours, self.many_neighbours)
         return neighbour_shares(features, memory.bank, memory.labels, allowed, counts, self.problem.classes, self.scale)
 
-    def keep_memory(self, client: Client, theta: Tensor) -> Own:
+    def keep_memory(self, client: Client, theta: Tensor) -> ClientState:
         """Compute the memory; the client keeps it."""
-        return Own(self.remember(client, theta))
+        return ClientState(self.remember(client, theta))
 
     def personal_module(self, cohort: Cohort, theta: Tensor) -> nn.Module:
         """Return the model and the memory of the cohort's one client as one module.

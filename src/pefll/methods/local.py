@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.methods.contract import BaseMethod, Cohort, Own, everyone, require
+from pefll.methods.contract import BaseMethod, ClientState, Cohort, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
@@ -61,8 +61,8 @@ class Local(BaseMethod):
         theta: Tensor = cohort.run(self.train, everyone(server.theta)).value
         return theta
 
-    def train(self, client: Client, theta: Tensor) -> Own:
+    def train(self, client: Client, theta: Tensor) -> ClientState:
         """Train for `epochs` passes; the client keeps its model [D]."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches, steps = client.epochs("train", self.batch_size, self.epochs)
-        return Own(sgd_on_loss(self.problem.loss, theta, batches, sgd, steps))
+        return ClientState(sgd_on_loss(self.problem.loss, theta, batches, sgd, steps))

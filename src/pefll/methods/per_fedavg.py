@@ -13,7 +13,7 @@ from torch import Tensor
 from pefll.core.errors import unknown
 from pefll.data.client import Batch, Client
 from pefll.methods.averaging import Averaging, Server, Update, update
-from pefll.methods.contract import Cohort, Own, everyone, require
+from pefll.methods.contract import ClientState, Cohort, everyone, require
 from pefll.methods.optim import SGD, sgd_along, sgd_on_loss
 
 VARIANTS = ("fo", "hf")
@@ -88,9 +88,9 @@ class PerFedAvg(Averaging):
         ahead, behind = (gradient(theta + sign * self.difference * v, curved[0]) for sign in (1, -1))
         return v - self.inner_lr * (ahead - behind) / (2 * self.difference)
 
-    def adapt(self, client: Client, theta: Tensor) -> Own:
+    def adapt(self, client: Client, theta: Tensor) -> ClientState:
         """Take plain steps of rate α on a client's own samples; the client keeps its model [D]."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
-        return Own(
+        return ClientState(
             sgd_on_loss(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pefll.data.client import Batch, Client
 from pefll.data.federation import TRAIN
-from pefll.methods.contract import BaseMethod, Cohort, Own, check_kept, everyone, own, require
+from pefll.methods.contract import BaseMethod, ClientState, Cohort, check_kept, client_state, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
@@ -29,7 +29,7 @@ class Update(NamedTuple):
     """A client's reply: its copy of the global model [D]. It keeps its personal model [D]."""
 
     theta: Tensor
-    personal: Own
+    personal: ClientState
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class PFedMe(BaseMethod):
         if cohort.is_new:
             theta: Tensor = cohort.run(self.join_in, everyone(server.theta)).value
         else:
-            theta = cohort.run(self.recall, own(server.personal)).value
+            theta = cohort.run(self.recall, client_state(server.personal)).value
         return theta
 
     def train(self, client: Client, theta: Tensor) -> Update:
@@ -113,7 +113,7 @@ class PFedMe(BaseMethod):
         for batch in client.batches("train", self.batch_size or None, self.local_rounds):
             personal = self.approach(personal, w, batch)
             w = w - self.client_lr * self.lambda_ * (w - personal)
-        return Update(w, Own(personal))
+        return Update(w, ClientState(personal))
 
     def approach(self, personal: Tensor, w: Tensor, batch: Batch) -> Tensor:
         """Return the personal model [D] after K steps on f(θ) + λ/2 ‖θ - w‖²."""
@@ -125,15 +125,15 @@ class PFedMe(BaseMethod):
         """Return f(θ) + λ/2 ‖θ - w‖² on a batch, []."""
         return self.problem.loss(personal, batch) + 0.5 * self.lambda_ * (personal - w).square().sum()
 
-    def join_in(self, client: Client, theta: Tensor) -> Own:
+    def join_in(self, client: Client, theta: Tensor) -> ClientState:
         """Minimise f(θ) + λ/2 ‖θ - w‖² on all samples of a new client; the client keeps its model [D]."""
         batches, steps = client.epochs("new", self.batch_size or client.capacity[TRAIN], self.new_epochs)
         # In a round w follows θ every K steps, which damps steps that are too large (personal_lr·λ above 1). Here w is
         # fixed, and the same rate can diverge. So new_lr may differ.
         sgd = self.sgd._replace(lr=self.new_lr or self.personal_lr)
-        return Own(sgd_on_loss(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
+        return ClientState(sgd_on_loss(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
 
-    def recall(self, client: Client, personal: Tensor) -> Own:
+    def recall(self, client: Client, personal: Tensor) -> ClientState:
         """Return the model [D] that a client kept."""
         del client
-        return Own(personal)
+        return ClientState(personal)

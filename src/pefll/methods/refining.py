@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.methods.contract import BaseMethod, Cohort, Own, each
+from pefll.methods.contract import BaseMethod, ClientState, Cohort, each
 from pefll.methods.optim import SGD, sgd_on_loss
 
 
@@ -59,7 +59,7 @@ class Refining(BaseMethod):
             theta = cohort.run(self.refine, each(theta)).value
         return theta
 
-    def refine(self, client: Client, theta: Tensor) -> Own:
+    def refine(self, client: Client, theta: Tensor) -> ClientState:
         """Take `refine_steps` steps of local SGD from a model [D]; the client keeps the result [D]."""
         batches = client.batches("refine", self.batch_size or None, self.refine_steps)
-        return Own(sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.refine_lr)))
+        return ClientState(sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.refine_lr)))

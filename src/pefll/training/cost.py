@@ -16,7 +16,7 @@ from pefll.core.tree import Tree, map_tree
 from pefll.data.federation import TRAIN, Federation, check_is_federation
 from pefll.engines.cohort import BaseCohort
 from pefll.engines.serial import SerialEngine
-from pefll.methods.contract import Each, Everyone, Method, Own, each
+from pefll.methods.contract import ClientState, Each, Everyone, Method, each
 
 
 class Cost(NamedTuple):
@@ -124,7 +124,7 @@ class _FlopCountingCohort:
         self.keep = cohort.keep
         self.flops = 0
 
-    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | Own, **static: int) -> Tree:
+    def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | ClientState, **static: int) -> Tree:
         with FlopCounter() as counter:
             replies = self._cohort.run(task, *arguments, **static)
         self.flops += int(counter.get_total_flops())

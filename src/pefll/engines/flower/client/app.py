@@ -30,7 +30,7 @@ from pefll.engines.flower.protocol.message import (
 from pefll.engines.flower.protocol.names import ECHO, HELLO, KEPT, SENT, SHARED
 from pefll.engines.settings import EngineSettings
 from pefll.engines.wire import build
-from pefll.methods.contract import Method, Own
+from pefll.methods.contract import ClientState, Method
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -158,21 +158,21 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collect
     static = {str(name): int(value) for name, value in header["static"].items()}
     client = member.client(int(header["client"]), int(header["round"]))
     reply = task(client, *trees, **static)
-    sent = list(leaves(reply, but=Own))
+    sent = list(leaves(reply, but=ClientState))
     # Also if all of it is kept: the server can ask for scores of a kept model.
     describes = header["task"] in getattr(method, "describing_tasks", ())
     member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
-    own = [leaf for part in own_parts(reply) for leaf in leaves(part)]
+    own = [leaf for part in client_states(reply) for leaf in leaves(part)]
     if own:
         member.store().put(header["keep"], own)
     return sent
 
 
-def own_parts(tree: Tree) -> list[Own]:
+def client_states(tree: Tree) -> list[ClientState]:
     """Return the parts of a reply that stay with the client, in the order of `leaves`."""
-    if isinstance(tree, Own):
+    if isinstance(tree, ClientState):
         return [tree]
-    return [part for branch in tree for part in own_parts(branch)] if isinstance(tree, tuple) else []
+    return [part for branch in tree for part in client_states(branch)] if isinstance(tree, tuple) else []
 
 
 def _refusal(message: Message, context: Context, sentence: str) -> Message:

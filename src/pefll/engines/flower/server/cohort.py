@@ -17,7 +17,7 @@ from pefll.engines.cohort import BaseCohort, Ledger
 from pefll.engines.flower.server.kept_reference import KeptReference
 from pefll.engines.flower.server.request import Request, RoundCache
 from pefll.engines.flower.server.terms import Dropped
-from pefll.methods.contract import Each, Everyone, Own
+from pefll.methods.contract import ClientState, Each, Everyone
 
 if TYPE_CHECKING:
     from pefll.engines.flower.server.engine import FlowerEngine
@@ -83,15 +83,15 @@ class FlowerCohort(BaseCohort):
         for client, reason in faults.items():
             self.engine.report(f"evaluation: {self.engine.federation.name_of(client)} {reason}")
         self.missing |= faults
-        nothing = [torch.zeros_like(leaf) for leaf in leaves(form, but=Own)]
+        nothing = [torch.zeros_like(leaf) for leaf in leaves(form, but=ClientState)]
         rows = [replies.get(client, nothing) for client in ask.clients]
         stacked = iter([torch.stack(parts) for parts in zip(*rows, strict=True)])
         return self._assemble(form, stacked, count(), ask.reference)
 
     def _assemble(self, form: Tree, sent: Iterator[Tensor], kept: Iterator[int], reference: KeptReference) -> Tree:
         """Return the replies with a leading client axis; references stand for what clients keep."""
-        if isinstance(form, Own):
-            return Own(
+        if isinstance(form, ClientState):
+            return ClientState(
                 map_tree(
                     lambda leaf: torch.full(
                         (self.size, *leaf.shape), reference._replace(leaf=next(kept)).value, dtype=leaf.dtype

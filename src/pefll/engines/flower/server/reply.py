@@ -22,7 +22,7 @@ from pefll.engines.flower.protocol.message import (
     header_of,
     tensors_of,
 )
-from pefll.methods.contract import Each, Everyone, Own, Score
+from pefll.methods.contract import ClientState, Each, Everyone, Score
 
 _MOST_SAMPLES = 1 << 40  # of a split
 _FEWEST_FOR_A_MEDIAN = 3
@@ -119,7 +119,7 @@ def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missin
         says: fields that its header must have.
         form: a reply of the right types and shapes.
     """
-    expected = list(leaves(form, but=Own))
+    expected = list(leaves(form, but=ClientState))
     size, most = bytes_of(content), sum(leaf.nbytes for leaf in expected) + HEADER_BYTES
     if size > most:
         raise BadMessage(f"sent {size:,} bytes where {most:,} are the most")
@@ -170,7 +170,7 @@ def count_place(form: Tree) -> int | None:
     """
     if isinstance(form, Score) or "samples" not in getattr(form, "_fields", ()):
         return None
-    before = [leaf for part in form[: form._fields.index("samples")] for leaf in leaves(part, but=Own)]
+    before = [leaf for part in form[: form._fields.index("samples")] for leaf in leaves(part, but=ClientState)]
     return len(before) if isinstance(form.samples, Tensor) and form.samples.numel() == 1 else None
 
 
