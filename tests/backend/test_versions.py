@@ -175,6 +175,12 @@ def gathering(rng):
     return lambda version: version(federation, rows, torch.float32)
 
 
+def summing(rng):
+    samples = rng.randint(1, 40)
+    weight = (random(samples) > -1).float()
+    return lambda version: (version(weight, random(samples, seed=1)), version(weight, random(samples, 3, seed=2)))
+
+
 def fusing(rng):
     channels, filters, classes = rng.randint(1, 4), rng.randint(1, 6), rng.randint(2, 5)
     pool = rng.choice([nn.Identity(), nn.MaxPool2d(2)])
@@ -212,6 +218,7 @@ CASES = {
     "keys.spread": spreads,
     "keys.choose": choices,
     "samples.gather": gathering,
+    "samples.weighted_sum": summing,
     "fused.fused": fusing,
 }
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pefll.core import randomness
+from pefll.core.reference import reference
 from pefll.data.federation import TRAIN, Federation
 
 # Samples in a block of `Client.everything`. It limits the memory for clients with much data.
@@ -35,10 +36,13 @@ class Batch(NamedTuple):
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of values [b] or [b, n] over the samples, without the padding."""
-        if values.is_cuda:
-            # Not a matrix product: in cuBLAS the order of the sum depends on the number of clients.
-            return ((self.weight[:, None] if values.dim() > 1 else self.weight) * values).sum(dim=0)
-        return torch.matmul(self.weight, values)
+        return weighted_sum(self.weight, values)
+
+
+@reference
+def weighted_sum(weight: Tensor, values: Tensor) -> Tensor:
+    """Return the sum of values [b] or [b, n] with weights [b]."""
+    return torch.matmul(weight, values)
 
 
 @dataclass(frozen=True, eq=False)
