@@ -181,6 +181,13 @@ def summing(rng):
     return lambda version: (version(weight, random(samples, seed=1)), version(weight, random(samples, 3, seed=2)))
 
 
+def finding_nan(rng):
+    rows = random(rng.randint(1, 5), rng.randint(1, 40))
+    for row in range(len(rows)):
+        rows[row, rng.randrange(rows.shape[1])] = rng.choice([0.0, torch.nan, torch.inf, -torch.inf])
+    return lambda version: version(rows)
+
+
 def fusing(rng):
     channels, filters, classes = rng.randint(1, 4), rng.randint(1, 6), rng.randint(2, 5)
     pool = rng.choice([nn.Identity(), nn.MaxPool2d(2)])
@@ -206,6 +213,7 @@ CASES = {
         lambda version, p, theta, b: version(Classification(p.classes), p.model(theta, b.x), b), True, False
     ),
     "vectors.network_vjp": on_problem(vjp, True, False),
+    "vectors.all_finite": finding_nan,
     "vectors.split": splitting,
     "optim.sgd_alone": on_problem(steps_along, False, True),
     "optim.sgd_on_gpu": on_problem(steps_along, True, True),

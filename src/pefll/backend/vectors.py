@@ -6,6 +6,7 @@ As in `client_axis`, an operation is written for one client and runs as one kern
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from pefll.backend.mapped import (
     with_client_axis,
 )
 from pefll.backend.recorded import is_differentiated
-from pefll.core import derivatives
+from pefll.core import derivatives, tree
 from pefll.core.reference import fast
 from pefll.models import network
 
@@ -162,6 +163,13 @@ class _SGD(NoSecondDerivative):
         at, speed, chosen = (with_client_axis(one) for one in (theta, velocity, active))
         after = _sgd(at, speed, [part.unsqueeze(0) for part in parts], chosen, *numbers)
         return tuple(part.squeeze(0) for part in after)
+
+
+@fast(tree.all_finite, when=lambda rows: rows.is_cuda)
+def all_finite(rows: Tensor) -> Tensor:
+    """Return which rows of [n, m] have only finite numbers, bool [n], by one pass over them."""
+    largest: Tensor = torch.linalg.vector_norm(rows, ord=math.inf, dim=1)
+    return largest < math.inf
 
 
 @fast(network.split, when=lambda vector, sizes: splits(vector, len(sizes)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, runtime_checkable
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from pefll.core import randomness
 from pefll.core.errors import Diverged, PefllError
-from pefll.core.tree import Tree, leaves, map_tree
+from pefll.core.tree import Tree, all_finite, leaves, map_tree
 from pefll.core.wording import counted
 from pefll.data.federation import Federation
 from pefll.methods.contract import ClientState, Each, Everyone, Method
@@ -256,7 +255,5 @@ def finite_rows(value: Tree, ids: Tensor) -> Tensor:
     finite = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     for leaf in leaves(value):
         if leaf.is_floating_point() and leaf.numel():
-            # The maximum norm is one kernel; torch.isfinite would be five. A NaN fails the comparison too.
-            rows = leaf.reshape(len(ids), leaf.numel() // len(ids))
-            finite = finite & (torch.linalg.vector_norm(rows, ord=math.inf, dim=1) < math.inf)
+            finite = finite & all_finite(leaf.reshape(len(ids), leaf.numel() // len(ids)))
     return finite
