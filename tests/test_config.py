@@ -77,27 +77,26 @@ def test_no_config_is_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value", "code"),
     [
-        {"engine": "gpu"},
-        {"precision": "float16"},
-        {"rounds": -1},
-        {"clients": -1},
-        {"clients_per_round": -2},
-        {"processes": -1},
-        {"seed": -1},
-        {"eval_every": 0},
-        {"eval_clients": -1},
-        {"checkpoint_every": 0},
-        {"unseen": 1.0},
-        {"unseen": -0.1},
-        {"unseen": float("nan")},
+        ("engine", "gpu", "PEFLL-A101"),
+        ("precision", "float16", "PEFLL-A101"),
+        ("rounds", -1, "PEFLL-A002"),
+        ("clients", -1, "PEFLL-A002"),
+        ("clients_per_round", -2, "PEFLL-A002"),
+        ("processes", -1, "PEFLL-A002"),
+        ("seed", -1, "PEFLL-A002"),
+        ("eval_every", 0, "PEFLL-A002"),
+        ("eval_clients", -1, "PEFLL-A002"),
+        ("checkpoint_every", 0, "PEFLL-A002"),
+        ("unseen", 1.0, "PEFLL-A007"),
+        ("unseen", -0.1, "PEFLL-A007"),
+        ("unseen", float("nan"), "PEFLL-A005"),
     ],
 )
-def test_values_that_make_no_sense(wrong):
-    (name,) = wrong
-    with pytest.raises(PefllError, match=name):
-        Config(**wrong)
+def test_values_that_make_no_sense(name, value, code):
+    with pytest.raises(PefllError, match=rf"\b{name}\b.*{value}.*{code}"):
+        Config(**{name: value})
 
 
 OTHER = {
@@ -135,9 +134,17 @@ def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():
         Config(data_sha256="a").check_same(Config(data_sha256="b"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("rounds", "5"), ("rounds", 2.5), ("device", object()), ("seed", True)])
-def test_settings_of_a_wrong_type_are_refused_before_anything_is_written(name, value):
-    with pytest.raises(PefllError, match=f"{name} is .* it must be"):
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("rounds", "5", "PEFLL-A001"),
+        ("rounds", 2.5, "PEFLL-A001"),
+        ("device", object(), "PEFLL-A008"),
+        ("seed", True, "PEFLL-A001"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_refused_before_anything_is_written(name, value, code):
+    with pytest.raises(PefllError, match=rf"\b{name}\b.*{code}"):
         Config(**{name: value})
 
 

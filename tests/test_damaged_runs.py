@@ -422,11 +422,8 @@ def test_a_sparse_file_of_40_gb_is_not_read(runs, folder, capsys, name, code):
     os.truncate(folder.path / name, 40 << 30)
     with little_memory():
         if code:
-            with pytest.raises(
-                PefllError, match=r"it has 42,949,672,960 bytes, where at most [0-9,]+ make sense"
-            ) as no:
+            with pytest.raises(PefllError, match=rf"42,949,672,960 bytes.*{code}"):
                 read_run(folder)
-            assert no.value.code == code
         else:
             assert pefll.load(folder.path).history == RunFolder(runs / "a").history()
             assert checkpoint.latest(folder.checkpoints, lambda sentence: None, folder.run_id()).round == 2
@@ -477,7 +474,7 @@ def test_exchanged_folders_of_seeds_are_named(runs, tmp_path):
 def test_a_link_in_place_of_the_lock_is_not_followed(folder, tmp_path):
     (folder.path / ".lock").unlink()
     (folder.path / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PefllError, match=r"cannot write .*lock"):
+    with pytest.raises(PefllError, match=r"/\.lock.*PEFLL-A102"):
         trained(folder.path, ROUNDS + 1)
     assert not (tmp_path / "elsewhere").exists()
 

@@ -59,8 +59,8 @@ def test_lists_and_tensors():
 def test_tokens():
     assert samples_from_arrays(np.ones((12, 4), int), Y, tokens=True).x.dtype == np.int64
     assert samples_from_arrays(np.ones((12, 4, 2), np.uint8), Y, tokens=True).x.shape == (12, 4, 2)
-    for bad in (np.ones((12, 4)), -np.ones((12, 4), int)):
-        with pytest.raises(PefllError, match="token"):
+    for bad, code in ((np.ones((12, 4)), "PEFLL-D106"), (-np.ones((12, 4), int), "PEFLL-D107")):
+        with pytest.raises(PefllError, match=code):
             samples_from_arrays(bad, Y, tokens=True)
 
 
@@ -281,7 +281,7 @@ def test_bad_frames(arguments, sentence):
 def test_damaged_tables(tmp_path, suffix, content):
     path = tmp_path / f"table{suffix}"
     path.write_bytes(content)
-    with pytest.raises(PefllError) as caught:
+    with pytest.raises(PefllError, match="PEFLL-D163") as caught:
         read_samples(path)
     assert "\n" not in str(caught.value)
 
@@ -358,8 +358,8 @@ def test_tokens_of_a_client_stay_whole_numbers(tmp_path, suffix):
 def test_tokens_of_a_client_that_are_none(tmp_path):
     np.savez(tmp_path / "one.npz", x=X)
     (tmp_path / "one.csv").write_text("a,b\n1,2\n3,4.5\n")
-    for file in ("one.npz", "one.csv"):
-        with pytest.raises(PefllError, match="tokens must be whole numbers"):
+    for file, code in (("one.npz", "PEFLL-D106"), ("one.csv", "PEFLL-D161")):
+        with pytest.raises(PefllError, match=rf"{file}.*{code}"):
             read_client(tmp_path / file, tokens=True)
 
 
