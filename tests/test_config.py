@@ -48,16 +48,16 @@ def test_a_whole_number_where_a_share_is_wanted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("roundz = 3", r"unknown setting in .*did you mean 'rounds'.*PEFLL-A101"),
-        ('rounds = "3"', r"rounds is '3'; it must be a whole number \[PEFLL-A001\]"),
-        ("rounds = 3.0", "whole number, for example 3 .PEFLL-A001"),
+        ("roundz = 3", r"'roundz'.*'rounds'.*PEFLL-A101"),
+        ('rounds = "3"', r"\brounds\b.*'3'.*PEFLL-A001"),
+        ("rounds = 3.0", r"\brounds\b.*\b3\.0\b.*PEFLL-A001"),
         ("rounds = true", "PEFLL-A001"),
         ("method = 1", "PEFLL-A008"),
         ("settings = 1", "PEFLL-A012"),
         ("rounds = ", "PEFLL-R001"),
-        ("rounds = -1", r"config.toml: rounds is -1; it cannot be negative.*PEFLL-A002"),
-        ("eval_every = 0", r"config.toml: eval_every is 0; it must be at least 1.*PEFLL-A002"),
-        ('engine = "vectr"', r"did you mean 'vector'.*PEFLL-A101"),
+        ("rounds = -1", r"config\.toml.*\brounds\b.*-1.*PEFLL-A002"),
+        ("eval_every = 0", r"config\.toml.*\beval_every\b.*\b0\b.*PEFLL-A002"),
+        ('engine = "vectr"', r"'vectr'.*'vector'.*PEFLL-A101"),
     ],
 )
 def test_a_config_that_is_wrong_is_refused(tmp_path, text, sentence):
@@ -69,7 +69,7 @@ def test_a_config_that_is_wrong_is_refused(tmp_path, text, sentence):
 
 
 def test_no_config_is_a_sentence(tmp_path):
-    with pytest.raises(PefllError, match=r"there is no .*PEFLL-R022"):
+    with pytest.raises(PefllError, match=r"config\.toml.*PEFLL-R022"):
         Config.load(tmp_path / "config.toml")
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PefllError, match="PEFLL-R001"):
@@ -116,7 +116,7 @@ def test_what_may_change_on_resuming_and_what_not(name):
     if name in MAY_CHANGE:
         started.check_same(asked)
     else:
-        with pytest.raises(PefllError, match=f"the run was started with {name}(=| ).*PEFLL-R104"):
+        with pytest.raises(PefllError, match=rf"\b{name}\b.*PEFLL-R104"):
             started.check_same(asked)
 
 

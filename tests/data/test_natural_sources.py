@@ -59,8 +59,8 @@ PIXELS = [[0.5] * 784]
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"users": None}, r"no 'users'.*PEFLL-D165"),
-        ({"num_samples": [2]}, r"says 2.*PEFLL-D168"),
+        ({"users": None}, r"'users'.*PEFLL-D165"),
+        ({"num_samples": [2]}, r"\b2\b.*PEFLL-D168"),
         ({"num_samples": [1, 1]}, "PEFLL-D166"),
         ({"user_data": {}}, r"user 'a'.*PEFLL-D167"),
         ({"user_data": {"a": {"x": PIXELS}}}, "PEFLL-D167"),
@@ -242,9 +242,9 @@ def test_shakespeare_leaf_damaged(tmp_path, users, code):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b'{"user": "A"', r"line 1 is.*PEFLL-D004"),
-        (b'\n{"user": "A"}', r"line 2 has.*PEFLL-D202"),
-        (b"[]", r"line 1 has.*PEFLL-D202"),
+        (b'{"user": "A"', r"line 1\b.*PEFLL-D004"),
+        (b'\n{"user": "A"}', r"line 2\b.*PEFLL-D202"),
+        (b"[]", r"line 1\b.*PEFLL-D202"),
         (b"\xff\xfe", "PEFLL-D201"),
         (b'{"user": "A", "text": "few words"}', "PEFLL-D200"),
     ],

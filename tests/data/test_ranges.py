@@ -76,7 +76,7 @@ def test_a_real_client_checks_its_own_data(tmp_path):
 def test_pixels_of_float_pictures_are_named():
     x = np.zeros((4, 1, 3, 3))
     x[2, 0, 1, 2] = 1e20
-    with pytest.raises(pefll.PefllError, match=r"sample 2 of x has 1e\+20 in the value at \[0, 1, 2\].*PEFLL-D011"):
+    with pytest.raises(pefll.PefllError, match=r"sample 2\b.*1e\+20.*\[0, 1, 2\].*PEFLL-D011"):
         pefll.samples_from_arrays(x, [0, 1, 0, 1])
 
 
@@ -218,7 +218,7 @@ def test_a_server_that_overflows_blames_nobody():
         made = engine(federation, learner, 0, CLIENTS)
         try:
             broken = made.start()._replace(theta=torch.full((learner.problem.model.size,), torch.inf))
-            with pytest.raises(Diverged, match=r"a client replied.*PEFLL-E012"):
+            with pytest.raises(Diverged, match=r"^a client .*PEFLL-E012"):
                 made.advance(broken, 0, 1)
         finally:
             made.close()

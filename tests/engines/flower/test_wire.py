@@ -337,12 +337,12 @@ def test_brackets_in_names_are_no_lists():
 @pytest.mark.parametrize(
     ("header", "tensors", "words"),
     [
-        ({"name": "x" * 70_000}, {}, r"message's header is 65,536 bytes at most, and 70,011 were.*PEFLL-F449"),
-        ({}, {"x" * 70_000: torch.zeros(1)}, r"message's list of tensors is 65,536 bytes.*PEFLL-F449"),
-        ({}, {str(n): torch.zeros(()) for n in range(1025)}, r"1,024 tensors at most, and 1,025 were.*PEFLL-F447"),
-        ({}, {"0": torch.zeros(2, dtype=torch.float16)}, r"of float16 with 1.*PEFLL-F448"),
-        ({}, {"0": torch.zeros([1] * 9)}, r"to 8 axes, and one of float32 with 9.*PEFLL-F448"),
-        ({"a": eval("[" * 40 + "]" * 40)}, {}, r"most 32 lists.*PEFLL-F450"),
+        ({"name": "x" * 70_000}, {}, r"header.*65,536 bytes.*70,011.*PEFLL-F449"),
+        ({}, {"x" * 70_000: torch.zeros(1)}, r"list of tensors.*65,536 bytes.*PEFLL-F449"),
+        ({}, {str(n): torch.zeros(()) for n in range(1025)}, r"1,024 tensors.*1,025.*PEFLL-F447"),
+        ({}, {"0": torch.zeros(2, dtype=torch.float16)}, r"float16.*\b1\b.*PEFLL-F448"),
+        ({}, {"0": torch.zeros([1] * 9)}, r"\b8 axes.*float32.*\b9\b.*PEFLL-F448"),
+        ({"a": eval("[" * 40 + "]" * 40)}, {}, r"\b32 lists.*PEFLL-F450"),
     ],
 )
 def test_what_nobody_would_read_is_not_written(header, tensors, words):
@@ -354,7 +354,7 @@ def test_what_nobody_would_read_is_not_written(header, tensors, words):
 def test_more_pieces_than_anybody_would_read_are_not_written(monkeypatch):
     monkeypatch.setattr(message, "PIECE_BYTES", 1)
     header_of(pack({}, {"0": torch.zeros(1024)}))
-    with pytest.raises(PefllError, match=r"4,096 bytes of numbers at most, and 4,100 were.*PEFLL-F451"):
+    with pytest.raises(PefllError, match=r"4,096 bytes.*4,100.*PEFLL-F451"):
         pack({}, {"0": torch.zeros(1025)})
 
 
