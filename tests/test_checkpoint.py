@@ -65,7 +65,7 @@ def test_tensors_of_every_type_and_shape_are_what_the_library_reads(tmp_path):
     for entry in json.loads(content[8 : 8 + length]).values():  # so that memory can be used as it lies in the file
         size = next(kind.itemsize for kind, name in tensorfile.TYPES.items() if name == entry["dtype"])
         assert (8 + length + entry["data_offsets"][0]) % size == 0
-    with pytest.raises(PefllError, match=r"cannot hold wave, a tensor of torch\.complex64.*PEFLL-R101"):
+    with pytest.raises(PefllError, match=r"\bwave\b.*torch\.complex64.*PEFLL-R101"):
         checkpoint.save(tmp_path, 2, {"wave": torch.ones(2, dtype=torch.complex64)}, FACTS)
     assert entries(tmp_path) == ["round-00000001"]
 
@@ -234,9 +234,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_half(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(where, full)
-        with pytest.raises(
-            PefllError, match=r"cannot write the checkpoint .*round-00000040: No space left.*PEFLL-A102"
-        ):
+        with pytest.raises(PefllError, match=r"round-00000040: No space left.*PEFLL-A102"):
             checkpoint.save(tmp_path, 40, tensors(4.0), FACTS)
     assert entries(tmp_path) == ["round-00000020", "round-00000030"]
     assert checkpoint.latest(tmp_path, pytest.fail).round == 30

@@ -48,16 +48,16 @@ def test_a_whole_number_where_a_share_is_wanted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("roundz = 3", r"unknown setting in .*did you mean 'rounds'.*PEFLL-A101"),
-        ('rounds = "3"', r"rounds is '3'; it must be a whole number \[PEFLL-A001\]"),
-        ("rounds = 3.0", "whole number, for example 3 .PEFLL-A001"),
+        ("roundz = 3", r"'roundz'.*'rounds'.*PEFLL-A101"),
+        ('rounds = "3"', r"\brounds\b.*'3'.*PEFLL-A001"),
+        ("rounds = 3.0", r"\brounds\b.*\b3\.0\b.*PEFLL-A001"),
         ("rounds = true", "PEFLL-A001"),
         ("method = 1", "PEFLL-A008"),
         ("settings = 1", "PEFLL-A012"),
         ("rounds = ", "PEFLL-R001"),
-        ("rounds = -1", r"config.toml: rounds is -1; it cannot be negative.*PEFLL-A002"),
-        ("eval_every = 0", r"config.toml: eval_every is 0; it must be at least 1.*PEFLL-A002"),
-        ('engine = "vectr"', r"did you mean 'vector'.*PEFLL-A101"),
+        ("rounds = -1", r"config\.toml.*\brounds\b.*-1.*PEFLL-A002"),
+        ("eval_every = 0", r"config\.toml.*\beval_every\b.*\b0\b.*PEFLL-A002"),
+        ('engine = "vectr"', r"'vectr'.*'vector'.*PEFLL-A101"),
     ],
 )
 def test_a_config_that_is_wrong_is_refused(tmp_path, text, sentence):
@@ -69,7 +69,7 @@ def test_a_config_that_is_wrong_is_refused(tmp_path, text, sentence):
 
 
 def test_no_config_is_a_sentence(tmp_path):
-    with pytest.raises(PefllError, match=r"there is no .*PEFLL-R022"):
+    with pytest.raises(PefllError, match=r"config\.toml.*PEFLL-R022"):
         Config.load(tmp_path / "config.toml")
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PefllError, match="PEFLL-R001"):
@@ -77,27 +77,26 @@ def test_no_config_is_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value", "code"),
     [
-        {"engine": "gpu"},
-        {"precision": "float16"},
-        {"rounds": -1},
-        {"clients": -1},
-        {"clients_per_round": -2},
-        {"processes": -1},
-        {"seed": -1},
-        {"eval_every": 0},
-        {"eval_clients": -1},
-        {"checkpoint_every": 0},
-        {"unseen": 1.0},
-        {"unseen": -0.1},
-        {"unseen": float("nan")},
+        ("engine", "gpu", "PEFLL-A101"),
+        ("precision", "float16", "PEFLL-A101"),
+        ("rounds", -1, "PEFLL-A002"),
+        ("clients", -1, "PEFLL-A002"),
+        ("clients_per_round", -2, "PEFLL-A002"),
+        ("processes", -1, "PEFLL-A002"),
+        ("seed", -1, "PEFLL-A002"),
+        ("eval_every", 0, "PEFLL-A002"),
+        ("eval_clients", -1, "PEFLL-A002"),
+        ("checkpoint_every", 0, "PEFLL-A002"),
+        ("unseen", 1.0, "PEFLL-A007"),
+        ("unseen", -0.1, "PEFLL-A007"),
+        ("unseen", float("nan"), "PEFLL-A005"),
     ],
 )
-def test_values_that_make_no_sense(wrong):
-    (name,) = wrong
-    with pytest.raises(PefllError, match=name):
-        Config(**wrong)
+def test_values_that_make_no_sense(name, value, code):
+    with pytest.raises(PefllError, match=rf"\b{name}\b.*{value}.*{code}"):
+        Config(**{name: value})
 
 
 OTHER = {
@@ -117,7 +116,7 @@ def test_what_may_change_on_resuming_and_what_not(name):
     if name in MAY_CHANGE:
         started.check_same(asked)
     else:
-        with pytest.raises(PefllError, match=f"the run was started with {name}(=| ).*PEFLL-R104"):
+        with pytest.raises(PefllError, match=rf"\b{name}\b.*PEFLL-R104"):
             started.check_same(asked)
 
 
@@ -135,9 +134,17 @@ def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():
         Config(data_sha256="a").check_same(Config(data_sha256="b"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("rounds", "5"), ("rounds", 2.5), ("device", object()), ("seed", True)])
-def test_settings_of_a_wrong_type_are_refused_before_anything_is_written(name, value):
-    with pytest.raises(PefllError, match=f"{name} is .* it must be"):
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("rounds", "5", "PEFLL-A001"),
+        ("rounds", 2.5, "PEFLL-A001"),
+        ("device", object(), "PEFLL-A008"),
+        ("seed", True, "PEFLL-A001"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_refused_before_anything_is_written(name, value, code):
+    with pytest.raises(PefllError, match=rf"\b{name}\b.*{code}"):
         Config(**{name: value})
 
 

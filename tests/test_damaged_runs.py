@@ -190,13 +190,13 @@ def test_checkpoints_that_look_like_an_earlier_versions_are_reported_in_a_run_th
 @pytest.mark.parametrize(
     ("old", "new", "code", "words"),
     [
-        (b"client_lr = 0.02", b"client_lr = 0.05", "PEFLL-R002", "client_lr = 0.05, but the run was trained with"),
-        (b"seed = 0", b"seed = 1", "PEFLL-R002", "put it back, or start a new run"),
-        (b"rounds = 4", b"rounds = 9", "PEFLL-R003", "rounds = 9, and was 4"),
-        (b'device = "cpu"', b'device = "cuda"', "PEFLL-R003", "give what may change to resume"),
+        (b"client_lr = 0.02", b"client_lr = 0.05", "PEFLL-R002", r"client_lr = 0\.05"),
+        (b"seed = 0", b"seed = 1", "PEFLL-R002", "seed = 1"),
+        (b"rounds = 4", b"rounds = 9", "PEFLL-R003", r"rounds = 9\b.*\b4\b"),
+        (b'device = "cpu"', b'device = "cuda"', "PEFLL-R003", "device = .cuda"),
         (b"eval_every = 1", b"eval_every = \xff", "PEFLL-R001", "facts.run.config"),
         (b"eval_every = 1", b"eval_every = " + b"[" * 10_000, "PEFLL-R001", "brackets"),
-        (b"seed = 0", b"seed = 1979-05-27", "PEFLL-R002", "seed = 1979-05-27, but"),
+        (b"seed = 0", b"seed = 1979-05-27", "PEFLL-R002", "seed = 1979-05-27"),
         (b"local_steps = 1\n", b"", "PEFLL-R002", "local_steps = nothing"),
         (b"[settings]", b"[[settings]]", "PEFLL-R002", "= nothing"),
     ],
@@ -422,11 +422,8 @@ def test_a_sparse_file_of_40_gb_is_not_read(runs, folder, capsys, name, code):
     os.truncate(folder.path / name, 40 << 30)
     with little_memory():
         if code:
-            with pytest.raises(
-                PefllError, match=r"it has 42,949,672,960 bytes, where at most [0-9,]+ make sense"
-            ) as no:
+            with pytest.raises(PefllError, match=rf"42,949,672,960 bytes.*{code}"):
                 read_run(folder)
-            assert no.value.code == code
         else:
             assert pefll.load(folder.path).history == RunFolder(runs / "a").history()
             assert checkpoint.latest(folder.checkpoints, lambda sentence: None, folder.run_id()).round == 2
@@ -477,7 +474,7 @@ def test_exchanged_folders_of_seeds_are_named(runs, tmp_path):
 def test_a_link_in_place_of_the_lock_is_not_followed(folder, tmp_path):
     (folder.path / ".lock").unlink()
     (folder.path / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PefllError, match=r"cannot write .*lock"):
+    with pytest.raises(PefllError, match=r"/\.lock.*PEFLL-A102"):
         trained(folder.path, ROUNDS + 1)
     assert not (tmp_path / "elsewhere").exists()
 

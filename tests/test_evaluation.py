@@ -91,7 +91,7 @@ def test_some_clients_of_each_group_stand_for_all(share, of_seen, of_unseen, mon
 
 def test_splits_by_name():
     assert [split_number(name) for name in ("train", "validation", "val", "test")] == [0, 1, 1, 2]
-    with pytest.raises(PefllError, match=r"unknown split 'tset': did you mean 'test'.*PEFLL-A101"):
+    with pytest.raises(PefllError, match=r"split 'tset'.*'test'.*PEFLL-A101"):
         split_number("tset")
 
 

@@ -62,9 +62,7 @@ def test_a_full_disk_leaves_the_old_file_and_a_sentence(tmp_path, monkeypatch, w
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(f"os.{when}" if when == "fsync" else "pathlib.Path.replace", full)
-    with pytest.raises(
-        PefllError, match=r"cannot write .*a\.bin: No space left on device; free some space.*PEFLL-A102"
-    ):
+    with pytest.raises(PefllError, match=r"a\.bin: No space left on device.*PEFLL-A102"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]
@@ -90,7 +88,7 @@ def test_a_file_system_that_cannot_sync_folders_is_no_reason_to_fail(tmp_path, m
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", fails_for_folders)
-    with pytest.raises(PefllError, match=os.strerror(number)) if matters else nullcontext():
+    with pytest.raises(PefllError, match=f"{os.strerror(number)}.*PEFLL-A102") if matters else nullcontext():
         write_whole(tmp_path / "file", b"content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -102,7 +100,7 @@ def test_a_path_without_a_files_name_is_a_sentence(path):
 
 
 def test_writing_into_no_folder_is_a_sentence(tmp_path):
-    with pytest.raises(PefllError, match=r"cannot write .*gone.a: No such file or directory.*PEFLL-A102"):
+    with pytest.raises(PefllError, match=r"gone.a: No such file or directory.*PEFLL-A102"):
         write_whole(tmp_path / "gone" / "a", b"x")
 
 
@@ -117,20 +115,18 @@ def test_folders_are_checked_without_being_made(tmp_path):
     (tmp_path / "broken").symlink_to(tmp_path / "gone")
     for use in (check_folder, make_folder):
         for path in (file, file / "x", tmp_path / "broken"):
-            with pytest.raises(
-                PefllError, match=rf"cannot write {path}: Not a directory; choose another place.*PEFLL-A102"
-            ):
+            with pytest.raises(PefllError, match=rf"{path}: Not a directory.*PEFLL-A102"):
                 use(path)
 
 
 def test_a_folder_that_may_not_be_written_into_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # for root every folder is open
-    with pytest.raises(PefllError, match=r"cannot write .*new: Permission denied; choose another place.*PEFLL-A102"):
+    with pytest.raises(PefllError, match=r"new: Permission denied.*PEFLL-A102"):
         check_folder(tmp_path / "new")
 
 
 def test_an_error_without_words_still_makes_a_sentence():
-    with pytest.raises(PefllError, match=r"write it: odd.*PEFLL-A102"), sentences_for_disk_errors("it"):
+    with pytest.raises(PefllError, match=r"it: odd.*PEFLL-A102"), sentences_for_disk_errors("it"):
         raise OSError("odd")
 
 
@@ -170,7 +166,7 @@ def test_unknown_names_are_answered_with_the_nearest_one():
 
 
 def test_a_file_beyond_the_limit_names_the_limit():
-    sentence = r"write it: File too large; raise the limit that `ulimit -f` shows.*PEFLL-A102"
+    sentence = r"it: File too large.*`ulimit -f`.*PEFLL-A102"
     with pytest.raises(PefllError, match=sentence), sentences_for_disk_errors("it"):
         raise OSError(errno.EFBIG, "File too large")
 
@@ -206,7 +202,7 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path):
     assert read_limited(tmp_path / "a", 5) == b"12345"
     with pytest.raises(ValueError, match="it has 5 bytes, where at most 4 make sense"):
         read_limited(tmp_path / "a", 4)
-    with pytest.raises(PefllError, match=r"is damaged: it has 5 bytes.*PEFLL-A105"):
+    with pytest.raises(PefllError, match=r"\b5 bytes.*PEFLL-A105"):
         read_json(tmp_path / "a", 4)
 
 

@@ -43,7 +43,7 @@ def test_absurd_sizes_are_refused(eight_gigabytes, method, settings, part):
     with pytest.raises(pefll.PefllError, match=part) as error:
         pefll.fit(FEDERATION, method, rounds=1, **settings)
     assert error.value.code == "PEFLL-L006"
-    assert "8.0 GB are left" in str(error.value)
+    assert "8.0 GB" in str(error.value)
 
 
 # In a process of its own: the most memory that a process ever had would hide what this takes.
@@ -74,9 +74,7 @@ def test_what_would_fit_is_said_and_does_fit(eight_gigabytes):
     def plan(weights: int) -> MemoryPlan:
         return MemoryPlan(weights, 101 * weights, 1, 1, 50, 32, 64)
 
-    with pytest.raises(
-        pefll.PefllError, match=r"at most about 1,100,000 weights \(this one has 6,300,000\).*PEFLL-L006"
-    ):
+    with pytest.raises(pefll.PefllError, match=r"1,100,000 weights.*6,300,000.*PEFLL-L006"):
         check_fits(plan(6_300_000), "pefll")
     check_fits(plan(1_100_000), "pefll")
 
@@ -85,7 +83,7 @@ def test_many_runs_at_once_need_as_many_times_the_memory(eight_gigabytes):
     one = MemoryPlan(100_000, 10_100_000, 5, 5, 50, 32, 64)
     assert sum(parts_of(one._replace(runs=3))) == 3 * sum(parts_of(one))
     check_fits(one, "pefll")
-    with pytest.raises(pefll.PefllError, match=r"for 20 runs at once.*PEFLL-L006"):
+    with pytest.raises(pefll.PefllError, match=r"\b20 runs.*PEFLL-L006"):
         check_fits(one._replace(runs=20), "pefll")
 
 

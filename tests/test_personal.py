@@ -28,7 +28,7 @@ TOKENS = {"model": "lstm", "classes": 6, "input_shape": [5], "normalise": None, 
         (
             PIXELS,
             np.zeros((2, 3, 3, 3), np.uint8),
-            r"shape \(3, 3, 3\), but the run was trained on \(2, 3, 3\).*PEFLL-R117",
+            r"\(3, 3, 3\).*\(2, 3, 3\).*PEFLL-R117",
         ),
         (PIXELS, np.zeros((2, 2, 3, 3)), "PEFLL-R111"),
         (FEATURES, np.zeros((0, 4)), "PEFLL-R110"),
@@ -114,30 +114,30 @@ def test_gradients_reach_the_features_of_a_tensor():
 @pytest.mark.parametrize(
     ("facts", "x", "sentence"),
     [
-        (PIXELS, torch.zeros(2, 2, 3, 3), r"are torch.float32.*PEFLL-R114"),
+        (PIXELS, torch.zeros(2, 2, 3, 3), r"torch\.float32.*PEFLL-R114"),
         (
             PIXELS,
             torch.zeros(2, 3, 3, dtype=torch.uint8),
-            r"the shape of one sample, \(2, 3, 3\), .*: write x\[None\].*PEFLL-R116",
+            r"\(2, 3, 3\).*x\[None\].*PEFLL-R116",
         ),
         (
             PIXELS,
             torch.zeros(4, 3, 3, 2, dtype=torch.uint8),
-            r"shape \(3, 3, 2\), but .* an array \[N, 2, 3, 3\].*PEFLL-R117",
+            r"\(3, 3, 2\).*\[N, 2, 3, 3\].*PEFLL-R117",
         ),
         (PIXELS, np.zeros((2, 3, 3), np.uint8), "PEFLL-R116"),
         (PIXELS, np.full((1, 2, 3, 3), 7).tolist()[0], "PEFLL-R116"),
         (PIXELS, np.full((1, 2, 3, 3), 256).tolist(), "PEFLL-R111"),
-        (FEATURES, torch.tensor(1.0), r"an array \[N, 4\].*PEFLL-R117"),
+        (FEATURES, torch.tensor(1.0), r"\[N, 4\].*PEFLL-R117"),
         (
             FEATURES,
             torch.zeros(2, 4, dtype=torch.complex64),
-            r"on numbers, but these samples are torch.complex.*PEFLL-R115",
+            r"torch\.complex.*PEFLL-R115",
         ),
         (FEATURES, [1.0, 2.0, 3.0, 4.0], "PEFLL-R116"),
         (FEATURES, [[1.0], [2.0, 3.0]], r"samples: x.*PEFLL-D109"),
-        (FEATURES, np.zeros((2, 5)), r"shape \(5,\), but .*; N samples are an array \[N, 4\].*PEFLL-R117"),
-        (TOKENS, torch.zeros(2, 5), r"whole numbers, which are tokens.*PEFLL-R115"),
+        (FEATURES, np.zeros((2, 5)), r"\(5,\).*\[N, 4\].*PEFLL-R117"),
+        (TOKENS, torch.zeros(2, 5), "PEFLL-R115"),
     ],
 )
 def test_called_with_what_is_no_sample(facts, x, sentence):
@@ -151,7 +151,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
     model.save(path)
     before = path.read_bytes()
     other = PersonalModel(nn.Linear(4, 3), FEATURES)
-    with pytest.raises(PefllError, match=r"me\.safetensors is there already: .* overwrite=True.*PEFLL-R106"):
+    with pytest.raises(PefllError, match=r"me\.safetensors.*overwrite=True.*PEFLL-R106"):
         other.save(path)
     assert path.read_bytes() == before
     other.save(path, overwrite=True)

@@ -82,19 +82,19 @@ def test_summary(tmp_path):
         folder.summary_file.write_text(content)
         with pytest.raises(
             PefllError,
-            match=r"is damaged: .*; move it away, and pefll\.fit\(federation, .*\) makes it again.*PEFLL-R009",
+            match=r"pefll\.fit\(federation, .*\).*PEFLL-R009",
         ):
             folder.summary()
 
 
 def test_what_is_a_run(tmp_path):
-    with pytest.raises(PefllError, match=r"is not a run folder: it has no config\.toml.*PEFLL-R120"):
+    with pytest.raises(PefllError, match=r"config\.toml.*PEFLL-R120"):
         RunFolder(tmp_path).check_is_run()
-    with pytest.raises(PefllError, match=r"is not a run folder: there is no such folder; pefll\.fit\(.*PEFLL-R120"):
+    with pytest.raises(PefllError, match=r"^(?!.*config\.toml).*pefll\.fit\(.*PEFLL-R120"):
         RunFolder(tmp_path / "none").check_is_run()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.toml").write_text("")
-    with pytest.raises(PefllError, match=r"is not a run folder but holds some; name one, such as .*mine.*PEFLL-R119"):
+    with pytest.raises(PefllError, match=r"\bmine\b.*PEFLL-R119"):
         RunFolder(tmp_path).check_is_run()
     (tmp_path / "config.toml").write_text("")
     RunFolder(tmp_path).check_is_run()
@@ -128,9 +128,7 @@ def test_a_folder_of_several_seeds_stands_for_its_runs(tmp_path):
     assert [folder.path.name for folder in run_folders(tmp_path / "c10")] == ["seed-0", "seed-2", "seed-10"]
     assert run_folders(tmp_path / "c10" / "seed-2") == [RunFolder(tmp_path / "c10" / "seed-2")]
     assert run_folders(tmp_path / "none") == [RunFolder(tmp_path / "none")]
-    with pytest.raises(
-        PefllError, match=r"holds runs of several seeds; name one of them, such as .*seed-0.*PEFLL-R118"
-    ):
+    with pytest.raises(PefllError, match=r"\bseed-0\b.*PEFLL-R118"):
         RunFolder(tmp_path / "c10").check_is_run()
 
 

@@ -180,7 +180,7 @@ def test_an_extended_run_is_one_long_run(tmp_path, rounds):
     assert fingerprint(tmp_path / "short") == fingerprint(tmp_path / "long")
     assert without_seconds(tmp_path / "short") == without_seconds(tmp_path / "long")
     assert RunFolder(tmp_path / "short").summary()["rounds"] == 8
-    with pytest.raises(PefllError, match=rf"^{tmp_path / 'short'}: .* for 8 rounds; .*with out \[PEFLL-R105\]$"):
+    with pytest.raises(PefllError, match=rf"^{tmp_path / 'short'}: .*\b8 rounds.*\bout \[PEFLL-R105\]$"):
         fit(federation, "fedavg", rounds=6, out=tmp_path / "short", **QUICK)
 
 
@@ -230,9 +230,9 @@ def test_a_run_is_never_resumed_on_other_data_or_with_other_settings(tmp_path):
     fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK)
     with pytest.raises(PefllError, match="PEFLL-R103"):
         fit(ragged(seed=1), "fedavg", rounds=2, out=tmp_path, **QUICK)
-    with pytest.raises(PefllError, match=r"with seed=0.*PEFLL-R104"):
+    with pytest.raises(PefllError, match=r"\bseed=0.*PEFLL-R104"):
         fit(ragged(), "fedavg", rounds=2, seed=1, out=tmp_path, **QUICK)
-    with pytest.raises(PefllError, match=r"with settings.*PEFLL-R104"):
+    with pytest.raises(PefllError, match=r"\bsettings\b.*PEFLL-R104"):
         fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK | {"local_steps": 2})
 
 
@@ -243,7 +243,7 @@ def test_a_module_of_another_size_is_told_so(tmp_path):
     federation = ragged()
     fit(federation, "fedavg", model=module(5), rounds=2, out=tmp_path, **QUICK)
     for rounds in (2, 4):  # finished, and to be extended
-        with pytest.raises(PefllError, match=r"has 53 weights, but yours has 73.*PEFLL-N026"):
+        with pytest.raises(PefllError, match=r"\b53\b.*\b73\b.*PEFLL-N026"):
             fit(federation, "fedavg", model=module(7), rounds=rounds, out=tmp_path, **QUICK)
 
 

@@ -44,9 +44,7 @@ def test_other_data_must_be_of_the_same_kind():
     run = pefll.fit(ragged(), **QUICK)
     assert run.evaluate(federation=ragged(seed=1)).seen is not None
     assert run.evaluate(federation=ragged(seen=0)).seen is None  # new clients only
-    with pytest.raises(
-        pefll.PefllError, match=r"trained on 3 classes of shape \(6,\), but arrays has 3 of shape \(7,\).*PEFLL-T121"
-    ):
+    with pytest.raises(pefll.PefllError, match=r"\b3 classes.*\(6,\).*\b3\b.*\(7,\).*PEFLL-T121"):
         run.evaluate(federation=ragged(shape=(7,)))
 
 
@@ -81,11 +79,9 @@ def test_a_loaded_run_finds_its_data(tmp_path):
 def test_what_is_easily_given_in_place_of_a_federation_or_a_model():
     arrays = (np.zeros((4, 2)), np.zeros(4, dtype=int))
     for call in (lambda: pefll.fit(arrays, rounds=1), lambda: pefll.fit_seeds(arrays, seeds=[0], rounds=1)):
-        with pytest.raises(
-            pefll.PefllError, match=r"not a tuple: make one with pefll\.federation_from_arrays.*PEFLL-A019"
-        ):
+        with pytest.raises(pefll.PefllError, match=r"\btuple\b.*pefll\.federation_from_arrays.*PEFLL-A019"):
             call()
-    with pytest.raises(pefll.PefllError, match=r"the class Linear; pass an instance, such as Linear.*PEFLL-T105"):
+    with pytest.raises(pefll.PefllError, match=r"class Linear.*PEFLL-T105"):
         pefll.fit(ragged(), model=nn.Linear, rounds=1)
     with pytest.raises(pefll.PefllError, match="PEFLL-T106"):
         pefll.fit(ragged(), model=3, rounds=1)

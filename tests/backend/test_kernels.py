@@ -419,9 +419,9 @@ def test_second_derivatives_are_refused():
     x, y, ones = random(2, 1, 8, 8, seed=1), torch.zeros(2, dtype=torch.int64, device=DEVICE), random(2).square()
     with pytest.raises(PefllError, match="PEFLL-E003"):
         second_derivative(lambda theta: small_net(theta, x).square().sum())(random(185))
-    with pytest.raises(PefllError, match="second derivatives"):
+    with pytest.raises(PefllError, match="PEFLL-E003"):
         second_derivative(lambda scores: client_axis.cross_entropy(scores, y, ones))(random(2, 3))
-    with pytest.raises(PefllError, match="second derivatives"):
+    with pytest.raises(PefllError, match="PEFLL-E003"):
         torch.func.grad(lambda scores: client_axis.cross_entropy_gradient(scores, y, ones).sum())(random(2, 3))
     with pytest.raises(PefllError, match="PEFLL-E003"):
         torch.func.grad(lambda theta: sgd_step(theta, theta, theta, SGD(0.1))[0].sum())(random(7))

@@ -241,9 +241,9 @@ def test_a_choice_keeps_the_plain_loop_and_refuses_unknown_names():
     races = plan(HERE, cores=2, cuda=False, quick=False)
     (main,) = command.chosen(races, "main", "fedavg-serial-1")
     assert [one.name for one in main.contenders] == ["fedavg-serial-1", "plain-cpu"]
-    with pytest.raises(PefllError, match=r"unknown race 'mian': did you mean 'main'.*PEFLL-A101"):
+    with pytest.raises(PefllError, match=r"race 'mian'.*'main'.*PEFLL-A101"):
         command.chosen(races, "mian", None)
-    with pytest.raises(PefllError, match=r"unknown contender 'serail'.*PEFLL-A101"):
+    with pytest.raises(PefllError, match=r"contender 'serail'.*PEFLL-A101"):
         command.chosen(races, None, "serail")
 
 
@@ -302,7 +302,7 @@ def test_a_new_measurement_takes_the_old_ones_place(tmp_path):
 
 def test_a_strange_file_is_refused(tmp_path):
     (tmp_path / "r.json").write_text('["something else"]')
-    with pytest.raises(PefllError, match="not a record"):
+    with pytest.raises(PefllError, match=str(tmp_path / "r.json")):
         Record(tmp_path / "r.json", facts=FACTS, source="a")
 
 
@@ -383,10 +383,10 @@ def test_tables_go_between_the_marks_of_a_document(tmp_path, counted):
     table.write_docs(document, records)
     assert document.read_text() == text
     document.write_text("no marks")
-    with pytest.raises(PefllError, match="has no lines"):
+    with pytest.raises(PefllError, match=rf"{document}.*{table.BEGIN}.*{table.END}"):
         table.write_docs(document, records)
     document.write_text(f"{table.BEGIN}{table.END}")
-    with pytest.raises(PefllError, match="run `make bench` first"):
+    with pytest.raises(PefllError, match="`make bench`"):
         table.write_docs(document, [])
 
 

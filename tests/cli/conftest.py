@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -49,14 +50,15 @@ def pefll(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(pefll):
-    """Call, expect exit code 2 and exactly one sentence, and return it."""
+    """Call, expect exit code 2 and exactly one sentence, in which the pattern `match` is found, and return it."""
 
-    def call(*arguments: object) -> str:
+    def call(*arguments: object, match: str = "") -> str:
         said = pefll(*arguments)
         assert said.code == 2, said
         assert said.err.count("\n") == 1, said.err
         assert said.err.startswith("error: ")
         assert "Traceback" not in said.err + said.out
+        assert re.search(match, said.err), said.err
         return said.err.removeprefix("error: ").rstrip("\n")
 
     return call

@@ -67,10 +67,10 @@ def test_verbs_and_names_that_are_wrong(refused, labelled, tmp_path):
     assert "'train'" in refused("trian")
     assert refused("reproduc", "table1").count("'reproduce'") == 1
     assert refused("data", "lst").count("'list'") == 1
-    assert refused("check-method", "fedagv").startswith("unknown method 'fedagv': did you mean 'fedavg'?")
-    assert "did you mean 'fedavg'" in refused("methods", "fedavgg")
-    assert "did you mean 'test'" in refused("evaluate", labelled, "--split", "tset")
-    assert "unknown data set 'mnist'" in refused("data", "get", "mnist", "--data-dir", tmp_path)
+    refused("check-method", "fedagv", match=r"method 'fedagv'.*'fedavg'.*PEFLL-A101")
+    refused("methods", "fedavgg", match=r"method 'fedavgg'.*'fedavg'.*PEFLL-A101")
+    refused("evaluate", labelled, "--split", "tset", match=r"split 'tset'.*'test'.*PEFLL-A101")
+    refused("data", "get", "mnist", "--data-dir", tmp_path, match=r"data set 'mnist'.*PEFLL-A101")
     assert "PEFLL-C002" in refused("data", "check", tmp_path / "none")
     assert "PEFLL-R120" in refused("show", tmp_path)
     assert "PEFLL-R120" in refused("evaluate", tmp_path)

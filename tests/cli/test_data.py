@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_data_folders_that_are_wrong(refused, pefll, tmp_path, state):
         part = "PEFLL-D119"
     if state == "half":
         (folder / "cifar-10-batches-py" / "data_batch_4").unlink()
-        part = "lacks data_batch_4; run `pefll data get cifar10`"
+        part = r"\bdata_batch_4\b.*`pefll data get cifar10`.*PEFLL-D118"
     if state == "archive cut":
         (folder / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b\x08\x00half of an archive")
         part = "PEFLL-D122"
@@ -71,7 +72,7 @@ def test_data_folders_that_are_wrong(refused, pefll, tmp_path, state):
     assert said.code == 2
     *notes, error = said.err.splitlines()
     assert error.startswith("error: ")
-    assert part in error
+    assert re.search(part, error)
     assert all("reading" in note or "cifar10" in note for note in notes)
     assert not (tmp_path / "r").exists()
     if state in ("half", "wrong md5", "archive cut"):
@@ -83,12 +84,12 @@ def test_data_folders_that_are_wrong(refused, pefll, tmp_path, state):
 @pytest.mark.parametrize(
     ("changed", "part"),
     [
-        ({"y": np.zeros(95, dtype=np.int64)}, "x has 96 samples but y has 95; they must be equal"),
-        ({"client": np.zeros(90, dtype=np.int64)}, "client has 90"),
-        ({"y": np.full(96, -1)}, "there is a label -1"),
-        ({"y": np.full(96, 0.5)}, "label 0.5 of sample 0 is not a whole number"),
+        ({"y": np.zeros(95, dtype=np.int64)}, r"\b96 samples.*\by\b.*\b95\b.*PEFLL-D135"),
+        ({"client": np.zeros(90, dtype=np.int64)}, r"\bclient\b.*\b90\b.*PEFLL-D135"),
+        ({"y": np.full(96, -1)}, r"label -1.*PEFLL-D138"),
+        ({"y": np.full(96, 0.5)}, r"label 0\.5 .*sample 0\b.*PEFLL-D112"),
         ({"y": np.full(96, np.nan)}, "PEFLL-D112"),
-        ({"y": np.r_[np.zeros(95, dtype=np.int64), 10**6]}, "there is a label 1,000,000 among 96 samples"),
+        ({"y": np.r_[np.zeros(95, dtype=np.int64), 10**6]}, r"label 1,000,000 .*\b96 samples.*PEFLL-D101"),
         ({"y": np.zeros((96, 2), dtype=np.int64)}, "PEFLL-D110"),
         ({"x": np.where(np.arange(96 * 6).reshape(96, 6) == 77, np.nan, 1.0)}, "PEFLL-D010"),
         ({"x": np.full((96, 6), np.inf)}, "PEFLL-D010"),
@@ -101,7 +102,7 @@ def test_data_folders_that_are_wrong(refused, pefll, tmp_path, state):
 )
 def test_ones_own_data_that_is_wrong(refused, tmp_path, changed, part):
     path = features(tmp_path / "mine.npz", **changed)
-    assert part in refused("train", "--data", path, *SMALL[2:], "--out", tmp_path / "r")
+    refused("train", "--data", path, *SMALL[2:], "--out", tmp_path / "r", match=part)
 
 
 def test_files_that_are_wrong(refused, tmp_path):
@@ -112,19 +113,19 @@ def test_files_that_are_wrong(refused, tmp_path):
     for name, part in (
         ("a.npz", "PEFLL-D175"),
         ("a.txt", "PEFLL-D184"),
-        ("b.npz", "has no array y; it has x; save it again with np.savez(path, x=..., y=...)"),
-        ("c.npz", "does not name the client of each sample; add --partition"),
+        ("b.npz", r"np\.savez\(path, x=\.\.\., y=\.\.\.\).*PEFLL-D173"),
+        ("c.npz", r"--partition .*PEFLL-T119"),
     ):
-        assert part in refused("train", "--data", tmp_path / name, *SMALL[2:], "--out", tmp_path / "r")
+        refused("train", "--data", tmp_path / name, *SMALL[2:], "--out", tmp_path / "r", match=part)
 
 
 def test_data_that_is_gone_or_has_changed(pefll, refused, tmp_path):
     path = features(tmp_path / "mine.npz")
     assert pefll("train", "--data", path, *SMALL[2:], "--out", tmp_path / "run").code == 0
     features(path, y=np.arange(96) % 3)
-    assert f"the data in {path} is not what the run was trained on" in refused("evaluate", tmp_path / "run")
+    refused("evaluate", tmp_path / "run", match=rf"{path}\b.*PEFLL-T120")
     path.unlink()
-    assert f"{path}, which does not exist any more" in refused("evaluate", tmp_path / "run")
+    refused("evaluate", tmp_path / "run", match=rf"{path}\b.*PEFLL-T118")
 
 
 def table(arrays: Path, path: Path, **named: str) -> Path:
@@ -182,10 +183,9 @@ def test_client_columns_of_other_names(pefll, tmp_path, kind):
     sentence = said.err.splitlines()[-1]
     if kind == "csv":
         assert sentence.startswith("error: mine.csv: ")
-        assert "'writr' with clients; there are a, b, c, d, e, f, label, writer: " in sentence
-        assert sentence.endswith("--client-column [PEFLL-D177]")
+        assert re.search(r"'writr'.* a, b, c, d, e, f, label, writer\b.*--client-column \[PEFLL-D177\]$", sentence)
     else:
-        assert sentence == f"error: {path} has no array writr; it has writer, x, y [PEFLL-D173]"
+        assert re.search(rf"^error: {path} .*\bwritr\b.* writer, x, y\b.*PEFLL-D173", sentence)
     assert not (tmp_path / "r").exists()
     asked = ("train", "--data", path, "--data-dir", tmp_path, *SMALL[2:], "--client-column", "writer")
     assert pefll(*asked, "--out", tmp_path / "r").code == 0

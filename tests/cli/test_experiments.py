@@ -41,10 +41,10 @@ def test_tuning(pefll, refused, tmp_path, monkeypatch):
     said = pefll(*TUNE, "--grid", "client_lr=1e-3,1e-1", "--seeds", "0,1")
     assert "0 runs to do" in said.err
     assert "--grid" in refused(*TUNE)
-    assert "did you mean 'client_lr'" in refused(*TUNE, "--grid", "client_rl=1")
-    assert "--at-once is 0; it must be at least 1" in refused(*TUNE, "--grid", "client_lr=7", "--at-once", 0)
-    assert "unknown method 'fedav'" in refused(*TUNE, "--method", "fedav", "--grid", "client_lr=7")
-    assert "was made with rounds = 2, not 3" in refused(*TUNE, "--grid", "client_lr=7", "--rounds", 3)
+    refused(*TUNE, "--grid", "client_rl=1", match=r"'client_rl'.*'client_lr'.*PEFLL-A101")
+    refused(*TUNE, "--grid", "client_lr=7", "--at-once", 0, match=r"--at-once .*\b0\b.*PEFLL-X017")
+    refused(*TUNE, "--method", "fedav", "--grid", "client_lr=7", match=r"method 'fedav'.*PEFLL-A101")
+    refused(*TUNE, "--grid", "client_lr=7", "--rounds", 3, match=r"\brounds\b.*\b2\b.*\b3\b.*PEFLL-X016")
 
 
 def test_stopping_a_search(pefll, tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     words = ["reproduce", "table1", "--only", "fedavg", "--rounds", 2, "--seeds", "0,1"]
     assert "2 runs are missing" in pefll(*words, "--dry-run").out
     assert "in budget" in pefll(*words, "--dry-run", "--budget", 5).out
-    assert "--budget is 0.0; it must be more than 0 minutes" in refused(*words, "--budget", 0)
+    refused(*words, "--budget", 0, match=r"--budget .*\b0\.0\b.*PEFLL-C005")
     assert not (tmp_path / "results").exists()
     said = pefll(*words)
     assert said.code == 0, said.err
@@ -97,16 +97,15 @@ def test_reproducing_a_table(pefll, refused, tmp_path, monkeypatch):
     assert re.search(r"\| FedAvg \| \d", table)  # not bold: there is nobody to be better than
     shorter = refused("reproduce", "table1", "--only", "fedavg", "--rounds", 1, "--seeds", "0,1")
     assert shorter.startswith("runs/table1/digits-10-fedavg-local_steps_2/seed-0: ")
-    assert "for 2 rounds;" in shorter
-    assert shorter.endswith("with --out [PEFLL-R105]")
+    assert re.search(r"\b2 rounds\b.*--out \[PEFLL-R105\]$", shorter)
     (tmp_path / "results/table1.md").unlink()
     assert "wrote results/table1.md" in pefll(*words, "--tables-only").out
     assert (tmp_path / "results/table1.md").read_text() == table
     nothing = pefll(*words, "--dry-run").out
     assert "0 runs are missing" in nothing
     assert "of a GPU" not in nothing
-    assert refused("reproduce", "table2").startswith("unknown experiment 'table2': did you mean 'table1'?")
-    assert "unknown method or cell 'digits-11'" in refused("reproduce", "table1", "--only", "digits-11")
+    refused("reproduce", "table2", match=r"experiment 'table2'.*'table1'.*PEFLL-A101")
+    refused("reproduce", "table1", "--only", "digits-11", match=r"'digits-11'.*PEFLL-A101")
     assert "PEFLL-C012" in refused("reproduce", "table1", "--seeds", "a")
 
     def failing(*given, **more):
@@ -142,11 +141,11 @@ def test_what_reproduce_refuses_before_it_looks_for_results(refused, tmp_path, m
     for more in ([], ["--dry-run"], ["--tables-only"]):
         words = ["reproduce", "table1", *more]
         assert "PEFLL-A002" in refused(*words, "--rounds", -1)
-        assert refused(*words, "--at-once", 0) == "--at-once is 0; it must be at least 1 [PEFLL-X017]"
-        assert refused(*words, "--device", "gpu").startswith("unknown device 'gpu'")
-        assert refused(*words, "--precision", "bf61").startswith("unknown precision 'bf61': did you mean 'bf16'?")
+        refused(*words, "--at-once", 0, match=r"--at-once .*\b0\b.*PEFLL-X017")
+        refused(*words, "--device", "gpu", match=r"device 'gpu'.*PEFLL-T110")
+        refused(*words, "--precision", "bf61", match=r"precision 'bf61'.*'bf16'.*PEFLL-A101")
         for nothing in ("", ","):
-            assert refused(*words, "--only", nothing).startswith("--only names nothing")
+            refused(*words, "--only", nothing, match=r"--only .*PEFLL-X006")
     assert "PEFLL-C004" in refused("reproduce", "table1", "--dry-run", "--tables-only")
     assert refused("reproduce", "table1", "--tables-only", "--results", "none") == refused("results", "table", "none")
     assert not Path("none").exists()
@@ -166,7 +165,7 @@ def test_a_file_in_place_of_a_folder_is_noticed_before_anything_is_done(refused,
         [*table, "--dry-run"],
         [*table, "--tables-only"],
     ):
-        assert refused(*words) == "cannot write file: Not a directory; choose another place [PEFLL-A102]"
+        refused(*words, match=r"\bfile: Not a directory.*PEFLL-A102")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -232,4 +231,4 @@ def test_reproducing_what_is_missing_of_all_experiments(pefll, refused, tmp_path
     assert "1 run is missing" in pefll(*words[:-1], "2", "--dry-run", "--only", "small").out
     assert "PEFLL-C036" in refused("reproduce")
     assert "PEFLL-C036" in refused("reproduce", "small", "--missing")
-    assert refused("reproduce", "--missing", "--only", "smal").startswith("unknown experiment 'smal': did you mean")
+    refused("reproduce", "--missing", "--only", "smal", match=r"experiment 'smal'.*'small'.*PEFLL-A101")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_personalize_and_predict_by_files_are_the_python_api(pefll, refused, lab
     assert said.out.count("sample ") == 20
     assert "and 5 more" in said.out
     np.savez(tmp_path / "other.npz", x=x, y=np.where(y == 0, 12, y))
-    assert "labels are 1 to 12; the model knows 0..9" in refused("predict", model, "--data", tmp_path / "other.npz")
+    refused("predict", model, "--data", tmp_path / "other.npz", match=r"\b12\b.*\b0\.\.9\b.*PEFLL-C013")
 
 
 def test_class_names_with_commas_and_brackets(pefll, tmp_path):
@@ -120,16 +121,20 @@ def test_samples_unlike_the_training_data(refused, labelled, tmp_path):
         "other channels": (
             np.zeros((4, 3, 8, 8), np.uint8),
             y,
-            "shape (3, 8, 8), but the run was trained on (1, 8, 8)",
+            r"\(3, 8, 8\).*\(1, 8, 8\).*PEFLL-R117",
         ),
-        "other size": (np.zeros((4, 1, 9, 8), np.uint8), y, "shape (1, 9, 8)"),
+        "other size": (np.zeros((4, 1, 9, 8), np.uint8), y, r"\(1, 9, 8\).*PEFLL-R117"),
         "floats": (np.zeros((4, 1, 8, 8)), y, "PEFLL-R111"),
-        "no such class": (np.zeros((4, 1, 8, 8), np.uint8), y + 10, "there is a label 10"),
-        "more labels": (np.zeros((4, 1, 8, 8), np.uint8), np.zeros(5, dtype=np.int64), "x has 4 samples but y has 5"),
+        "no such class": (np.zeros((4, 1, 8, 8), np.uint8), y + 10, r"label 10\b.*PEFLL-D139"),
+        "more labels": (
+            np.zeros((4, 1, 8, 8), np.uint8),
+            np.zeros(5, dtype=np.int64),
+            r"\b4 samples.*\by\b.*\b5\b.*PEFLL-D135",
+        ),
     }
     for name, (x, labels, part) in wrong.items():
         path = npz(tmp_path / f"{name}.npz", x=x, y=labels)
-        assert part in refused("personalize", labelled, "--data", path, "--out", tmp_path / "m"), name
+        refused("personalize", labelled, "--data", path, "--out", tmp_path / "m", match=part)
     assert not (tmp_path / "m").exists()
 
 
@@ -137,8 +142,7 @@ def test_personalising_into_a_folder_that_is_not_there_yet(pefll, refused, label
     assert pefll("personalize", labelled, "--data", client, "--out", tmp_path / "no" / "m.safetensors").code == 0
     assert (tmp_path / "no" / "m.safetensors").is_file()
     (tmp_path / "file").write_text("")
-    said = refused("personalize", labelled, "--data", client, "--out", tmp_path / "file" / "m")
-    assert "choose another place" in said
+    said = refused("personalize", labelled, "--data", client, "--out", tmp_path / "file" / "m", match="PEFLL-A102")
     assert "space" not in said
     assert "PEFLL-M052" in refused("personalize", labelled, "--data", client, "--out", tmp_path / "m.pt")
 
@@ -158,7 +162,7 @@ def test_tables_whose_labels_have_another_name(pefll, refused, tmp_path):
     small = (*SMALL[2:], "--out", tmp_path / "run")
     said = pefll("train", "--data", named, *small)
     assert said.code == 2
-    assert "no column 'label' with labels; there are a, b, y, client: say which one it is with --label" in said.err
+    assert re.search(r"column 'label'.* a, b, y, client\b.*--label .*PEFLL-D176", said.err)
     assert pefll("train", "--data", named, "--label", "y", *small).code == 0
     one = table(tmp_path / "one.csv", clients=1)
     wrong = ("--data", one, "--label", "z", "--out", tmp_path / "m")
@@ -181,7 +185,7 @@ def test_models_that_are_none(pefll, refused, labelled, client, tmp_path):
         (tmp_path / "cut").write_bytes(content[:size])
         assert "PEFLL-M013" in refused("predict", tmp_path / "cut", "--data", client)
     bad = npz(tmp_path / "bad.npz", x=np.zeros((2, 1, 7, 7), np.uint8))
-    assert "trained on (1, 8, 8)" in refused("predict", tmp_path / "m", "--data", bad)
+    refused("predict", tmp_path / "m", "--data", bad, match=r"\(1, 7, 7\).*\(1, 8, 8\).*PEFLL-R117")
 
 
 def test_files_that_are_there_are_overwritten_only_when_asked(pefll, refused, labelled, client, tmp_path):
@@ -197,7 +201,7 @@ def test_files_that_are_there_are_overwritten_only_when_asked(pefll, refused, la
         path.write_text("mine")
         said = refused(*arguments, option, path)
         assert said.startswith(f"{path} ")
-        assert f"with {option}, or add --force" in said
+        assert re.search(rf"{option}\b.*--force\b", said)
         assert "PEFLL-C010" in said
         assert path.read_text() == "mine"
         assert pefll(*arguments, option, path, "--force").code == 0

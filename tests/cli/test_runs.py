@@ -39,7 +39,7 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
     good = pefll("evaluate", folder, "--json").out
     history = (folder / "history.jsonl").read_text()
     (folder / "history.jsonl").write_text('{"a": 1}\n')
-    assert "line 1 is not an evaluation" in refused("results", "add", folder, "--to", tmp_path / "results")
+    refused("results", "add", folder, "--to", tmp_path / "results", match=r"line 1\b.*PEFLL-R008")
     (folder / "history.jsonl").write_text(history)
     newest, older = sorted((folder / "checkpoints").iterdir(), reverse=True)
     state = newest / checkpoint.TENSORS
@@ -65,4 +65,4 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
     shutil.rmtree(folder / "checkpoints")
     assert "PEFLL-R015" in refused("evaluate", folder)
     (folder / "config.toml").write_text("rouns = 3")
-    assert "unknown setting" in refused("evaluate", folder)
+    refused("evaluate", folder, match=r"'rouns'.*PEFLL-A101")

@@ -54,7 +54,7 @@ def test_checksums(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     assert len(cifar.load_cifar10(tmp_path, checksums=sums).x) == 120
-    with pytest.raises(PefllError, match=r"data_batch_1 is not the official file \(wrong md5\).*PEFLL-D119"):
+    with pytest.raises(PefllError, match=r"data_batch_1\b.*PEFLL-D119"):
         cifar.load_cifar10(tmp_path)
     damaged = bytearray((folder / "test_batch").read_bytes())
     damaged[-5000] ^= 1
@@ -68,10 +68,10 @@ def test_missing(tmp_path):
         cifar.load_cifar10(tmp_path)
     layouts.cifar10(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
-    with pytest.raises(PefllError, match=r"lacks data_batch_3.*PEFLL-D118"):
+    with pytest.raises(PefllError, match=r"\bdata_batch_3\b.*PEFLL-D118"):
         cifar.load_cifar10(tmp_path)
     layouts.archive(tmp_path, "cifar-10-batches-py", "cifar-10-python.tar.gz")
-    with pytest.raises(PefllError, match=r"lacks data_batch_3.*PEFLL-D123"):
+    with pytest.raises(PefllError, match=r"\bdata_batch_3\b.*PEFLL-D123"):
         cifar.load_cifar10(tmp_path, checksums=None)
 
 
@@ -93,23 +93,19 @@ def test_a_folder_that_is_not_whole_beside_a_good_archive(tmp_path, damage, monk
         assert cifar.found(cifar.CIFAR10, tmp_path) == [archive]
     assert len(load_samples("cifar10", tmp_path).x) == 120
     # The archive is not believed either.
-    with pytest.raises(
-        PefllError, match=r"data_batch_1 in .*tar\.gz is not the official file \(wrong md5\).*PEFLL-D121"
-    ):
+    with pytest.raises(PefllError, match=r"data_batch_1\b.*tar\.gz.*PEFLL-D121"):
         cifar.load_cifar10(tmp_path, checksums=sums | {"data_batch_1": "0"})
 
 
-@pytest.mark.parametrize("archive", [False, True])
-def test_advice_fits_what_is_there(tmp_path, archive):
+@pytest.mark.parametrize(("archive", "code"), [(False, "PEFLL-D118"), (True, "PEFLL-D123")])
+def test_advice_fits_what_is_there(tmp_path, archive, code):
     layouts.cifar10(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     (folder / "data_batch_3").unlink()
     if archive:
         layouts.archive(tmp_path, folder.name, "cifar-10-python.tar.gz")
-    with pytest.raises(PefllError, match=r"lacks data_batch_3; .*run `pefll data get cifar10`") as caught:
+    with pytest.raises(PefllError, match=rf"data_batch_3.*`pefll data get cifar10`.*{code}"):
         cifar.load_cifar10(tmp_path, checksums=None)
-    assert ("delete it" in str(caught.value)) == archive
-    assert "unpack" not in str(caught.value)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 20000, -1])
@@ -146,7 +142,7 @@ def test_hostile_pickles_run_nothing(tmp_path, protocol, call):
     mark = tmp_path / "mark"
     content = {b"data": _Hostile(call, f"touch {mark}"), b"labels": []}
     (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps(content, protocol=protocol))
-    with pytest.raises(PefllError, match=r"it asks for.*PEFLL-D208"):
+    with pytest.raises(PefllError, match=r"\basks for\b.*PEFLL-D208"):
         cifar.load_cifar10(tmp_path, checksums=None)
     assert not mark.exists()
 
@@ -158,7 +154,7 @@ def test_hostile_pickles_run_nothing(tmp_path, protocol, call):
         ({b"data": np.zeros((20, 100), dtype=np.uint8)}, "PEFLL-D124"),
         ({b"labels": 3}, "PEFLL-D125"),
         ({b"labels": [b"1"] * 20}, "PEFLL-D125"),
-        ({b"labels": [1] * 19}, r"20 images but 19 labels.*PEFLL-D126"),
+        ({b"labels": [1] * 19}, r"\b20 images.*\b19 labels.*PEFLL-D126"),
         ({b"labels": [10] * 20}, r"label 10.*PEFLL-D139"),
     ],
 )

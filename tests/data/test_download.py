@@ -93,7 +93,7 @@ def test_a_broken_transfer_is_continued(server, archive, tmp_path):
 
 def test_a_broken_transfer_is_continued_by_the_next_call(server, archive, tmp_path):
     server.break_after = [700_000, 0]
-    with pytest.raises(PefllError, match=r"700,000 bytes are kept and the same command continues there.*PEFLL-D132"):
+    with pytest.raises(PefllError, match=r"700,000 bytes.*PEFLL-D132"):
         fetch(archive, tmp_path)
     assert not (tmp_path / "a.tar.gz").exists()
     assert (tmp_path / "a.tar.gz.part").stat().st_size == 700_000
@@ -149,15 +149,13 @@ def test_a_damaged_file_in_place_is_replaced(server, archive, tmp_path):
 @pytest.mark.parametrize("status", [404, 500])
 def test_http_errors_say_what_to_do(server, archive, tmp_path, status):
     server.status = status
-    with pytest.raises(
-        PefllError, match=rf"{archive.url} answered {status} .* by hand .* `pefll data check.*PEFLL-D130"
-    ):
+    with pytest.raises(PefllError, match=rf"{archive.url}.*\b{status}\b.*`pefll data check.*PEFLL-D130"):
         fetch(archive, tmp_path)
 
 
 def test_offline(archive, server, tmp_path):
     closed = Archive("http://127.0.0.1:9/a.tar.gz", "a.tar.gz", MD5)
-    with pytest.raises(PefllError, match=r"could not be downloaded .* by hand.*PEFLL-D132") as caught:
+    with pytest.raises(PefllError, match="PEFLL-D132") as caught:
         fetch(closed, tmp_path)
     assert closed.url in str(caught.value)
 

@@ -181,16 +181,16 @@ def test_by_class_keeps_a_validation_split_that_is_there():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"clients": 2000}, r"class 0 has .* samples for 600 clients; make fewer clients.*PEFLL-D186"),
-        ({"classes_per_client": 11}, r"1..10 of the 10 classes.*PEFLL-D185"),
-        ({"classes_per_client": 0}, r"1..10 of the 10 classes.*PEFLL-D185"),
-        ({"clients": 0}, r"at least 1.*PEFLL-A002"),
-        ({"unseen": 1.0}, r"unseen is 1.0.*PEFLL-A007"),
-        ({"unseen": -0.1}, r"unseen is -0.1.*PEFLL-A007"),
-        ({"unseen": float("nan")}, r"unseen is nan.*PEFLL-A005"),
+        ({"clients": 2000}, r"class 0 .* samples.*\b600 clients.*PEFLL-D186"),
+        ({"classes_per_client": 11}, r"\b1\.\.10\b.*PEFLL-D185"),
+        ({"classes_per_client": 0}, r"\b1\.\.10\b.*PEFLL-D185"),
+        ({"clients": 0}, r"\bclients\b.*\b0\b.*PEFLL-A002"),
+        ({"unseen": 1.0}, r"\bunseen\b.* 1\.0\b.*PEFLL-A007"),
+        ({"unseen": -0.1}, r"\bunseen\b.* -0\.1\b.*PEFLL-A007"),
+        ({"unseen": float("nan")}, r"\bunseen\b.*\bnan\b.*PEFLL-A005"),
         ({"unseen": 0.99, "clients": 10}, "PEFLL-D197"),
-        ({"validation": 1.5}, r"validation is 1.5.*PEFLL-A007"),
-        ({"test": 1.5}, r"test is 1.5.*PEFLL-A007"),
+        ({"validation": 1.5}, r"\bvalidation\b.*1\.5.*PEFLL-A007"),
+        ({"test": 1.5}, r"\btest\b.*1\.5.*PEFLL-A007"),
     ],
 )
 def test_by_class_refuses(arguments, sentence):
@@ -259,8 +259,8 @@ def test_dirichlet_has_its_own_concentration_for_unseen_clients():
         ({"alpha": 0.0}, "PEFLL-D187"),
         ({"alpha": float("inf")}, "PEFLL-A005"),
         ({"alpha_unseen": -1.0}, "PEFLL-D187"),
-        ({"clients": 1000}, r"for 1,000 clients.*PEFLL-D188"),
-        ({"clients": 0}, r"at least 1.*PEFLL-A002"),
+        ({"clients": 1000}, r"1,000 clients.*PEFLL-D188"),
+        ({"clients": 0}, r"\bclients\b.*\b0\b.*PEFLL-A002"),
     ],
 )
 def test_dirichlet_refuses(arguments, sentence):
@@ -270,7 +270,7 @@ def test_dirichlet_refuses(arguments, sentence):
 
 def test_dirichlet_refuses_a_class_without_samples():
     samples = samples_from_arrays(np.zeros((100, 2)), np.zeros(100, dtype=int), classes=2)
-    with pytest.raises(PefllError, match=r"class 1 has no train.*PEFLL-D189"):
+    with pytest.raises(PefllError, match=r"class 1\b.*PEFLL-D189"):
         dirichlet(samples, 5, 10.0, seed=0)
 
 
@@ -344,9 +344,9 @@ def test_natural_some_clients():
     assert federation.num_unseen == 5
     for client in range(50):
         assert len(np.unique(samples.client[federation.indices(client).numpy()])) == 1
-    with pytest.raises(PefllError, match=r"has 2,000 natural clients; 2,001 were.*PEFLL-D193"):
+    with pytest.raises(PefllError, match=r"2,000 natural clients.*2,001.*PEFLL-D193"):
         natural(samples, seed=0, clients=2001)
-    with pytest.raises(PefllError, match=r"at least 1.*PEFLL-A002"):
+    with pytest.raises(PefllError, match=r"\bclients\b.*\b0\b.*PEFLL-A002"):
         natural(samples, seed=0, clients=0)
 
 
@@ -355,7 +355,7 @@ def test_natural_refuses():
         natural(digits.load("."), seed=0)
     two = np.array([0, 1])
     samples = Samples(np.zeros((2, 1), np.float32), two, 2, client=two, split=np.array([0, 2], np.int8))
-    with pytest.raises(PefllError, match=r"client 1 has.*PEFLL-D195"):
+    with pytest.raises(PefllError, match=r"client 1\b.*PEFLL-D195"):
         natural(samples, seed=0)
     with pytest.raises(PefllError, match=r"client -1.*PEFLL-D191"):
         natural(Samples(np.zeros((2, 1), np.float32), two, 2, client=two - 1), seed=0)
@@ -365,8 +365,8 @@ def test_natural_refuses():
     ("keys", "sentence"),
     [
         (["ann", "bob", "cem", "dan"], r"client bob.*PEFLL-D195"),
-        ([10, 20, 30, 40], r"client 20 has.*PEFLL-D195"),
-        ([-5, 10**12, 10**13, 10**14], r"client 1000000000000 has.*PEFLL-D195"),
+        ([10, 20, 30, 40], r"client 20\b.*PEFLL-D195"),
+        ([-5, 10**12, 10**13, 10**14], r"client 1000000000000\b.*PEFLL-D195"),
     ],
 )
 def test_clients_without_training_samples_go_by_their_own_names(keys, sentence):
@@ -380,22 +380,20 @@ def test_clients_without_training_samples_go_by_their_own_names(keys, sentence):
 def test_many_clients_without_training_samples_are_counted():
     who = np.arange(20)
     samples = Samples(np.zeros((20, 1), np.float32), who % 2, 2, client=who, split=(who % 2 * 2).astype(np.int8))
-    with pytest.raises(
-        PefllError, match=r"10 clients have no training samples \(1, 3, 5, 7, 9 and 5 more\); give them.*PEFLL-D196"
-    ):
+    with pytest.raises(PefllError, match=r"\b10 clients.*\(1, 3, 5, 7, 9 and 5 more\).*PEFLL-D196"):
         natural(samples, seed=0)
 
 
 def test_numbers_of_one_are_singular():
     one = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64), 1, client=np.zeros(1, np.int64))
     for call, sentence in (
-        (lambda: natural(one, seed=0, clients=5), r"has 1 natural client; 5 were.*PEFLL-D193"),
-        (lambda: natural(one, seed=0, unseen=0.9), r"of 1 client.*PEFLL-D197"),
-        (lambda: by_class(one, 2, 1, seed=0), r"class 0 has 1 train sample for 2 clients.*PEFLL-D186"),
-        (lambda: dirichlet(one, 2, 1.0, seed=0), r"1 train sample is too few for 2 clients.*PEFLL-D188"),
+        (lambda: natural(one, seed=0, clients=5), r"\b1 natural client\b.*\b5\b.*PEFLL-D193"),
+        (lambda: natural(one, seed=0, unseen=0.9), r"\b1 client\b.*PEFLL-D197"),
+        (lambda: by_class(one, 2, 1, seed=0), r"class 0 .*\b1 train sample\b.*\b2 clients.*PEFLL-D186"),
+        (lambda: dirichlet(one, 2, 1.0, seed=0), r"\b1 train sample\b.*\b2 clients.*PEFLL-D188"),
         (
             lambda: Samples(np.zeros((1, 1), np.float32), np.zeros(2, np.int64), 1),
-            r"has 1 sample but y has 2.*PEFLL-D135",
+            r"\b1 sample\b.*\b2\b.*PEFLL-D135",
         ),
     ):
         with pytest.raises(PefllError, match=sentence):

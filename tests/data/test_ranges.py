@@ -76,7 +76,7 @@ def test_a_real_client_checks_its_own_data(tmp_path):
 def test_pixels_of_float_pictures_are_named():
     x = np.zeros((4, 1, 3, 3))
     x[2, 0, 1, 2] = 1e20
-    with pytest.raises(pefll.PefllError, match=r"sample 2 of x has 1e\+20 in the value at \[0, 1, 2\].*PEFLL-D011"):
+    with pytest.raises(pefll.PefllError, match=r"sample 2\b.*1e\+20.*\[0, 1, 2\].*PEFLL-D011"):
         pefll.samples_from_arrays(x, [0, 1, 0, 1])
 
 
@@ -151,11 +151,10 @@ def test_the_client_whose_data_it_is_gets_the_blame(engine, method, value):
     learner = build_method(method, problem_of(federation), {})
     made = engine(federation, learner, 0, CLIENTS)
     try:
-        with pytest.raises(Diverged) as error:
+        with pytest.raises(Diverged, match=rf"client {federation.name_of(bad)}\b.*PEFLL-E012"):
             made.advance(made.start(), 0, 3)
     finally:
         made.close()
-    assert f"client {federation.name_of(bad)} replied" in str(error.value)
 
 
 class Padded(NamedTuple):
@@ -176,7 +175,7 @@ class SendsAnEmptyPart(FedAvg):
 def test_replies_may_have_empty_parts(engine, value, blamed):
     federation = spoilt(value, 5)
     made = engine(federation, SendsAnEmptyPart(local_steps=1).bind(problem_of(federation)), 0, CLIENTS)
-    match = f"client {federation.name_of(5)} replied"
+    match = rf"client {federation.name_of(5)}\b.*PEFLL-E012"
     try:
         with pytest.raises(Diverged, match=match) if blamed else nullcontext():
             made.advance(made.start(), 0, 1)
@@ -206,7 +205,10 @@ def test_several_seeds_at_once_blame_it_too():
     federation = spoilt(1e30, 5)
     with pytest.warns(UserWarning, match="client ward-"), pytest.raises(pefll.RunsFailed) as failed:
         pefll.fit_seeds(federation, "pefll", seeds=[0, 1], rounds=3, clients_per_round=8, engine="vector", device="cpu")
-    assert str(failed.value).count(f"client {federation.name_of(5)} replied") == 2
+    assert list(failed.value.errors) == [0, 1]
+    for error in failed.value.errors.values():
+        assert error.code == "PEFLL-E012"
+        assert str(error).startswith(f"client {federation.name_of(5)} ")
 
 
 def test_a_server_that_overflows_blames_nobody():
@@ -216,7 +218,7 @@ def test_a_server_that_overflows_blames_nobody():
         made = engine(federation, learner, 0, CLIENTS)
         try:
             broken = made.start()._replace(theta=torch.full((learner.problem.model.size,), torch.inf))
-            with pytest.raises(Diverged, match=r"a client replied.*PEFLL-E012"):
+            with pytest.raises(Diverged, match=r"^a client .*PEFLL-E012"):
                 made.advance(broken, 0, 1)
         finally:
             made.close()
@@ -228,6 +230,6 @@ def test_what_diverges_on_bad_data_says_so():
     federation = federation_of(column)
     with (
         pytest.warns(UserWarning, match="ward-3"),
-        pytest.raises(Diverged, match=r"look at the data: .*client ward-3.*PEFLL-E012"),
+        pytest.raises(Diverged, match=r"client ward-3 .*1e\+14.*PEFLL-E012"),
     ):
         pefll.fit(federation, "fedavg", rounds=20, client_lr=1e30, client_clip=0.0, clients_per_round=8)

@@ -59,8 +59,8 @@ def test_lists_and_tensors():
 def test_tokens():
     assert samples_from_arrays(np.ones((12, 4), int), Y, tokens=True).x.dtype == np.int64
     assert samples_from_arrays(np.ones((12, 4, 2), np.uint8), Y, tokens=True).x.shape == (12, 4, 2)
-    for bad in (np.ones((12, 4)), -np.ones((12, 4), int)):
-        with pytest.raises(PefllError, match="token"):
+    for bad, code in ((np.ones((12, 4)), "PEFLL-D106"), (-np.ones((12, 4), int), "PEFLL-D107")):
+        with pytest.raises(PefllError, match=code):
             samples_from_arrays(bad, Y, tokens=True)
 
 
@@ -97,38 +97,38 @@ NAN[7, 1] = np.nan
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"x": X[:5]}, r"has 5 samples but y has 12.*PEFLL-D135"),
+        ({"x": X[:5]}, r"\b5 samples.*\b12\b.*PEFLL-D135"),
         ({"x": X[:0], "y": Y[:0]}, "PEFLL-D134"),
         ({"x": [[1, 2], [3]]}, "PEFLL-D109"),
-        ({"x": X > 0}, r"is bool.*PEFLL-D103"),
+        ({"x": X > 0}, r"\bbool\b.*PEFLL-D103"),
         ({"x": X.astype(str)}, r"texts.*PEFLL-D103"),
         ({"x": X.astype(complex)}, r"complex.*PEFLL-D103"),
         ({"x": X[:, 0]}, "PEFLL-D104"),
         ({"x": X[:, :0]}, "PEFLL-D105"),
-        ({"x": NAN}, r"sample 7 of.*PEFLL-D010"),
+        ({"x": NAN}, r"sample 7\b.*PEFLL-D010"),
         ({"x": X * 1e300}, "PEFLL-D010"),
-        ({"y": Y + 0.5}, r"0.5 of sample 0 is.*PEFLL-D112"),
-        ({"y": np.where(Y == 1, np.nan, Y)}, r"nan of sample 1.*PEFLL-D112"),
-        ({"y": Y.astype(float)}, r"labels are float64; convert them to whole numbers, .* y\.astype\(int\).*PEFLL-D113"),
-        ({"y": Y.astype(np.float32).tolist()}, r"labels are float64.*PEFLL-D113"),
-        ({"y": torch.tensor(Y).float()}, r"labels are float32.*PEFLL-D113"),
+        ({"y": Y + 0.5}, r"\b0\.5\b.*sample 0\b.*PEFLL-D112"),
+        ({"y": np.where(Y == 1, np.nan, Y)}, r"\bnan\b.*sample 1\b.*PEFLL-D112"),
+        ({"y": Y.astype(float)}, r"\bfloat64\b.*y\.astype\(int\).*PEFLL-D113"),
+        ({"y": Y.astype(np.float32).tolist()}, r"\bfloat64\b.*PEFLL-D113"),
+        ({"y": torch.tensor(Y).float()}, r"\bfloat32\b.*PEFLL-D113"),
         ({"y": Y - 1}, r"label -1.*PEFLL-D138"),
-        ({"feature_names": ["a"]}, r"1 feature names for samples of shape .2..*PEFLL-D141"),
-        ({"y": Y * 10**9}, r"2,000,000,000 among 12 samples.*PEFLL-D101"),
-        ({"y": Y > 0}, r"label is bool.*PEFLL-D114"),
+        ({"feature_names": ["a"]}, r"\b1 feature name.*\b2\b.*PEFLL-D141"),
+        ({"y": Y * 10**9}, r"2,000,000,000.*\b12 samples.*PEFLL-D101"),
+        ({"y": Y > 0}, r"\bbool\b.*PEFLL-D114"),
         ({"y": X}, "PEFLL-D110"),
         ({"y": ["a", None, "b"] * 4}, "PEFLL-D111"),
         ({"y": [1, "b", 2] * 4}, "PEFLL-D111"),
-        ({"classes": 2}, r"with 2 classes.*PEFLL-D139"),
-        ({"classes": 0}, r"classes is 0.*PEFLL-A002"),
-        ({"classes": 2, "y": ["a", "b", "c"] * 4}, r"is 2, but there are 3.*PEFLL-D102"),
-        ({"client": CLIENT[:5]}, r"client has 5.*PEFLL-D135"),
+        ({"classes": 2}, r"\b2 classes.*PEFLL-D139"),
+        ({"classes": 0}, r"\bclasses\b.*\b0\b.*PEFLL-A002"),
+        ({"classes": 2, "y": ["a", "b", "c"] * 4}, r"\b2\b.*\b3\b.*PEFLL-D102"),
+        ({"client": CLIENT[:5]}, r"\bclient\b.*\b5\b.*PEFLL-D135"),
         ({"client": [None] * 12}, r"client.*PEFLL-D111"),
         ({"client": CLIENT + 0.5}, "PEFLL-D112"),
         ({"split": [3] * 12}, "PEFLL-D116"),
         ({"split": [-1] * 12}, "PEFLL-D116"),
         ({"split": ["trian"] * 12}, r"'trian'.*PEFLL-D115"),
-        ({"split": [0] * 3}, r"split has 3.*PEFLL-D135"),
+        ({"split": [0] * 3}, r"\bsplit\b.*\b3\b.*PEFLL-D135"),
     ],
 )
 def test_bad_arrays_get_one_sentence(arguments, sentence):
@@ -211,7 +211,7 @@ def test_npz(tmp_path):
 def test_npz_damaged(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, x=X)
-    with pytest.raises(PefllError, match=r"array y; it has x.*PEFLL-D173"):
+    with pytest.raises(PefllError, match=r"\by\b.*\bx\b.*PEFLL-D173"):
         read_samples(path)
     np.savez(path, x=X, y=Y)
     whole = path.read_bytes()
@@ -245,7 +245,7 @@ def test_tables(tmp_path, suffix):
     assert samples.y.tolist() == Y.tolist()
     assert samples.client_names == ("c0", "c1", "c2", "c3")
     assert read_samples(path, client="label", label="client").class_names == ("c0", "c1", "c2", "c3")
-    with pytest.raises(PefllError, match=r"column 'clint' with clients; there are a, client, b, label.*PEFLL-D177"):
+    with pytest.raises(PefllError, match=r"column 'clint'.*a, client, b, label.*PEFLL-D177"):
         read_samples(path, client="clint")
 
 
@@ -263,7 +263,7 @@ def test_frames_of_many_kinds():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"label": "lable"}, r"column 'lable'; there are a, client, b, label.*PEFLL-M054"),
+        ({"label": "lable"}, r"column 'lable'.*a, client, b, label.*PEFLL-M054"),
         ({"client": None}, r"column 'client'.*PEFLL-D160"),
         ({"features": ["c"]}, r"column 'c'.*PEFLL-M054"),
         ({"features": []}, "PEFLL-D158"),
@@ -281,7 +281,7 @@ def test_bad_frames(arguments, sentence):
 def test_damaged_tables(tmp_path, suffix, content):
     path = tmp_path / f"table{suffix}"
     path.write_bytes(content)
-    with pytest.raises(PefllError) as caught:
+    with pytest.raises(PefllError, match="PEFLL-D163") as caught:
         read_samples(path)
     assert "\n" not in str(caught.value)
 
@@ -289,9 +289,9 @@ def test_damaged_tables(tmp_path, suffix, content):
 @pytest.mark.parametrize(
     ("module", "file", "sentence"),
     [
-        ("pandas", "t.csv", r"reading CSV needs pandas.*PEFLL-D162"),
-        ("pandas", "t.parquet", r"reading Parquet needs pandas and pyarrow.*PEFLL-D162"),
-        ("pyarrow", "t.parquet", r"reading Parquet needs pandas and pyarrow.*PEFLL-D162"),
+        ("pandas", "t.csv", r"CSV.*\bpandas\b.*PEFLL-D162"),
+        ("pandas", "t.parquet", r"Parquet.*\bpandas\b.*\bpyarrow\b.*PEFLL-D162"),
+        ("pyarrow", "t.parquet", r"Parquet.*\bpandas\b.*\bpyarrow\b.*PEFLL-D162"),
     ],
 )
 def test_missing_extras(tmp_path, monkeypatch, module, file, sentence):
@@ -309,7 +309,7 @@ def test_labels_of_an_npz_by_another_name(tmp_path):
     assert read_client(path, label="species")[1].tolist() == [0, 1, 1]
     assert read_client(path)[1].tolist() == [0, 0, 0]
     for read in (read_samples, read_client):
-        with pytest.raises(PefllError, match=r"array kind; it has species, x, y.*PEFLL-D173"):
+        with pytest.raises(PefllError, match=r"\bkind\b.*species, x, y.*PEFLL-D173"):
             read(path, label="kind")
     np.savez(path, x=np.zeros((3, 2)), label=np.array([1, 0, 1]))  # as a table's column is called
     assert read_samples(path).y.tolist() == [1, 0, 1]
@@ -358,8 +358,8 @@ def test_tokens_of_a_client_stay_whole_numbers(tmp_path, suffix):
 def test_tokens_of_a_client_that_are_none(tmp_path):
     np.savez(tmp_path / "one.npz", x=X)
     (tmp_path / "one.csv").write_text("a,b\n1,2\n3,4.5\n")
-    for file in ("one.npz", "one.csv"):
-        with pytest.raises(PefllError, match="tokens must be whole numbers"):
+    for file, code in (("one.npz", "PEFLL-D106"), ("one.csv", "PEFLL-D161")):
+        with pytest.raises(PefllError, match=rf"{file}.*{code}"):
             read_client(tmp_path / file, tokens=True)
 
 
@@ -386,7 +386,7 @@ def test_a_client_table_has_the_columns_of_the_run(tmp_path):
     x, _ = read_client(path, features=federation.feature_names)
     assert x.tolist() == [[1, 2], [3, 4]]
     path.write_text("b,label\n2,0\n")
-    with pytest.raises(PefllError, match=r"no column 'a', .*PEFLL-M030"):
+    with pytest.raises(PefllError, match=r"'a'.*PEFLL-M030"):
         read_client(path, features=federation.feature_names)
 
 
@@ -429,12 +429,12 @@ def test_read_only_arrays_are_used_as_they_are():
 def test_a_file_of_several_clients_is_not_one_clients(tmp_path):
     path = tmp_path / "many.npz"
     np.savez(path, x=np.zeros((4, 2)), y=np.zeros(4, dtype=int), client=np.array([0, 0, 1, 2]))
-    with pytest.raises(PefllError, match=r"of 3 clients.*PEFLL-M034"):
+    with pytest.raises(PefllError, match=r"\b3 clients.*PEFLL-M034"):
         read_client(path, alone=True)
     np.savez(path, x=np.zeros((4, 2)), y=np.zeros(4, dtype=int), client=np.array([7, 7, 7, 7]))
     assert read_client(path, alone=True)[0].shape == (4, 2)
     table = tmp_path / "many.csv"
     table.write_text("a,label,client\n1,0,x\n2,1,y\n")
-    with pytest.raises(PefllError, match=r"of 2 clients.*PEFLL-M034"):
+    with pytest.raises(PefllError, match=r"\b2 clients.*PEFLL-M034"):
         read_client(table, alone=True)
     assert read_client(table)[0].tolist() == [[1], [2]]

@@ -80,7 +80,7 @@ def test_a_port_is_checked_before_anything_is_started(port):
     with pytest.raises(PefllError, match=f"port {port} .*renew fed --address.*PEFLL-F101") as refused:
         check_port("127.0.0.1", port, Path("fed"))
     assert refused.value.code == "PEFLL-F101"
-    with pytest.raises(PefllError, match=r"no address of this machine.*PEFLL-F104") as refused:
+    with pytest.raises(PefllError, match="PEFLL-F104") as refused:
         check_port("192.0.2.1", port, Path("fed"))
     assert refused.value.code == "PEFLL-F104"
     check_port("127.0.0.1", free_port(), Path("fed"))

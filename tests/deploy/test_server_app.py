@@ -135,7 +135,7 @@ def test_another_agreement_does_not_go_on_with_a_run(tmp_path):
 def test_clients_that_do_not_come_are_not_waited_for_for_ever(tmp_path):
     here = setting(tmp_path)
     here.grid.online.discard(1000)
-    with pytest.raises(PefllError, match=r"of 6 clients came within 0 s.*PEFLL-F454"):
+    with pytest.raises(PefllError, match=r"of 6 clients.* 0 s.*PEFLL-F454"):
         server_app.train(here.grid, plan_of(here, tmp_path, wait_seconds=0.0))
 
 
@@ -146,13 +146,15 @@ def test_an_ordinary_end_is_one_sentence_and_no_traceback(tmp_path, capsys, capl
     logger = logging.getLogger("flwr")
     before = list(logger.filters)
     try:
-        with pytest.raises(PefllError) as told:
+        with pytest.raises(PefllError, match="PEFLL-F454") as told:
             apps.server(here.grid, context)
         logger.error("ServerApp raised an exception", exc_info=told.value)  # as Flower does
         logger.error("something else", exc_info=ValueError("of ours"))
     finally:
         logger.filters[:] = before
-    assert "error: 5 of 6 clients came within 0 s" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "error: 5 of 6 clients" in said
+    assert "[PEFLL-F454]" in said
     assert [record.message for record in caplog.records if record.exc_info] == ["something else"]
 
 
@@ -210,7 +212,7 @@ def test_a_plan_survives_its_way_through_flowers_config(tmp_path):
             dataclasses.replace(plan, **change)
     config = plan.to_config()
     del config["rounds"]
-    with pytest.raises(PefllError, match=r"no rounds.*PEFLL-F411"):
+    with pytest.raises(PefllError, match=r"\brounds\b.*PEFLL-F411"):
         Plan.from_config(config)
     with pytest.raises(PefllError, match="PEFLL-F211"):
         Plan.from_config(plan.to_config() | {"input-shape": "nonsense"})

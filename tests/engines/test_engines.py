@@ -212,7 +212,7 @@ def test_a_round_of_fedavg_costs_a_model_down_and_a_model_and_a_count_up():
 @pytest.mark.parametrize("method", ["pefll", "fedavg", "local"])
 def test_divergence_is_said_in_a_sentence(engine, method):
     huge = settings(method) | {"client_lr": 1e30, "client_clip": 0.0}
-    with pytest.raises(PefllError, match=r"NaN or infinity.*diverged; lower client_lr.*PEFLL-E012"):
+    with pytest.raises(PefllError, match=r"\bclient_lr\b.*PEFLL-E012"):
         fit(small(FEATURES), method, rounds=6, clients_per_round=3, engine=engine, processes=1, **huge)
 
 
@@ -222,7 +222,7 @@ def test_the_serial_engine_names_the_client_that_diverged():
     learner = build_method("fedavg", problem_of(federation), {"client_lr": 1e30, "client_clip": 0.0, "local_steps": 2})
     engine = SerialEngine(federation, learner, seed=0, clients_per_round=4)
     server = engine.start()._replace(theta=torch.full((learner.problem.model.size,), 1.0))
-    with pytest.raises(PefllError, match=r"client \d replied with NaN or infinity in train at round 7.*PEFLL-E012"):
+    with pytest.raises(PefllError, match=r"client \d .*\btrain\b.*\bround 7\b.*PEFLL-E012"):
         engine.advance(server, 7, 1)
     engine.close()
 
@@ -231,7 +231,7 @@ def test_too_many_or_no_clients_per_round():
     federation = small(FEATURES)
     learner = build_method("fedavg", problem_of(federation), {})
     for make in (SerialEngine, VectorEngine):
-        with pytest.raises(PefllError, match=r"only 4 seen clients.*PEFLL-E008"):
+        with pytest.raises(PefllError, match=r"\b4 seen clients.*PEFLL-E008"):
             make(federation, learner, seed=0, clients_per_round=5)
         with pytest.raises(PefllError, match="PEFLL-E007"):
             make(federation, learner, seed=0, clients_per_round=-1)

@@ -44,7 +44,7 @@ class Asking(nn.Linear):
 def test_a_model_that_cannot_be_mapped_is_said_to_be_one(what, sentence):
     federation = ragged(clients=4, sizes=(9, 12))
     settings = {"rounds": 1, "clients_per_round": 2, "local_steps": 1}
-    with pytest.raises(PefllError, match=f"cannot map the model Asking over clients, because.*{sentence}.*PEFLL-E009"):
+    with pytest.raises(PefllError, match=f"model Asking .*{sentence}.*PEFLL-E009"):
         fit(federation, "fedavg", model=Asking(what), engine="vector", **settings)
     fit(federation, "fedavg", model=Asking(what), engine="serial", processes=1, **settings)
 
@@ -70,8 +70,6 @@ class Strided(nn.Module):
 def test_a_model_that_would_be_mapped_wrongly_is_refused():
     federation = ragged(shape=(1, 8, 8))
     settings = {"rounds": 1, "local_steps": 1, "clients_per_round": 2, "processes": 1}
-    with pytest.raises(
-        PefllError, match=r"cannot map the model Strided .* depends on the memory layout.*engine='serial'.*PEFLL-E010"
-    ):
+    with pytest.raises(PefllError, match=r"model Strided .*engine='serial'.*PEFLL-E010"):
         fit(federation, "fedavg", model=Strided(), engine="vector", **settings)
     assert fit(federation, "fedavg", model=Strided(), engine="serial", **settings).summary["rounds"] == 1

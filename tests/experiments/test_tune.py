@@ -271,7 +271,7 @@ def test_settings_that_diverge_are_noted_and_not_chosen(tmp_path, monkeypatch):
 
 def test_other_conditions_are_refused(tmp_path):
     search(tmp_path, seeds=(0,))
-    with pytest.raises(PefllError, match=r"with rounds = 4, not 6.*PEFLL-X016"):
+    with pytest.raises(PefllError, match=r"\brounds\b.*\b4\b.*\b6\b.*PEFLL-X016"):
         search(tmp_path, seeds=(0,), rounds=6)
     with pytest.raises(PefllError, match=r"is 0.*PEFLL-X017"):
         search(tmp_path, {"client_lr": (7.0,)}, seeds=(0,), at_once=0)
@@ -311,7 +311,7 @@ def test_what_a_cell_without_tuning_falls_back_to(tmp_path):
     ("words", "part"),
     [
         ([], "PEFLL-X015"),
-        (["client_lr"], r"not 'client_lr'.*PEFLL-X013"),
+        (["client_lr"], r"'client_lr'.*PEFLL-X013"),
         (["client_lr=1e-3,,1"], "PEFLL-X013"),
         (["client_rl=1"], r"did you mean 'client_lr'.*PEFLL-A101"),
         (["client_lr=fast"], "PEFLL-A014"),

@@ -78,5 +78,5 @@ def test_heads_do_not_cross_the_door():
 def test_a_head_can_be_any_layer():
     problem = problem_of(clients_of(), two_layers())
     assert build_method("fedrep", problem, {"head": "0"}).parts.size == 28
-    with pytest.raises(PefllError, match=r"unknown layer of the model '7'.*PEFLL-A101"):
+    with pytest.raises(PefllError, match=r"layer .*'7'.*PEFLL-A101"):
         build_method("fedrep", problem, {"head": "7"})

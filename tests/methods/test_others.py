@@ -25,8 +25,8 @@ from tests.methods.test_pfedme import ENVELOPE
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("pfedme", r"of 1000000 clients are 485 GB.*PEFLL-S004"),
-        ("pfedhn", r"set embedding_size, or take fewer clients.*PEFLL-S004"),
+        ("pfedme", r"1000000 clients.*485 GB.*PEFLL-S004"),
+        ("pfedhn", r"\bembedding_size\b.*PEFLL-S004"),
     ],
 )
 def test_a_state_that_fits_into_no_memory_gives_a_sentence(name, sentence):
@@ -53,7 +53,7 @@ def test_clients_drop_in_and_out():
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("per-fedavg", {"variant": "so"}, r"unknown variant of per-fedavg 'so'.*PEFLL-A101"),
+        ("per-fedavg", {"variant": "so"}, r"variant .*'so'.*PEFLL-A101"),
         ("per-fedavg", {"batch_size": 0}, "PEFLL-S013"),
         ("per-fedavg", {"variant": "hf", "difference": 0.0}, "PEFLL-S014"),
         ("fedrep", {"body_epochs": 0}, "PEFLL-S005"),

@@ -189,14 +189,14 @@ def test_a_trained_run_takes_other_steps(name, tmp_path):
 
 def test_what_training_has_used_cannot_change():
     run = fit(federation_(), "pefll", **QUICK, **SETTINGS["pefll"])
-    with pytest.raises(PefllError, match=r"its client_lr; of pefll, refine_steps and refine_lr may.*PEFLL-T131"):
+    with pytest.raises(PefllError, match=r"\bclient_lr\b.*\brefine_steps\b.*\brefine_lr\b.*PEFLL-T131"):
         run.with_settings(client_lr=0.1)
     with pytest.raises(PefllError, match="PEFLL-A101"):
         run.with_settings(refine_step=10)
     with pytest.raises(PefllError, match="PEFLL-A014"):
         run.with_settings(refine_lr=-1)
     other = fit(federation_(), "fedavg", **QUICK, **SETTINGS["fedavg"])
-    with pytest.raises(PefllError, match=r"nothing may change afterwards.*PEFLL-T131"):
+    with pytest.raises(PefllError, match=r"^(?!.*refine_).*PEFLL-T131"):
         other.with_settings(local_steps=3)
 
 

@@ -129,9 +129,9 @@ def test_a_model_without_parameters_is_refused():
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused():
-    with pytest.raises(PefllError, match=r"the model Linear does not accept samples of shape \(5,\).*PEFLL-N005"):
+    with pytest.raises(PefllError, match=r"model Linear .*\(5,\).*PEFLL-N005"):
         check_model(Network(nn.Linear(6, 3)), (5,), 3, tokens=False)
-    with pytest.raises(PefllError, match=r"gives \(4,\) scores per sample but there are 3 classes.*PEFLL-N009"):
+    with pytest.raises(PefllError, match=r"\(4,\).*\b3 classes.*PEFLL-N009"):
         check_model(Network(nn.Linear(6, 4)), (6,), 3, tokens=False)
     with pytest.raises(PefllError, match=r"tuple.*PEFLL-N008"):
         check_model(Network(zoo.a_pair((6,), 3)), (6,), 3, tokens=False)
@@ -147,19 +147,19 @@ def test_a_model_that_changes_its_own_buffers_is_refused():
             self.calls += 1
             return super().forward(x)
 
-    with pytest.raises(PefllError, match=r"its buffer 'calls'.*PEFLL-N006"):
+    with pytest.raises(PefllError, match=r"buffer 'calls'.*PEFLL-N006"):
         check_model(Network(Counter()), (6,), 3, tokens=False)
 
 
 @pytest.mark.parametrize(
     ("reference", "sentence"),
     [
-        ("tests.models.nowhere:f", r"the model 'tests.models.nowhere:f'.*PEFLL-A106"),
-        ("tests.models.zoo:nothing", r"cannot import the model .*nothing.*PEFLL-A108"),
-        ("tests.models.unfit:f", r"cannot .*: ZeroDivisionError in .*unfit\.py, line 3: division by zero.*PEFLL-A107"),
+        ("tests.models.nowhere:f", r"model 'tests.models.nowhere:f'.*PEFLL-A106"),
+        ("tests.models.zoo:nothing", r"model .*\bnothing\b.*PEFLL-A108"),
+        ("tests.models.unfit:f", r"ZeroDivisionError in .*unfit\.py, line 3: division by zero.*PEFLL-A107"),
         ("tests.models.zoo:no_module", r"a str.*PEFLL-N003"),
-        ("tests.models.zoo:fails", r"classes\) failed: KeyError in .*zoo\.py, line \d+: '\(6,\) 3'.*PEFLL-N002"),
-        ("tests.models.zoo:made", r"is not a function of .*, but a Linear.*PEFLL-N001"),
+        ("tests.models.zoo:fails", r"KeyError in .*zoo\.py, line \d+: '\(6,\) 3'.*PEFLL-N002"),
+        ("tests.models.zoo:made", r"\ba Linear.*PEFLL-N001"),
         (":f", r"the model.*PEFLL-A106"),
         ("PEFLL-N001", "PEFLL-N001"),
     ],
@@ -227,7 +227,7 @@ def test_frozen_parameters_stay_as_they_are(tmp_path, engine, method):
 
 
 def test_a_model_that_is_all_frozen_is_refused():
-    with pytest.raises(PefllError, match=r"parameters that are not frozen.*PEFLL-N025"):
+    with pytest.raises(PefllError, match="PEFLL-N025"):
         Network(nn.Linear(6, 3).requires_grad_(False))
 
 
@@ -262,13 +262,13 @@ class Complex(nn.Module):
     [
         (lambda: nn.Sequential(nn.LazyLinear(3)), "PEFLL-N031"),
         (lambda: nn.Sequential(Complex()), r"layer '0' .* complex parameter 'scale'.*PEFLL-N032"),
-        (lambda: Holding([nn.Linear(6, 4)]), r"plain list, 'layers'.*PEFLL-N033"),
+        (lambda: Holding([nn.Linear(6, 4)]), r"'layers'.*PEFLL-N033"),
         (
             lambda: nn.utils.weight_norm(nn.Linear(6, 3)),
-            r"holds the non-leaf tensor 'weight'.*parametrizations.*PEFLL-N034",
+            r"'weight'.*parametrizations.*PEFLL-N034",
         ),
-        (lambda: nn.Embedding(6, 3, sparse=True), r"its sparse.*PEFLL-N030"),
-        (lambda: nn.EmbeddingBag(6, 3, scale_grad_by_freq=True), r"its scale_grad_by_freq.*PEFLL-N030"),
+        (lambda: nn.Embedding(6, 3, sparse=True), r"\bsparse\b.*PEFLL-N030"),
+        (lambda: nn.EmbeddingBag(6, 3, scale_grad_by_freq=True), r"\bscale_grad_by_freq\b.*PEFLL-N030"),
     ],
 )
 def test_parameters_that_cannot_be_learnt_are_refused(make, sentence):
@@ -298,13 +298,13 @@ class Does(nn.Linear):
     [
         (
             lambda z, layer, x: z.squeeze(),
-            r"scores of shape \(3,\) for one sample, not \(1, 3\).*squeeze.*PEFLL-N015",
+            r"\(3,\).*\(1, 3\).*squeeze.*PEFLL-N015",
         ),
         (lambda z, layer, x: z + x.mul_(2).sum(1, keepdim=True), "PEFLL-N007"),
         (lambda z, layer, x: z if layer.training else z.softmax(1), "PEFLL-N013"),
-        (lambda z, layer, x: z.double(), r"of torch.float64.*PEFLL-N010"),
+        (lambda z, layer, x: z.double(), r"torch\.float64.*PEFLL-N010"),
         (lambda z, layer, x: z.detach().numpy() if len(x) == 1 else z, "PEFLL-N015"),
-        (lambda z, layer, x: layer.weight.data.clamp_(-0.01, 0.01).sum() + z, r"its parameter 'weight'.*PEFLL-N006"),
+        (lambda z, layer, x: layer.weight.data.clamp_(-0.01, 0.01).sum() + z, r"parameter 'weight'.*PEFLL-N006"),
     ],
 )
 def test_models_that_do_what_training_or_use_cannot_are_refused(function, sentence):
@@ -313,7 +313,7 @@ def test_models_that_do_what_training_or_use_cannot_are_refused(function, senten
 
 
 def test_parameters_of_other_types_are_refused():
-    with pytest.raises(PefllError, match=r"a parameter 'weight' of torch.float64; .*model.float\(\).*PEFLL-N004"):
+    with pytest.raises(PefllError, match=r"parameter 'weight'.*torch\.float64.*model\.float\(\).*PEFLL-N004"):
         check_model(Network(Does(lambda z, layer, x: z.float(), dtype=torch.float64)), (6,), 3, tokens=False)
 
 

@@ -239,7 +239,7 @@ def test_the_ending_of_the_name_decides_the_format(make_run: MakeRun, tmp_path: 
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     curves([folder], tmp_path / "plain")
     assert (tmp_path / "plain").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(PefllError, match=r"cannot draw a\.xyz.*PEFLL-O009"):
+    with pytest.raises(PefllError, match=r"a\.xyz.*PEFLL-O009"):
         curves([folder], tmp_path / "a.xyz")
 
 

@@ -79,8 +79,8 @@ def test_without_matplotlib_the_tables_are_still_there(
 def test_what_is_no_run_is_refused_before_anything_is_printed(
     make_run: MakeRun, console: Console, tmp_path: Path
 ) -> None:
-    for wrong in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(PefllError, match="is not a run folder"):
+    for wrong, code in ((tmp_path / "nowhere", "PEFLL-R120"), (tmp_path, "PEFLL-R119")):
+        with pytest.raises(PefllError, match=rf"{wrong}\b.*{code}"):
             show([make_run(f"good{len(str(wrong))}").path, wrong], None, console)
     assert console.export_text() == ""
     assert show([], None, console) == []

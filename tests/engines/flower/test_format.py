@@ -163,7 +163,7 @@ def test_the_name_of_a_sender_is_read_where_nothing_else_is():
     assert sender_of(of_format(7, '{"name": "a\\nb"}')) == "a?b"
     for content in (RecordDict(), of_format_1(), of_format(2, "[]"), of_format(2, "[" * 9000), of_format(2, "no json")):
         assert sender_of(content) == ""
-    with pytest.raises(BadMessage, match="speaks format 2"):
+    with pytest.raises(BadMessage, match=rf"\b2\b.* {FORMAT}\b"):
         header_of(of_format(2))
 
 
@@ -171,11 +171,9 @@ def test_the_name_of_a_sender_is_read_where_nothing_else_is():
 def test_nonsense_in_the_environment_is_told_in_a_sentence(value):
     assert piece_bytes({}) == 5_242_880
     assert piece_bytes({PIECE: "2048"}) == 2048
-    with pytest.raises(PefllError, match=r"from 1,024 on.*PEFLL-F455"):
+    with pytest.raises(PefllError, match=r"1,024.*PEFLL-F455"):
         check_environment({PIECE: value})
-    with pytest.raises(
-        PefllError, match=r"CONCURRENT_OBJ_PULLS to '0': it must be a whole number from 1 on.*PEFLL-F455"
-    ):
+    with pytest.raises(PefllError, match=r"CONCURRENT_OBJ_PULLS.*'0'.*PEFLL-F455"):
         check_environment({"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "0"})
 
 

@@ -103,40 +103,48 @@ def test_truths_are_0_or_1_whatever_was_sent():
     assert found.view(torch.uint8).tolist() == [0, 1, 1]
 
 
+# A BadMessage has no code: a log shows it behind its sender's name. Tests look for the values that it names, and for
+# these words where it names none.
+FOREIGN, UNREADABLE, TOO_LONG, TOO_DEEP = "no message of pefll", "cannot be read", "too long", r"\b32 lists"
+
+
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "part"),
     [
-        ('[["a", "<f4", [3]]]', "8 bytes as a tensor of shape"),
-        ('[["a", "<f4", [1]]]', "8 bytes of numbers where its list says 4"),
-        ("[]", "8 bytes of numbers where its list says 0"),
-        ('[["a", "<f4", [1]], ["b", "<f4", [2]]]', "4 bytes as a tensor of shape"),
-        ('[["a", "<f2", [4]]]', "never asked for"),
-        ('[["a", "|O", [1]]]', "never asked for"),
-        ('[["a", ">f4", [2]]]', "sent >f4 numbers, which are never asked for"),
+        ('[["a", "<f4", [3]]]', r"\b8 bytes.* \[3\]"),
+        ('[["a", "<f4", [1]]]', r"\b8 bytes.* 4$"),
+        ("[]", r"\b8 bytes.* 0$"),
+        ('[["a", "<f4", [1]], ["b", "<f4", [2]]]', r"\b4 bytes.* \[2\]"),
+        ('[["a", "<f2", [4]]]', "<f2"),
+        ('[["a", "|O", [1]]]', r"\|O"),
+        ('[["a", ">f4", [2]]]', ">f4"),
         (
             f"[{', '.join(f'[{chr(34)}{n}{chr(34)}, {chr(34)}<f4{chr(34)}, [0]]' for n in range(1025))}]",
-            "sent 1,025 tensors",
+            r"1,025 tensors.*1,024",
         ),
-        ('[["a", "<f4", [-1, -2]]]', "cannot be read"),
-        ('[["a", "<f4", [2.0]]]', "cannot be read"),
-        ('[["a", "<f4", [true, 2]]]', "cannot be read"),
-        ('[["a", "<f4", 2]]', "cannot be read"),
-        ('[["a", "<f4"]]', "cannot be read"),
-        ('[["a", "<f4", [1]], ["a", "<f4", [1]]]', "cannot be read"),
-        ('[[1, "<f4", [2]]]', "cannot be read"),
-        ("{}", "cannot be read"),
-        ("not json", "cannot be read"),
-        ("[" * 60_000, "more than 32 lists inside one another"),
-        (f'[["a", "<f4", {"[" * 40}{"]" * 40}]]', "more than 32 lists inside one another"),
-        (" " * 70_000, "too long"),
-        (b"[]", "too long"),
-        ('[["a", "<f4", [2]], ["b", "<f4", [0, 99999999999999999999999999]]]', "cannot be read"),
-        ('[["a", "<f4", [2, 1, 1, 1, 1, 1, 1, 1, 1]]]', "cannot be read"),
-        ('[["a", "<f4", [2]], ["b", "<f4", [0, 4611686018427387903, 4611686018427387903]]]', "which cannot be"),
+        ('[["a", "<f4", [-1, -2]]]', UNREADABLE),
+        ('[["a", "<f4", [2.0]]]', UNREADABLE),
+        ('[["a", "<f4", [true, 2]]]', UNREADABLE),
+        ('[["a", "<f4", 2]]', UNREADABLE),
+        ('[["a", "<f4"]]', UNREADABLE),
+        ('[["a", "<f4", [1]], ["a", "<f4", [1]]]', UNREADABLE),
+        ('[[1, "<f4", [2]]]', UNREADABLE),
+        ("{}", UNREADABLE),
+        ("not json", UNREADABLE),
+        ("[" * 60_000, TOO_DEEP),
+        (f'[["a", "<f4", {"[" * 40}{"]" * 40}]]', TOO_DEEP),
+        (" " * 70_000, TOO_LONG),
+        (b"[]", TOO_LONG),
+        ('[["a", "<f4", [2]], ["b", "<f4", [0, 99999999999999999999999999]]]', UNREADABLE),
+        ('[["a", "<f4", [2, 1, 1, 1, 1, 1, 1, 1, 1]]]', UNREADABLE),
+        (
+            '[["a", "<f4", [2]], ["b", "<f4", [0, 4611686018427387903, 4611686018427387903]]]',
+            r"^(?!.*bytes).*\[0, 4611686018427387903, 4611686018427387903\]",
+        ),
     ],
 )
-def test_tensors_that_are_not_what_the_list_says_are_refused(text, words):
-    with pytest.raises(BadMessage, match=words):
+def test_tensors_that_are_not_what_the_list_says_are_refused(text, part):
+    with pytest.raises(BadMessage, match=part):
         read_numbers(text, b"12345678")
 
 
@@ -146,33 +154,33 @@ def record(**changes):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "part"),
     [
-        (RecordDict(), "no message of pefll"),
-        (RecordDict({"surprise": record()}), "no message of pefll"),
-        (RecordDict({RECORD: ArrayRecord()}), "no message of pefll"),
-        (RecordDict({RECORD: ConfigRecord({"header": "{}"})}), "no message of pefll"),
-        (RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "{}"})}), "no message of pefll"),
-        (RecordDict({RECORD: record(more=1)}), "no message of pefll"),
-        (RecordDict({RECORD: record(numbers="text")}), "no message of pefll"),
-        (RecordDict({RECORD: record(numbers=[b"1", b"2"])}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.2": ConfigRecord({"numbers": b""})}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"numbers": 3})}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"x": b""})}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.1": ArrayRecord()}), "no message of pefll"),
-        (RecordDict({RECORD: record(header="not json")}), "header that cannot be read"),
-        (RecordDict({RECORD: record(header="[]")}), "header that cannot be read"),
-        (RecordDict({RECORD: record(header="{" + " " * 70000)}), "too long"),
-        (RecordDict({RECORD: record(header=3)}), "too long"),
-        (RecordDict({RECORD: record(header='{"a":' + "[" * 40 + "]" * 40 + "}")}), "more than 32 lists inside one"),
+        (RecordDict(), FOREIGN),
+        (RecordDict({"surprise": record()}), FOREIGN),
+        (RecordDict({RECORD: ArrayRecord()}), FOREIGN),
+        (RecordDict({RECORD: ConfigRecord({"header": "{}"})}), FOREIGN),
+        (RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "{}"})}), FOREIGN),
+        (RecordDict({RECORD: record(more=1)}), FOREIGN),
+        (RecordDict({RECORD: record(numbers="text")}), FOREIGN),
+        (RecordDict({RECORD: record(numbers=[b"1", b"2"])}), FOREIGN),
+        (RecordDict({RECORD: record(), f"{RECORD}.2": ConfigRecord({"numbers": b""})}), FOREIGN),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"numbers": 3})}), FOREIGN),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"x": b""})}), FOREIGN),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ArrayRecord()}), FOREIGN),
+        (RecordDict({RECORD: record(header="not json")}), f"header.*{UNREADABLE}"),
+        (RecordDict({RECORD: record(header="[]")}), f"header.*{UNREADABLE}"),
+        (RecordDict({RECORD: record(header="{" + " " * 70000)}), TOO_LONG),
+        (RecordDict({RECORD: record(header=3)}), TOO_LONG),
+        (RecordDict({RECORD: record(header='{"a":' + "[" * 40 + "]" * 40 + "}")}), TOO_DEEP),
         (
             RecordDict({RECORD: record()} | {f"{RECORD}.{n}": ConfigRecord({"numbers": b"1"}) for n in range(1, 4097)}),
-            "sent numbers in 4,097 pieces where 4,096 are the most",
+            r"4,097 pieces.*4,096",
         ),
     ],
 )
-def test_headers_that_cannot_be_read_are_refused(content, words):
-    with pytest.raises(BadMessage, match=words):
+def test_headers_that_cannot_be_read_are_refused(content, part):
+    with pytest.raises(BadMessage, match=part):
         header_of(content)
 
 
@@ -215,7 +223,7 @@ def test_a_client_does_only_what_its_method_has_for_clients(tmp_path):
     method = setting(tmp_path).agreement.build()
     assert task_of(method, "adapt")
     for name in ("init", "round", "step", "problem", "_clipped", "__class__", "nothing", "phi"):
-        with pytest.raises(BadMessage, match="nothing that a client"):
+        with pytest.raises(BadMessage, match=f"{name!r}.*{type(method).__name__}"):
             task_of(method, name)
 
 
@@ -291,7 +299,7 @@ def test_replies_with_numbers_that_are_not_finite_are_refused(bad, dtype):
     form = torch.full((4,), 1e30, dtype=dtype)
     reply = form.clone()
     reply[2] = bad
-    with pytest.raises(BadMessage, match="sent NaN or infinity in adapt"):
+    with pytest.raises(BadMessage, match=r"NaN.*adapt"):
         read_reply(pack({"task": "adapt"}, {"0": reply}), {"task": "adapt"}, form)
     huge = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
     read_reply(pack({"task": "adapt"}, {"0": huge}), {"task": "adapt"}, form)
@@ -310,12 +318,12 @@ def test_lists_and_names_count_as_bytes_and_empty_pieces_are_no_message():
     content = pack({"a": 1}, {})
     content[RECORD]["format"] = [0.5] * 1000
     assert bytes_of(content) > 8000
-    with pytest.raises(BadMessage, match="speaks a format of another kind"):
+    with pytest.raises(BadMessage, match=rf"format.* {FORMAT}\b"):
         header_of(content)
     content = pack({"a": 1}, {})
     for place in range(1, 5):
         content[f"{RECORD}.{place}"] = ConfigRecord({"numbers": b""})
-    with pytest.raises(BadMessage, match="no message of pefll"):
+    with pytest.raises(BadMessage, match=FOREIGN):
         header_of(content)
 
 
@@ -329,12 +337,12 @@ def test_brackets_in_names_are_no_lists():
 @pytest.mark.parametrize(
     ("header", "tensors", "words"),
     [
-        ({"name": "x" * 70_000}, {}, r"message's header is 65,536 bytes at most, and 70,011 were.*PEFLL-F449"),
-        ({}, {"x" * 70_000: torch.zeros(1)}, r"message's list of tensors is 65,536 bytes.*PEFLL-F449"),
-        ({}, {str(n): torch.zeros(()) for n in range(1025)}, r"1,024 tensors at most, and 1,025 were.*PEFLL-F447"),
-        ({}, {"0": torch.zeros(2, dtype=torch.float16)}, r"of float16 with 1.*PEFLL-F448"),
-        ({}, {"0": torch.zeros([1] * 9)}, r"to 8 axes, and one of float32 with 9.*PEFLL-F448"),
-        ({"a": eval("[" * 40 + "]" * 40)}, {}, r"most 32 lists.*PEFLL-F450"),
+        ({"name": "x" * 70_000}, {}, r"header.*65,536 bytes.*70,011.*PEFLL-F449"),
+        ({}, {"x" * 70_000: torch.zeros(1)}, r"list of tensors.*65,536 bytes.*PEFLL-F449"),
+        ({}, {str(n): torch.zeros(()) for n in range(1025)}, r"1,024 tensors.*1,025.*PEFLL-F447"),
+        ({}, {"0": torch.zeros(2, dtype=torch.float16)}, r"float16.*\b1\b.*PEFLL-F448"),
+        ({}, {"0": torch.zeros([1] * 9)}, r"\b8 axes.*float32.*\b9\b.*PEFLL-F448"),
+        ({"a": eval("[" * 40 + "]" * 40)}, {}, r"\b32 lists.*PEFLL-F450"),
     ],
 )
 def test_what_nobody_would_read_is_not_written(header, tensors, words):
@@ -346,36 +354,36 @@ def test_what_nobody_would_read_is_not_written(header, tensors, words):
 def test_more_pieces_than_anybody_would_read_are_not_written(monkeypatch):
     monkeypatch.setattr(message, "PIECE_BYTES", 1)
     header_of(pack({}, {"0": torch.zeros(1024)}))
-    with pytest.raises(PefllError, match=r"4,096 bytes of numbers at most, and 4,100 were.*PEFLL-F451"):
+    with pytest.raises(PefllError, match=r"4,096 bytes.*4,100.*PEFLL-F451"):
         pack({}, {"0": torch.zeros(1025)})
 
 
 @pytest.mark.parametrize("counts", [[1, 2], [1, 2, -3], [1, 2, 3.0], [True, 2, 3], [1, 2, 1 << 50], "123", {}])
 def test_numbers_of_samples_that_cannot_be_are_refused(counts):
     assert hello_of(pack({"name": "ann", "counts": [1, 0, 3]}, {}))["counts"] == [1, 0, 3]
-    with pytest.raises(BadMessage, match="numbers of samples that cannot be"):
+    with pytest.raises(BadMessage, match="numbers of samples"):
         hello_of(pack({"name": "ann", "counts": counts}, {}))
 
 
 @pytest.mark.parametrize(
-    ("score", "declared", "words"),
+    ("score", "declared", "part"),
     [
-        ((5.0, 6.0, 5.0, 1.0), None, "6 right among 5 samples"),
-        ((5.0, 4.0, 6.0, 1.0), None, "6 right among 5 samples"),
-        ((5.0, -1.0, 5.0, 1.0), None, "-1 right, which is no count"),
-        ((-5.0, 0.0, 0.0, 1.0), None, "-5 samples, which is no count"),
-        ((5.5, 4.0, 4.0, 1.0), None, "5.5 samples, which is no count"),
-        ((5.0, 4.0, 3.5, 1.0), None, "3.5 right among its own classes, which is no count"),
-        ((5.0, 4.0, 4.0, 1.0), 4, "5 samples, having said that it has 4"),
+        ((5.0, 6.0, 5.0, 1.0), None, r"\b6 .*\b5 samples"),
+        ((5.0, 4.0, 6.0, 1.0), None, r"\b6 .*\b5 samples"),
+        ((5.0, -1.0, 5.0, 1.0), None, "-1 right"),
+        ((-5.0, 0.0, 0.0, 1.0), None, "-5 samples"),
+        ((5.5, 4.0, 4.0, 1.0), None, r"5\.5 samples"),
+        ((5.0, 4.0, 3.5, 1.0), None, r"3\.5 right"),
+        ((5.0, 4.0, 4.0, 1.0), 4, r"\b5 samples.* 4$"),
     ],
 )
-def test_scores_that_no_samples_can_have_are_refused(score, declared, words):
+def test_scores_that_no_samples_can_have_are_refused(score, declared, part):
     check_score(Reply([torch.tensor(part) for part in (5.0, 4.0, 5.0, -1e-7)], []), 5)
-    with pytest.raises(BadMessage, match=words):
+    with pytest.raises(BadMessage, match=part):
         check_score(Reply([torch.tensor(part) for part in score], []), declared)
 
 
 def test_who_introduces_himself_sends_no_numbers():
     assert hello_of(pack({"name": "ann"}, {})) == {"name": "ann"}
-    with pytest.raises(BadMessage, match="where 65,536 are the most"):
+    with pytest.raises(BadMessage, match=r" bytes.*65,536"):
         hello_of(pack({"name": "ann"}, {"0": torch.zeros(20_000)}))
