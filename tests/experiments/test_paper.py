@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from pefll.core.errors import PefllError
-from pefll.experiments import reproduce, table1
+from pefll.experiments import table1
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, OPEN, Evidence, Gap, gap_over_seeds, judged
 from pefll.experiments.experiment import Compared, Experiment, Point, Row, Statement, panel
+from pefll.experiments.jobs import is_same_run
 from pefll.experiments.pages import markdown, overall, write_page
 from pefll.experiments.paper import EXPERIMENTS
 from pefll.experiments.reproduce import joined, most_valuable_first, parse_only, read_status, run_missing
@@ -233,6 +234,6 @@ def test_ablations_share_runs_with_table_1(tmp_path):
     (tuned / "cifar10-pefll-n100.json").write_text(json.dumps(best))
     (job,) = read_status(tmp_path, (0,), 5000, "pefll/cifar10-100").missing
     (same,) = read_status(tmp_path, (0,), 5000, "M,cifar10-100", EXPERIMENTS["hypernetwork-size"]).missing
-    assert reproduce._is_same(job, same)
+    assert is_same_run(job, same)
     (small,) = read_status(tmp_path, (0,), 5000, "S,cifar10-100", EXPERIMENTS["hypernetwork-size"]).missing
-    assert not reproduce._is_same(job, small)
+    assert not is_same_run(job, small)

@@ -222,6 +222,8 @@ def reproduce(
 
     - `pefll reproduce table1 --only pefll,fedavg,cifar10-100 --seeds 0`
 
+    - `pefll reproduce table1 --only pefll-ten-steps,pefll-plus-ten-steps`
+
     - `pefll reproduce hypernetwork-size --only S,L,cifar10-100 --precision bf16`
 
     - `pefll reproduce --missing --budget 25`

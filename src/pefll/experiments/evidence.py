@@ -66,7 +66,7 @@ class Evidence:
         self.wanted: dict[str, int] = {}
         for cell in experiment.cells:
             every = {row.name: found.get((row.name, cell.name), []) for row in experiment.rows}
-            here = [row.name for row in experiment.rows if row.data in ("", cell.data)]
+            here = [row.name for row in experiment.rows if row.runs_in(cell)]
             kept = set(seeds).union(set.intersection(*({one["seed"] for one in every[name]} for name in here)))
             self.wanted[cell.name] = len(kept)
             for name, results in every.items():

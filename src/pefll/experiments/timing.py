@@ -22,6 +22,7 @@ GUESSES = {5: 23_000.0, 50: 57_000.0}
 # Without earlier runs: client steps per second of methods without rounds. An old guess, from before such training was
 # captured in CUDA graphs.
 GUESS_WITHOUT_ROUNDS = 10_000.0
+EVALUATION_SECONDS = 6.0  # of a trained run with steps on the device; a guess
 
 
 class Speed(NamedTuple):
