@@ -205,12 +205,12 @@ def test_what_is_declared_can_be_run_and_read(name, tmp_path):
     points += [point for one in what.statements for pair in one.compared for point in (pair.first, pair.second)]
     for point in points:
         assert point.cell.name in cells
-        assert rows[point.row].data in ("", point.cell.data)
+        assert rows[point.row].runs_in(point.cell)
         assert point.cell.data != "femnist" or point.paper is None  # the paper's writers are others
     for table in what.panels:
         assert all(len(line) == len(table.columns) for _, line in table.lines)
     status = read_status(tmp_path, (0,), 5000, None, what)
-    assert len(status.missing) == sum(row.data in ("", cell.data) for row in what.rows for cell in what.cells)
+    assert len(status.missing) == sum(row.runs_in(cell) for row in what.rows for cell in what.cells)
     assert f"pefll reproduce {name}" in markdown(status.evidence(what))
 
 

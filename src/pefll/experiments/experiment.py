@@ -76,6 +76,7 @@ class Experiment:
         measure: an additional measurement of each run.
         sections: returns more Markdown for the page.
         judge: returns more verdicts.
+        question: the heading of the verdicts.
         draw: draws figures into a folder, and returns their paths.
         stem: name of the output files without extension; "" for `name`.
     """
@@ -92,6 +93,7 @@ class Experiment:
     judge: Callable[[Evidence], list[Verdict]] | None = None
     draw: Callable[[Evidence, Path], list[Path]] | None = None
     stem: str = ""
+    question: str = "What the paper says"
 
     @property
     def file_stem(self) -> str:

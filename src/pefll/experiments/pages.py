@@ -59,7 +59,7 @@ def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
         lines += ["", f"![{path.stem}]({path.name})"]
     verdicts = evidence.verdicts()
     if verdicts:
-        lines += ["", "## What the paper says", "", *verdict_lines(verdicts)]
+        lines += ["", f"## {experiment.question}", "", *verdict_lines(verdicts)]
     return "\n".join(lines) + "\n"
 
 

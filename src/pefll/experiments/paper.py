@@ -6,6 +6,7 @@ from pefll.experiments import (
     descriptors,
     embedding,
     extrapolation,
+    fl_bench,
     hypernetwork_size,
     label_masking,
     regularisation,
@@ -25,5 +26,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         descriptors,
         extrapolation,
         regularisation,
+        fl_bench,
     )
 }

@@ -159,7 +159,9 @@ def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: E
     chosen = {name: value for name, value in found.settings.items() if name != STEPS}
     settings = typed_settings(row.method, table1.recipe(row.method, cell) | chosen | dict(row.settings))
     training, evaluation = split_settings(row.method, settings)
-    source = f"{found.source}, {row.name}" if row.settings and not evaluation else found.source
+    source = found.source
+    if row.settings and not evaluation:  # a row may choose all that was searched
+        source = row.name if chosen.keys() <= row.settings.keys() else f"{source}, {row.name}"
     measures = () if experiment.measure is None else (experiment.measure,)
     return [Job(row.method, cell, seed, training, source, measures, (evaluation,)) for seed in seeds]
 
