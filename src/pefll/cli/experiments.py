@@ -160,7 +160,7 @@ def reproduce(
         str | None,
         typer.Argument(
             help="What to reproduce: table1, unlabeled, label-masking, hypernetwork-size, embedding, regularisation, "
-            "cost, descriptors, extrapolation or fl-bench.",
+            "cost, descriptors, extrapolation, resnet or fl-bench.",
             metavar="WHAT",
             show_default=False,
         ),

@@ -64,7 +64,9 @@ def is_in_cell(result: Result, job: Job, rounds: int) -> bool:
     if result["settings"].get(STEPS, 0) != job.evaluations[0].get(STEPS, 0):
         return False
     unseen: float = result["num_unseen"] / result["num_clients"]
-    return result["model"] in (cell.model, "auto") and round(10 * unseen) == 1
+    # Older results have the model's name as it was asked for.
+    model = "lenet" if result["model"] == "auto" else result["model"]
+    return bool(model == cell.model) and round(10 * unseen) == 1
 
 
 def _effective(method: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pefll.experiments import (
     hypernetwork_size,
     label_masking,
     regularisation,
+    resnet,
     training_cost,
     unlabeled,
 )
@@ -26,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         descriptors,
         extrapolation,
         regularisation,
+        resnet,
         fl_bench,
     )
 }

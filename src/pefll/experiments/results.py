@@ -26,6 +26,7 @@ SAME = (
     *("method", "settings", "model", "precision"),
 )
 
+_USUAL_MODELS = ("auto", "lenet", "cnn", "mlp", "lstm")  # those that --model auto chooses
 _PERSONAL = ("refine_steps", "refine_lr")  # hyper-parameters that may differ from those of training
 
 
@@ -34,8 +35,8 @@ def collect(
 ) -> Path:
     """Write the summary and the validation curves of a finished run as one JSON file, and return its path.
 
-    The file's name has the data, method, clients, settings, seed and, if Dirichlet, the partition. A file of another
-    run is never overwritten; the new file gets a longer name.
+    The file's name has the data, method, clients, settings and seed, a Dirichlet partition, and a model that is not
+    chosen by default. A file of another run is never overwritten; the new file gets a longer name.
 
     Args:
         folder: of the run.
@@ -58,6 +59,8 @@ def collect(
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
     if summary["partition"].startswith("dirichlet"):  # differs from the data set's usual partition
         name += "-" + re.sub(r"[^\w.]+", "_", summary["partition"])
+    if summary["model"] not in _USUAL_MODELS:
+        name += "-" + re.sub(r"[^\w.]+", "_", summary["model"])
     make_folder(target)
     path = _place(target, f"{name}-{_changes(folder, summary)}seed{summary['seed']}", summary)
     known = read_json(path).get("measured", {}) if path.exists() else {}
