@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from pefll.core.errors import PefllError
-from pefll.experiments import reproduce, table1
+from pefll.experiments import table1
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, OPEN, Evidence, Gap, gap_over_seeds, judged
 from pefll.experiments.experiment import Compared, Experiment, Point, Row, Statement, panel
+from pefll.experiments.jobs import is_same_run
 from pefll.experiments.pages import markdown, overall, write_page
 from pefll.experiments.paper import EXPERIMENTS
 from pefll.experiments.reproduce import joined, most_valuable_first, parse_only, read_status, run_missing
@@ -204,12 +205,12 @@ def test_what_is_declared_can_be_run_and_read(name, tmp_path):
     points += [point for one in what.statements for pair in one.compared for point in (pair.first, pair.second)]
     for point in points:
         assert point.cell.name in cells
-        assert rows[point.row].data in ("", point.cell.data)
+        assert rows[point.row].runs_in(point.cell)
         assert point.cell.data != "femnist" or point.paper is None  # the paper's writers are others
     for table in what.panels:
         assert all(len(line) == len(table.columns) for _, line in table.lines)
     status = read_status(tmp_path, (0,), 5000, None, what)
-    assert len(status.missing) == sum(row.data in ("", cell.data) for row in what.rows for cell in what.cells)
+    assert len(status.missing) == sum(row.runs_in(cell) for row in what.rows for cell in what.cells)
     assert f"pefll reproduce {name}" in markdown(status.evidence(what))
 
 
@@ -233,6 +234,6 @@ def test_ablations_share_runs_with_table_1(tmp_path):
     (tuned / "cifar10-pefll-n100.json").write_text(json.dumps(best))
     (job,) = read_status(tmp_path, (0,), 5000, "pefll/cifar10-100").missing
     (same,) = read_status(tmp_path, (0,), 5000, "M,cifar10-100", EXPERIMENTS["hypernetwork-size"]).missing
-    assert reproduce._is_same(job, same)
+    assert is_same_run(job, same)
     (small,) = read_status(tmp_path, (0,), 5000, "S,cifar10-100", EXPERIMENTS["hypernetwork-size"]).missing
-    assert not reproduce._is_same(job, small)
+    assert not is_same_run(job, small)

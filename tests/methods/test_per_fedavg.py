@@ -43,6 +43,21 @@ def test_per_fedavg_first_order_by_hand(make):
 
 
 @both_engines
+def test_a_round_may_have_a_number_of_meta_steps_whatever_samples_a_client_has(make):
+    engine = opened(make, "per-fedavg", META | {"meta_steps": 2})
+    server = engine.start()
+    models = []
+    for client in range(3):
+        theta = server.theta
+        for _ in range(2):
+            theta = theta - 0.1 * grad(engine, client, theta - 0.3 * grad(engine, client, theta))
+        models.append(theta)
+    torch.testing.assert_close(engine.advance(server, 0, 1).theta, weighted(models), rtol=0, atol=1e-10)
+    assert (engine.method.local_steps, engine.method.local_epochs) == (4, 0)
+    engine.close()
+
+
+@both_engines
 def test_per_fedavg_without_the_hessian_is_the_gradient_through_the_inner_step(make):
     engine = opened(make, "per-fedavg", META | {"variant": "hf"})
     server = engine.start()

@@ -160,7 +160,7 @@ def reproduce(
         str | None,
         typer.Argument(
             help="What to reproduce: table1, unlabeled, label-masking, hypernetwork-size, embedding, regularisation, "
-            "cost, descriptors or extrapolation.",
+            "cost, descriptors, extrapolation, resnet or fl-bench.",
             metavar="WHAT",
             show_default=False,
         ),
@@ -221,6 +221,8 @@ def reproduce(
     - `pefll reproduce table1 --dry-run`
 
     - `pefll reproduce table1 --only pefll,fedavg,cifar10-100 --seeds 0`
+
+    - `pefll reproduce table1 --only pefll-ten-steps,pefll-plus-ten-steps`
 
     - `pefll reproduce hypernetwork-size --only S,L,cifar10-100 --precision bf16`
 

@@ -12,13 +12,14 @@ import numpy as np
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.experiments.results import Result, accuracies
 from pefll.experiments.significance import Difference, Pair, paired_bootstrap
-from pefll.experiments.table1 import OURS, PAPER, ROWS, Cell
+from pefll.experiments.table1 import OURS, PAPER, TITLES, Cell
 from pefll.report import mean_and_std
 from pefll.report.runs import MISSING
 from pefll.runs.record import GROUPS
 
-Found = dict[tuple[str, str], list[Result]]  # (method, cell's name) -> one result per seed, in the order of the seeds
-Column = Mapping[str, Sequence[Result]]  # the results of each method in one cell
+Found = dict[tuple[str, str], list[Result]]  # by the names of row and cell; one per seed, in the order of the seeds
+Column = Mapping[str, Sequence[Result]]  # the results of each row in one cell
+_OF_THE_PAPER = tuple(row for row in TITLES if any(row in column for column in PAPER.values()))
 _HEADINGS = {"seen": "Clients that took part in training", "unseen": "Clients that were never seen"}
 
 
@@ -65,8 +66,8 @@ class Comparison:
 def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[int]) -> Comparison:
     """Return the table of the results found.
 
-    A column has the wanted seeds, and each other seed that all its methods have. Methods with more seeds are listed
-    again in `more`, with all seeds. Their leads are computed only if the column's best baseline is among them.
+    A column has the wanted seeds, and each other seed that all of the paper's methods have. Rows with more seeds are
+    listed again in `more`, with all seeds. Their leads are computed only if the column's best baseline is among them.
 
     Args:
         found: all results of each method in each cell.
@@ -77,11 +78,11 @@ def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[in
     table = Comparison(cells, {}, [], {}, [], rounds)
     for group in GROUPS:
         for cell in cells:
-            every = {method: found.get((method, cell.name), []) for method in ROWS}
-            existing = [{one["seed"] for one in results} for results in every.values() if results]
+            every = {row: found.get((row, cell.name), []) for row in TITLES}
+            existing = [{one["seed"] for one in every[row]} for row in _OF_THE_PAPER if every[row]]
             wanted = set(seeds).union(set.intersection(*existing) if existing else ())
-            column = {method: [one for one in every[method] if one["seed"] in wanted] for method in ROWS}
-            longer = {method: every[method] for method in ROWS if len(every[method]) > len(column[method])}
+            column = {row: [one for one in results if one["seed"] in wanted] for row, results in every.items()}
+            longer = {row: results for row, results in every.items() if len(results) > len(column[row])}
             table.entries.update(_entries(column, group, cell, len(wanted)))
             table.leads.extend(_leads(column, group, cell))
             table.more.update(_entries(longer, group, cell, len(wanted)))
@@ -213,7 +214,7 @@ def markdown(table: Comparison) -> str:
         lines.append("| | " + " | ".join(cell.title for cell in table.cells) + " |")
         lines.append("| --- |" + " --- |" * len(table.cells))
         lines.append("| *seeds* | " + " | ".join(str(seeds) for seeds in _seeds(table)) + " |")
-        for method, title in ROWS.items():
+        for method, title in TITLES.items():
             cells = [entry_markdown(table.entries[group, method, cell.name]) for cell in table.cells]
             lines.append(f"| {title} | " + " | ".join(cells) + " |")
     lines += ["", "## Ahead of the best baseline", ""]
@@ -233,7 +234,7 @@ def markdown(table: Comparison) -> str:
 
 def _seeds(table: Comparison) -> list[int]:
     """Return the number of seeds of each column."""
-    method = next(iter(ROWS))
+    method = next(iter(TITLES))
     return [table.entries[GROUPS[0], method, cell.name].wanted for cell in table.cells]
 
 
@@ -247,7 +248,7 @@ def _more_seeds(table: Comparison) -> list[str]:
         "| --- | --- | --- | --- | --- |",
     ]
     for cell in table.cells:
-        for method, title in ROWS.items():
+        for method, title in TITLES.items():
             both = [entry for group in GROUPS if (entry := table.more.get((group, method, cell.name)))]
             if both:
                 shown = " | ".join(entry_markdown(entry) for entry in both)
@@ -264,7 +265,7 @@ def _lead_rows(leads: Sequence[Lead]) -> list[str]:
 
 
 def _lead_row(lead: Lead) -> str:
-    cells = [lead.group, lead.cell.title, ROWS[lead.method], ROWS[lead.baseline]]
+    cells = [lead.group, lead.cell.title, TITLES[lead.method], TITLES[lead.baseline]]
     d = lead.difference
     if d is None:
         cells += [f"{lead.points:+.1f}", "not tested: no counts for the same clients", "", "", ""]
@@ -301,7 +302,7 @@ def latex(table: Comparison) -> str:
         lines.append(" & " + " & ".join(cell.title.replace("n=", "$n=$") for cell in table.cells) + " \\\\")
         lines.append("seeds & " + " & ".join(str(seeds) for seeds in _seeds(table)) + " \\\\")
         lines.append("\\hline")
-        for method, title in ROWS.items():
+        for method, title in TITLES.items():
             cells = [_latex_cell(table.entries[group, method, cell.name]) for cell in table.cells]
             lines.append(f"{title} & " + " & ".join(cells) + " \\\\")
     return "\n".join([*lines, "\\hline", "\\end{tabular}"]) + "\n"

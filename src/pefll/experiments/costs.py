@@ -16,7 +16,7 @@ from pefll.core.files import make_folder, read_json, write_csv, write_whole
 from pefll.core.progress import monitor
 from pefll.core.wording import counted
 from pefll.experiments.results import Result, accuracies, read_results
-from pefll.experiments.table1 import ROWS
+from pefll.experiments.table1 import TITLES
 from pefll.methods import build_method, hyperparameters
 from pefll.report import mean_std_text
 from pefll.report.table import new_table
@@ -44,7 +44,7 @@ class MethodCost(NamedTuple):
     @property
     def title(self) -> str:
         """The method's title."""
-        return ROWS.get(self.method, self.method)
+        return TITLES.get(self.method, self.method)
 
     def title_among(self, others: Sequence[MethodCost]) -> str:
         """The method's title, with the settings in which rows of the same method differ."""
@@ -178,7 +178,7 @@ def short(value: float) -> str:
 
 def _by_federation(rows: Sequence[MethodCost]) -> dict[str, list[MethodCost]]:
     """Return the rows by federation, sorted by data set, number of clients, and the paper's order of methods."""
-    order = list(ROWS)
+    order = list(TITLES)
 
     def place(row: MethodCost) -> tuple[str, int, int]:
         paper_row = order.index(row.method) if row.method in order else len(order)

@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 class Evidence:
     """The results of an experiment.
 
-    A cell has the wanted seeds, and each other seed that all its rows have, as in Table 1.
+    A cell has the wanted seeds, and each other seed that all its rows have.
 
     Args:
         experiment: the experiment.
@@ -66,9 +66,9 @@ class Evidence:
         self.wanted: dict[str, int] = {}
         for cell in experiment.cells:
             every = {row.name: found.get((row.name, cell.name), []) for row in experiment.rows}
-            here = [row.name for row in experiment.rows if row.data in ("", cell.data)]
-            kept = set(seeds).union(set.intersection(*({one["seed"] for one in every[name]} for name in here)))
-            self.wanted[cell.name] = len(kept)
+            here = [row for row in experiment.rows if row.runs_in(cell)]
+            kept = set(seeds).union(set.intersection(*({one["seed"] for one in every[row.name]} for row in here)))
+            self.wanted[cell.name] = len(set().union(*(kept.intersection(row.seeds or kept) for row in here)))
             for name, results in every.items():
                 self._results[name, cell.name] = [one for one in results if one["seed"] in kept]
 
@@ -85,7 +85,8 @@ class Evidence:
         """Return the mean of a point, with the paper's."""
         values = list(self.values(point).values())
         mean, std = mean_and_std(values) if values else (None, None)
-        wanted = self.wanted[point.cell.name]
+        row = next(row for row in self.experiment.rows if row.name == point.row)
+        wanted = len(row.seeds) or self.wanted[point.cell.name]
         return Entry(point.group, point.row, point.cell, mean, std, len(values), wanted, point.paper, best=False)
 
     def gap(self, first: Point, second: Point) -> Gap | None:

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pefll.experiments import table1
 from pefll.experiments.table1 import Cell, Measure
+from pefll.experiments.table1 import Row as Row
 
 if TYPE_CHECKING:
     from pefll.experiments.evidence import Evidence, Verdict
 
 Reported = tuple[float, float]  # the paper's mean and standard deviation, in per cent
 CIFAR10, CIFAR100, FEMNIST = table1.CELLS[:3], table1.CELLS[3:6], table1.CELLS[6:7]
-
-
-class Row(NamedTuple):
-    """A method with some settings, run in each cell of an experiment."""
-
-    name: str  # on the command line, and in tables
-    method: str = "pefll"
-    settings: Mapping[str, Any] = {}  # changes to the settings of Table 1 in the same cell
-    data: str = ""  # the only data set to run on; "" for all
 
 
 class Point(NamedTuple):
@@ -84,6 +76,7 @@ class Experiment:
         measure: an additional measurement of each run.
         sections: returns more Markdown for the page.
         judge: returns more verdicts.
+        question: the heading of the verdicts.
         draw: draws figures into a folder, and returns their paths.
         stem: name of the output files without extension; "" for `name`.
     """
@@ -100,6 +93,7 @@ class Experiment:
     judge: Callable[[Evidence], list[Verdict]] | None = None
     draw: Callable[[Evidence, Path], list[Path]] | None = None
     stem: str = ""
+    question: str = "What the paper says"
 
     @property
     def file_stem(self) -> str:
@@ -123,7 +117,7 @@ def panel(
         paper: the paper's figures for each line, in the order of the cells; None for a missing one.
         rows: of the experiment. If a row is not run on a cell's data, its line is empty there.
     """
-    only = {row.name: row.data for row in rows}
+    by_name = {row.name: row for row in rows}
     made = []
     for heading, point in lines.items():
         figures = (paper or {}).get(heading, [None] * len(cells))
@@ -131,7 +125,9 @@ def panel(
             (
                 heading,
                 [
-                    point._replace(cell=cell, paper=figure) if only.get(point.row, "") in ("", cell.data) else None
+                    None
+                    if point.row in by_name and not by_name[point.row].runs_in(cell)
+                    else point._replace(cell=cell, paper=figure)
                     for cell, figure in zip(cells, figures, strict=True)
                 ],
             )

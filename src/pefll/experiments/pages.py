@@ -48,8 +48,8 @@ def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
         "",
         experiment.about,
         "",
-        f"Test accuracy in % after {counted(evidence.rounds, 'round')}, at the round with the best validation accuracy "
-        "of seen clients. Mean ± standard deviation over seeds; the paper's in brackets.",
+        f"Test accuracy in % after {_rounds(evidence)}, at the round with the best validation accuracy of seen "
+        "clients. Mean ± standard deviation over seeds; the paper's in brackets.",
     ]
     for table in experiment.panels:
         lines += ["", f"## {table.title}", "", *_panel(evidence, table)]
@@ -59,8 +59,16 @@ def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
         lines += ["", f"![{path.stem}]({path.name})"]
     verdicts = evidence.verdicts()
     if verdicts:
-        lines += ["", "## What the paper says", "", *verdict_lines(verdicts)]
+        lines += ["", f"## {experiment.question}", "", *verdict_lines(verdicts)]
     return "\n".join(lines) + "\n"
+
+
+def _rounds(evidence: Evidence) -> str:
+    """Return the rounds of training as text, cell by cell if they differ."""
+    by_cell = {cell.title: cell.rounds_of(evidence.rounds) for cell in evidence.experiment.cells}
+    if len(set(by_cell.values())) == 1:
+        return counted(next(iter(by_cell.values())), "round")
+    return ", ".join(f"{counted(rounds, 'round')} ({title})" for title, rounds in by_cell.items())
 
 
 def markdown_table(headings: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
@@ -126,6 +134,7 @@ def rows(evidence: Evidence) -> list[dict[str, Any]]:
                         "column": column,
                         "clients": point.group,
                         "measure": point.measure,
+                        "rounds": point.cell.rounds_of(evidence.rounds),
                         "seeds": entry.seeds,
                         "mean": digits(entry.mean, 2),
                         "std": digits(entry.std, 2),

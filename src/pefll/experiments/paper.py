@@ -6,9 +6,11 @@ from pefll.experiments import (
     descriptors,
     embedding,
     extrapolation,
+    fl_bench,
     hypernetwork_size,
     label_masking,
     regularisation,
+    resnet,
     training_cost,
     unlabeled,
 )
@@ -25,5 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         descriptors,
         extrapolation,
         regularisation,
+        resnet,
+        fl_bench,
     )
 }

@@ -21,11 +21,12 @@ from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, compare
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
+from pefll.experiments.jobs import STEPS, evaluated, is_in_cell, is_result_of, merged, split_settings
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
-from pefll.experiments.timing import Speed, estimate, has_rounds, read_trials, speeds
+from pefll.experiments.timing import EVALUATION_SECONDS, Speed, estimate, read_trials, speeds
 from pefll.experiments.tune import chunks, delete_checkpoints, in_words, raise_first, tuned_settings
-from pefll.methods import METHODS, hyperparameters, typed_settings
+from pefll.methods import METHODS, typed_settings
 from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
 from pefll.runs.federations import federations_of
@@ -68,8 +69,7 @@ class TableStatus(NamedTuple):
 
 
 def _table1() -> Experiment:
-    rows = [Row(method, method) for method in table1.ROWS if method in METHODS]
-    return Experiment("table1", "Table 1", "", table1.CELLS, rows)
+    return Experiment("table1", "Table 1", "", table1.CELLS, [row for row in table1.ROWS if row.method in METHODS])
 
 
 def read_status(
@@ -87,7 +87,7 @@ def read_status(
     """
     whole = experiment is None or experiment.name == "table1"
     experiment = experiment or _table1()
-    names, cells = parse_only(only) if whole else parse_only(only, experiment)
+    names, cells = parse_only(only, experiment)
     have = read_results(results) if results.is_dir() else []
     # If a run exists in several precisions, prefer tf32, the GPU default.
     have.sort(key=lambda result: result.get("precision") != "tf32")
@@ -97,40 +97,42 @@ def read_status(
     left_out: dict[str, int] = {}
     for cell in experiment.cells:
         for row in experiment.rows:
-            if row.method not in METHODS or row.data not in ("", cell.data):
+            if row.method not in METHODS or not row.runs_in(cell):
                 continue
             wanted = _jobs(row, cell, seeds, results / "tune", experiment)
             by_seed: dict[int, Result] = {}
             for result in have:
-                if _is_of(result, wanted[0], rounds):
+                if is_result_of(result, wanted[0], rounds):
                     by_seed.setdefault(result["seed"], result)
             found[row.name, cell.name] = [by_seed[seed] for seed in sorted(by_seed)]
-            others = [result for result in have if whole and not by_seed and _is_in(result, wanted[0], rounds)]
+            others = [result for result in have if whole and not by_seed and is_in_cell(result, wanted[0], rounds)]
             if others:
                 left_out[f"{row.name}/{cell.name}"] = len(others)
             jobs += wanted
             if row.name in names and cell.name in cells:
-                missing += [job for job in wanted if job.seed not in by_seed]
+                allowed = row.seeds or seeds
+                missing += [job for job in wanted if job.seed in allowed and job.seed not in by_seed]
     known = speeds([*have, *read_trials(results / "tune")])
-    return TableStatus(jobs, missing, found, known, rounds, left_out, experiment.name)
+    return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name)
 
 
 def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:
     """Parse --only into row names and cell names; all rows or all cells where it names none.
 
     Args:
-        words: see `read_status`; a method stands for all its rows.
-        experiment: whose rows and cells; None for Table 1, whose rows are methods.
+        words: see `read_status`; a method that is no row's name stands for all its rows.
+        experiment: whose rows and cells; None for Table 1.
 
     Raises:
         PefllError: for unknown words, or an empty list.
     """
-    every = table1.CELLS if experiment is None else experiment.cells
+    experiment = experiment or _table1()
+    every = experiment.cells
     names = {cell.name: {cell.name} for cell in every}
     for cell in every:
         names.setdefault(cell.data, set()).add(cell.name)
     rows: dict[str, set[str]] = {}
-    for row in experiment.rows if experiment else [Row(method, method) for method in METHODS]:
+    for row in experiment.rows:
         rows.setdefault(row.method, set()).add(row.name)
     rows |= {name: {name} for found in list(rows.values()) for name in found}
     listed = [word for word in re.split(r"[,/\s]+", words or "") if word]
@@ -153,38 +155,15 @@ def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple
 
 def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: Experiment) -> list[Job]:
     found = tuned_settings(row.method, cell.data, cell.clients, tuned)
-    settings = typed_settings(row.method, table1.recipe(row.method, cell) | found.settings | dict(row.settings))
-    source = f"{found.source}, {row.name}" if row.settings else found.source
+    # A search may use steps on the device. Only a row decides whether its clients take them.
+    chosen = {name: value for name, value in found.settings.items() if name != STEPS}
+    settings = typed_settings(row.method, table1.recipe(row.method, cell) | chosen | dict(row.settings))
+    training, evaluation = split_settings(row.method, settings)
+    source = found.source
+    if row.settings and not evaluation:  # a row may choose all that was searched
+        source = row.name if chosen.keys() <= row.settings.keys() else f"{source}, {row.name}"
     measures = () if experiment.measure is None else (experiment.measure,)
-    return [Job(row.method, cell, seed, settings, source, measures) for seed in seeds]
-
-
-def _is_of(result: Result, job: Job, rounds: int) -> bool:
-    """Return whether a result has a job's method, cell, settings and measures; its seed may differ."""
-    if not _is_in(result, job, rounds):
-        return False
-    if not all(measure.name in result.get("measured", {}) for measure in job.measures):
-        return False
-    defaults = hyperparameters(job.method)
-    # Older results lack newer hyper-parameters; assume the defaults.
-    return bool(defaults | result["settings"] == defaults | job.settings)
-
-
-def _is_in(result: Result, job: Job, rounds: int) -> bool:
-    """Return whether a result has a job's method and cell; its settings may differ."""
-    cell = job.cell
-    facts = {
-        "method": job.method,
-        "dataset": cell.data,
-        "num_clients": cell.clients,
-        "partition": cell.partition,
-        "rounds": rounds if has_rounds(job.method) else 0,
-        "clients_per_round": cell.cohort,
-    }
-    if any(result.get(name) != value for name, value in facts.items()):
-        return False
-    unseen: float = result["num_unseen"] / result["num_clients"]
-    return result["model"] in (cell.model, "auto") and round(10 * unseen) == 1
+    return [Job(row.method, cell, seed, training, source, measures, (evaluation,)) for seed in seeds]
 
 
 # The order of the runs, and the time budget.
@@ -253,30 +232,17 @@ def most_valuable_first(status: TableStatus, at_once: int, out: Path) -> list[Se
 
 
 def _batch(jobs: Sequence[Job], status: TableStatus, out: Path) -> SeedBatch:
-    alone = estimate(jobs[0], status.speeds, status.rounds)
-    left = sum(_share_left(RunFolder(_folder(out, job)), status.rounds) for job in jobs) / len(jobs)
-    return SeedBatch(jobs, left * alone.seconds, alone.basis)
+    rounds = jobs[0].cell.rounds_of(status.rounds)
+    alone = estimate(jobs[0], status.speeds, rounds)
+    left = sum(_share_left(RunFolder(_folder(out, job)), rounds) for job in jobs) / len(jobs)
+    evaluations = sum(bool(one) for job in jobs for one in job.evaluations) / len(jobs)
+    return SeedBatch(jobs, left * alone.seconds + EVALUATION_SECONDS * evaluations, alone.basis)
 
 
 def joined(statuses: Sequence[TableStatus]) -> TableStatus:
     """Return the missing runs of several experiments as one status, each run once."""
-    missing: list[Job] = []
-    for job in (job for status in statuses for job in status.missing):
-        twin = next((place for place, other in enumerate(missing) if _is_same(job, other)), None)
-        if twin is None:
-            missing.append(job)
-        else:  # one run serves both, with the measures of both
-            both = dict.fromkeys((*missing[twin].measures, *job.measures))
-            missing[twin] = missing[twin]._replace(measures=tuple(both))
+    missing = merged(job for status in statuses for job in status.missing)
     return statuses[0]._replace(missing=missing, name="--missing")
-
-
-def _is_same(job: Job, other: Job) -> bool:
-    defaults = hyperparameters(job.method) if job.method == other.method else {}
-    return (job.method, job.cell, job.seed, defaults | job.settings) == (
-        *(other.method, other.cell, other.seed),
-        defaults | other.settings,
-    )
 
 
 def _share_left(folder: RunFolder, rounds: int) -> float:
@@ -372,12 +338,15 @@ def run_missing(
     failures: list[str] = []
     federations: Federations = {}
     made: list[Result] = []
+    wanted: dict[RunSpec, tuple[dict[str, Any], ...]] = {}  # evaluations of each run that is training
 
     def keep(spec: RunSpec, ended: run.Run, measured: dict[str, Any] | None = None) -> None:
         assert spec.folder is not None
-        path = collect(spec.folder, results, measured)
         made.append(ended.summary)
-        say(console, f"wrote {path}: {len(made)} of {len(status.missing)} runs done")
+        done = f"{len(made)} of {len(status.missing)} runs done"
+        if {} in wanted[spec]:
+            done = f"wrote {collect(spec.folder, results, measured)}: {done}"
+        say(console, done)
 
     pending = status
     while pending.missing:
@@ -391,6 +360,7 @@ def run_missing(
             )
             break
         specs = list(_specs(jobs, status.rounds, out, data_dir, console, federations, changes))
+        wanted = {spec: job.evaluations for spec, job in zip(specs, jobs, strict=True)}
         seconds = None if budget is None else ends - time.monotonic()
         measures = jobs[0].measures
         observers = [callback for measure in measures for callback in measure.callbacks()]
@@ -400,9 +370,13 @@ def run_missing(
             assert spec.folder is not None
             if isinstance(outcome, Diverged):
                 failures.append(f"{spec.title}: {outcome}")
-            elif measures and isinstance(outcome, run.Run):
+            elif isinstance(outcome, run.Run):
                 # Only after all runs of the batch: measuring needs the device.
-                keep(spec, outcome, {measure.name: measure.of(outcome, spec.folder.path) for measure in measures})
+                if measures:
+                    keep(spec, outcome, {measure.name: measure.of(outcome, spec.folder.path) for measure in measures})
+                for evaluation in filter(None, wanted[spec]):
+                    path = collect(spec.folder, results, evaluated=evaluated(outcome, evaluation, console))
+                    say(console, f"wrote {path}")
         if not keep_weights:
             delete_checkpoints(specs, outcomes)
         if any(isinstance(outcome, Stopped) and outcome.signal == TIME_IS_UP for outcome in outcomes):
@@ -434,7 +408,7 @@ def _specs(
             partition=job.cell.partition,
             clients=job.cell.clients,
             model=job.cell.model,
-            rounds=rounds,
+            rounds=job.cell.rounds_of(rounds),
             clients_per_round=job.cell.clients_per_round,
             seed=job.seed,
             **(changes | {key: value for measure in job.measures for key, value in measure.config.items()}),

@@ -26,20 +26,26 @@ SAME = (
     *("method", "settings", "model", "precision"),
 )
 
+_USUAL_MODELS = ("auto", "lenet", "cnn", "mlp", "lstm")  # those that --model auto chooses
+_PERSONAL = ("refine_steps", "refine_lr")  # hyper-parameters that may differ from those of training
 
-def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = None) -> Path:
+
+def collect(
+    folder: RunFolder, target: Path, measured: dict[str, Any] | None = None, evaluated: Result | None = None
+) -> Path:
     """Write the summary and the validation curves of a finished run as one JSON file, and return its path.
 
-    The file's name has the data, method, clients, settings, seed and, if Dirichlet, the partition. A file of another
-    run is never overwritten; the new file gets a longer name.
+    The file's name has the data, method, clients, settings and seed, a Dirichlet partition, and a model that is not
+    chosen by default. A file of another run is never overwritten; the new file gets a longer name.
 
     Args:
         folder: of the run.
         target: the folder of results.
         measured: measurements of experiments, by name; those in an existing file of the same run are kept.
+        evaluated: the run's summary with other personal hyper-parameters; None for the run as trained.
     """
     run = read_run(folder)
-    summary = run.summary
+    summary = run.summary if evaluated is None else evaluated
     if summary is None:
         raise PefllError(f"{folder.path} is not finished; continue it with {folder.going_on}", code="PEFLL-X001")
     if summary.get("split", "test") != "test":
@@ -53,8 +59,10 @@ def collect(folder: RunFolder, target: Path, measured: dict[str, Any] | None = N
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
     if summary["partition"].startswith("dirichlet"):  # differs from the data set's usual partition
         name += "-" + re.sub(r"[^\w.]+", "_", summary["partition"])
+    if summary["model"] not in _USUAL_MODELS:
+        name += "-" + re.sub(r"[^\w.]+", "_", summary["model"])
     make_folder(target)
-    path = _place(target, f"{name}-{_changes(folder)}seed{summary['seed']}", summary)
+    path = _place(target, f"{name}-{_changes(folder, summary)}seed{summary['seed']}", summary)
     known = read_json(path).get("measured", {}) if path.exists() else {}
     measured = known | (measured or {})
     write_json(path, summary | {"validation": history} | ({"measured": measured} if measured else {}))
@@ -73,11 +81,13 @@ def _place(target: Path, name: str, summary: Result) -> Path:
     return next(path for path in paths if not path.exists() or is_same_run(read_json(path)))
 
 
-def _changes(folder: RunFolder) -> str:
+def _changes(folder: RunFolder, summary: Result) -> str:
     """Return hyper-parameters and precision that differ from the defaults, for a file name."""
     config = Config.load(folder.config_file, folder.trained_with())
     defaults = _defaults(config.method)
-    changes = [f"{key}_{value}-" for key, value in config.settings.items() if value != defaults.get(key)]
+    # The summary may be of an evaluation with other settings than those of training.
+    settings = config.settings | {key: value for key, value in summary["settings"].items() if key in _PERSONAL}
+    changes = [f"{key}_{value}-" for key, value in settings.items() if value != defaults.get(key)]
     if config.precision not in ("auto", "tf32"):  # tf32 is the default of a GPU
         changes.append(f"{config.precision}-")
     return "".join(changes)
@@ -152,4 +162,5 @@ def _command(result: Result) -> str:
     command = str(result["command"]).replace(f" --seed {result['seed']}", "")
     for name, value in _defaults(result["method"]).items():
         command = command.replace(f" --set {name}={value} ", " ")
-    return command.replace(" --precision tf32", "")  # the default of a GPU
+    command = command.replace(" --precision tf32", "")  # the default of a GPU
+    return f"{command}; {result['evaluation']}" if "evaluation" in result else command

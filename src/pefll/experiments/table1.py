@@ -25,6 +25,7 @@ class Cell(NamedTuple):
     clients_per_round: int = 0  # 0 for 5% of all clients
     model: str = "lenet"
     tag: str = ""  # distinguishes cells with the same data and number of clients
+    rounds: int = 0  # of training, if fewer than in other cells; 0 for as many
 
     @property
     def name(self) -> str:
@@ -35,6 +36,10 @@ class Cell(NamedTuple):
     def cohort(self) -> int:
         """The number of clients in a round."""
         return self.clients_per_round or math.ceil(self.clients / 20)
+
+    def rounds_of(self, rounds: int) -> int:
+        """Return the rounds of a run here, if other cells have `rounds`."""
+        return min(rounds, self.rounds or rounds)
 
 
 class Measure(Protocol):
@@ -55,15 +60,51 @@ class Measure(Protocol):
         """Return the measurement of a finished run, for JSON; `folder` is the run's folder."""
 
 
+class Row(NamedTuple):
+    """A method with some settings, run in the cells of an experiment.
+
+    Attributes:
+        name: on the command line and in tables; without spaces, commas and slashes in Table 1.
+        method: its method.
+        settings: changes to the settings of Table 1 in the same cell.
+        data: the only data set or cell to run in; "" for all.
+        title: in Table 1.
+        seeds: the only seeds to run; () for all.
+    """
+
+    name: str
+    method: str = "pefll"
+    settings: Mapping[str, Any] = {}
+    data: str = ""
+    title: str = ""
+    seeds: tuple[int, ...] = ()
+
+    def runs_in(self, cell: Cell) -> bool:
+        """Return whether the row is run in a cell."""
+        return self.data in ("", cell.data, cell.name)
+
+
 class Job(NamedTuple):
-    """One run of a table."""
+    """One training run, and the results that are made from it.
+
+    Attributes:
+        method: its name.
+        cell: the federation.
+        seed: of everything random.
+        settings: hyper-parameters of training that differ from the defaults.
+        source: of the settings, as text.
+        measures: additional measurements of the run as trained.
+        evaluations: personal hyper-parameters, such as steps on the device. The trained run is evaluated with each of
+            them, and each has its own result. {} is the run as trained.
+    """
 
     method: str
     cell: Cell
     seed: int
-    settings: dict[str, Any]  # hyper-parameters that differ from the defaults
-    source: str  # of the settings, as text
+    settings: dict[str, Any]
+    source: str
     measures: tuple[Measure, ...] = ()
+    evaluations: tuple[dict[str, Any], ...] = ({},)
 
 
 # The paper uses 5% of the clients per round, but 5 clients for FEMNIST. Both columns of writers use 5 here.
@@ -74,28 +115,35 @@ CELLS: tuple[Cell, ...] = (
     Cell("mnist_writers", 836, "natural", "MNIST, 836 writers", 50_391, clients_per_round=5),
 )
 
-# The titles of the rows, in the paper's order. The last one is not in the paper.
-ROWS: dict[str, str] = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "per-fedavg": "Per-FedAvg",
-    "fedrep": "FedRep",
-    "pfedme": "pFedMe",
-    "knn-per": "kNN-Per",
-    "pfedhn": "pFedHN",
-    "pefll": "PeFLL",
-    "pefll-prior": "PeFLL + label prior",
-}
-OURS = ("pefll", "pefll-prior")  # everything else is a baseline
+# The rows, in the paper's order. Those after PeFLL are not in the paper.
+ROWS: tuple[Row, ...] = (
+    Row("local", "local", title="Local"),
+    Row("fedavg", "fedavg", title="FedAvg"),
+    Row("per-fedavg", "per-fedavg", title="Per-FedAvg"),
+    Row("fedrep", "fedrep", title="FedRep"),
+    Row("pfedme", "pfedme", title="pFedMe"),
+    Row("knn-per", "knn-per", title="kNN-Per"),
+    Row("pfedhn", "pfedhn", title="pFedHN"),
+    Row("pefll", "pefll", title="PeFLL"),
+    Row("pefll-ten-steps", "pefll", {"refine_steps": 10}, title="PeFLL, ten steps on the device"),
+    Row("pefll-prior", "pefll-prior", title="PeFLL + label prior"),
+    Row("pefll-plus", "pefll-plus", title="PeFLL+"),
+    Row("pefll-plus-ten-steps", "pefll-plus", {"refine_steps": 10}, title="PeFLL+, ten steps on the device"),
+)
+TITLES = {row.name: row.title for row in ROWS}
+OURS = tuple(row.name for row in ROWS if row.method.startswith("pefll"))  # everything else is a baseline
 
 
 def recipe(method: str, cell: Cell) -> dict[str, Any]:
-    """Return the settings that the paper fixes for a method in a cell.
+    """Return the settings of a method in a cell that no search has to choose.
 
-    PeFLL embeds labels with a linear layer on CIFAR-100, and samples with a convolutional network elsewhere.
+    PeFLL embeds labels with a linear layer on CIFAR-100, and samples with a convolutional network elsewhere. PeFLL+ was
+    not searched on MNIST by writer; it has the learning rates of PeFLL, and the prior of the FEMNIST subset.
     """
-    if method in OURS:
+    if method in ("pefll", "pefll-prior"):
         return {"embedding": "linear" if cell.data == "cifar100" else "convnet"}
+    if (method, cell.data) == ("pefll-plus", "mnist_writers"):
+        return {"client_lr": 5e-4, "server_lr": 5e-4, "tau": 0.25, "epsilon": 0.01}
     return {}
 
 

@@ -16,12 +16,13 @@ from pefll.methods import METHODS, build_method, hyperparameters
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network, build_model
 
-# Without earlier runs: client steps per second of LeNet (32 samples), by the number of clients that train at once.
-# About two thirds of PeFLL's speed on an H200 (results/lockstep.json).
-GUESSES = {5: 23_000.0, 50: 57_000.0}
+# Without earlier runs: client steps per second of a model (32 samples), by the number of clients that train at once.
+# LeNet's are about two thirds of PeFLL's speed on an H200 (results/lockstep.json), and serve all other models, too.
+GUESSES = {"lenet": {5: 23_000.0, 50: 57_000.0}, "resnet20": {5: 2_400.0, 25: 4_500.0, 50: 6_000.0}}
 # Without earlier runs: client steps per second of methods without rounds. An old guess, from before such training was
 # captured in CUDA graphs.
 GUESS_WITHOUT_ROUNDS = 10_000.0
+EVALUATION_SECONDS = 6.0  # of a trained run with steps on the device; a guess
 
 
 class Speed(NamedTuple):
@@ -63,9 +64,10 @@ def estimate(job: Job, known: Sequence[Speed], rounds: int) -> Estimate:
     """
     steps, width = client_steps(job, rounds), _width(job.method, job.cell)
     in_rounds = has_rounds(job.method)
-    alike = [one for one in known if one.model in (job.cell.model, "auto") and one.in_rounds == in_rounds]
+    alike = [one for one in known if one.model == job.cell.model and one.in_rounds == in_rounds]
     if not alike:
-        guess = GUESSES[min(GUESSES, key=lambda at: abs(math.log(at / width)))] if in_rounds else GUESS_WITHOUT_ROUNDS
+        rates = GUESSES.get(job.cell.model, GUESSES["lenet"])
+        guess = rates[min(rates, key=lambda at: abs(math.log(at / width)))] if in_rounds else GUESS_WITHOUT_ROUNDS
         return Estimate(steps / guess, f"{guess:.0f}, a guess")
     # Of equally similar runs use the fastest; the others shared their GPU, or used an older version.
     like = min(alike, key=lambda one: (*_distance(one, job, width), -one.rate))
@@ -109,7 +111,7 @@ def _speed(one: Result) -> Speed | None:
         method=one["method"],
         cell=f"{one['dataset']}-{one['num_clients']}",
         width=one["clients_per_round"] if in_rounds else one["num_clients"],
-        model=one["model"],
+        model="lenet" if one["model"] == "auto" else one["model"],  # older results have the name that was asked for
         in_rounds=in_rounds,
         rate=steps / seconds,
     )

@@ -411,8 +411,9 @@ class TunedSettings(NamedTuple):
 def tuned_settings(method: str, data: str, clients: int, folder: Path = TUNED) -> TunedSettings:
     """Return the best settings found for a method on a federation.
 
-    Settings tuned with --hold-out take precedence. They apply only to the same number of clients. Otherwise, use the
-    settings tuned on the same data for the nearest number of clients. Without any, the settings are empty.
+    Settings tuned with --hold-out for the same number of clients take precedence. Otherwise, use the settings tuned on
+    the same data for the nearest number of clients: those without --hold-out if there are any, else those with it.
+    Without any, the settings are empty.
 
     Args:
         method: its name.
@@ -421,19 +422,15 @@ def tuned_settings(method: str, data: str, clients: int, folder: Path = TUNED) -
         folder: the folder of trial files.
     """
     tuned: dict[int, Settings] = {}
-    for_new: Settings | None = None
+    for_new: dict[int, Settings] = {}
     any_file = re.compile(re.escape(file_name(data, method, "")) + rf"(\d+)({_HOLDING_OUT}.+)?")
     for path in sorted(folder.glob("*.json")):
         named = any_file.fullmatch(path.stem)
         if named is None or not (best := read_json(path)["best"]):
             continue
-        if named[2] is None:
-            tuned[int(named[1])] = best["settings"]
-        elif int(named[1]) == clients:
-            for_new = best["settings"]
-    if for_new is not None:
-        return TunedSettings(for_new, f"tuned at n={clients} for new clients")
-    if tuned:
-        number = min(tuned, key=lambda number: (abs(math.log(number / clients)), number))
-        return TunedSettings(tuned[number], f"tuned at n={number}")
-    return TunedSettings({}, "defaults")
+        (tuned if named[2] is None else for_new)[int(named[1])] = best["settings"]
+    found = for_new if clients in for_new else tuned or for_new
+    if not found:
+        return TunedSettings({}, "defaults")
+    number = min(found, key=lambda number: (abs(math.log(number / clients)), number))
+    return TunedSettings(found[number], f"tuned at n={number}{' for new clients' if found is for_new else ''}")

@@ -46,7 +46,7 @@ class FedRep(BaseMethod):
         head: auto for the model's last linear layer, none for no head (FedAvg), or the name of a layer.
         head_epochs: passes over a client's samples in a round that train its head.
         body_epochs: passes that train the body, after those for the head.
-        new_epochs: passes that train the head of a new client; the body stays fixed.
+        new_epochs: passes that train the head of a new client, with a fixed body; 0 for the head that all start with.
         batch_size: of a step.
         client_lr: learning rate.
         client_momentum: of SGD.
@@ -128,7 +128,7 @@ class FedRep(BaseMethod):
 
     def fit_head(self, client: Client, body: Tensor, head: Tensor, epochs: int) -> Tensor:
         """Return the head [h] after `epochs` passes over a client's samples; the body stays fixed."""
-        if not self.parts.size:
+        if not self.parts.size or not epochs:
             return head
         batches, steps = client.epochs("head", self.batch_size, epochs)
         return sgd_on_loss(

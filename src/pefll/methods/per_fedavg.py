@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pefll.core.errors import unknown
-from pefll.data.client import Batch, Client
+from pefll.data.client import Batch, Batches, Client
 from pefll.methods.averaging import Averaging, Server, Update, update
 from pefll.methods.contract import ClientState, Cohort, everyone, require
 from pefll.methods.optim import SGD, sgd_along, sgd_on_loss
@@ -25,7 +25,8 @@ class PerFedAvg(Averaging):
 
     Attributes:
         variant: fo ignores the second derivative; hf approximates it by a difference of gradients.
-        epochs: passes over a client's samples.
+        epochs: passes over a client's samples in a round, with a step for each batch.
+        meta_steps: τ, steps in a round in place of these passes; 0 for the passes.
         batch_size: of each of a step's independent batches.
         inner_lr: α, of the step on a client's own samples.
         client_lr: β, of the steps on the global model.
@@ -38,6 +39,7 @@ class PerFedAvg(Averaging):
 
     variant: str = "fo"
     epochs: int = 1
+    meta_steps: int = 0
     batch_size: int = 32
     inner_lr: float = 1e-2
     client_lr: float = 1e-2
@@ -59,8 +61,18 @@ class PerFedAvg(Averaging):
 
     @property
     def local_epochs(self) -> int:
-        """Gradients of each sample that a client computes in a round: two per step, or four with hf."""
-        return self.epochs * (2 if self.variant == "fo" else 4)
+        """Gradients of each sample that a client computes in a round; 0 if the number of steps is fixed."""
+        return 0 if self.meta_steps else self.epochs * self.step_gradients
+
+    @property
+    def local_steps(self) -> int:
+        """Gradients of a batch that a client computes in a round; 0 if the number of passes is fixed."""
+        return self.meta_steps * self.step_gradients
+
+    @property
+    def step_gradients(self) -> int:
+        """Gradients that a step computes."""
+        return 2 if self.variant == "fo" else 4
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Return the global model after `personal_steps` steps on each client, [c, D]."""
@@ -70,14 +82,20 @@ class PerFedAvg(Averaging):
     def train(self, client: Client, theta: Tensor) -> Update:
         """Train along the meta-gradient; each step draws batches D, D' and, for hf, D''."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
-        outer, steps = client.epochs("train", self.batch_size, self.epochs)
-        inner, _ = client.epochs("inner", self.batch_size, self.epochs)
+        outer, steps = self.batches(client, "train")
+        inner, _ = self.batches(client, "inner")
         if self.variant == "fo":
             theta = sgd_along(self.meta_gradient, theta, zip(inner, outer, strict=True), sgd, steps)
         else:
-            curved, _ = client.epochs("curvature", self.batch_size, self.epochs)
+            curved, _ = self.batches(client, "curvature")
             theta = sgd_along(self.meta_gradient, theta, zip(inner, outer, curved, strict=True), sgd, steps)
         return update(client, theta)
+
+    def batches(self, client: Client, purpose: str) -> tuple[Batches, Tensor | None]:
+        """Return a batch for each step, and how many of the steps are this client's; None for all."""
+        if self.meta_steps:
+            return client.batches(purpose, self.batch_size, self.meta_steps), None
+        return client.epochs(purpose, self.batch_size, self.epochs)
 
     def meta_gradient(self, theta: Tensor, batches: tuple[Batch, ...]) -> Tensor:
         """Return the gradient [D] of f(w - α∇f(w)) with respect to w, first-order (fo) or Hessian-free (hf)."""

@@ -1,0 +1,121 @@
+"""Runs and results: which result a run makes, and which results one trained run can make."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from pefll.experiments.results import Result
+from pefll.experiments.table1 import Job
+from pefll.experiments.timing import has_rounds
+from pefll.methods import METHODS, hyperparameters
+from pefll.training.evaluation import counts_of
+from pefll.training.run import Run, evaluation_of_clients
+from pefll.training.summary import COUNTED_CLIENTS
+
+STEPS, RATE = "refine_steps", "refine_lr"  # of clients that go on training the model that they get
+
+
+def split_settings(method: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return hyper-parameters of training, and those of a later evaluation.
+
+    The second are empty if clients use the trained models as they are.
+    """
+    personal = getattr(METHODS[method], "personal_settings", ())
+    training = {name: value for name, value in settings.items() if name not in personal}
+    if not settings.get(STEPS, 0):
+        return training, {}
+    return training, {name: (hyperparameters(method) | settings)[name] for name in personal}
+
+
+def is_result_of(result: Result, job: Job, rounds: int) -> bool:
+    """Return whether a result has a job's method, cell, settings, first evaluation and measures; its seed may differ.
+
+    Args:
+        result: the content of a result file.
+        job: the run.
+        rounds: of cells that do not say how many they have.
+    """
+    if not is_in_cell(result, job, rounds):
+        return False
+    evaluation = job.evaluations[0]
+    if not evaluation and not all(measure.name in result.get("measured", {}) for measure in job.measures):
+        return False
+    return _effective(job.method, result["settings"]) == _effective(job.method, job.settings | evaluation)
+
+
+def is_in_cell(result: Result, job: Job, rounds: int) -> bool:
+    """Return whether a result has a job's method, cell and steps on the device; other settings may differ."""
+    cell = job.cell
+    facts = {
+        "method": job.method,
+        "dataset": cell.data,
+        "num_clients": cell.clients,
+        "partition": cell.partition,
+        "rounds": cell.rounds_of(rounds) if has_rounds(job.method) else 0,
+        "clients_per_round": cell.cohort,
+    }
+    if any(result.get(name) != value for name, value in facts.items()):
+        return False
+    if result["settings"].get(STEPS, 0) != job.evaluations[0].get(STEPS, 0):
+        return False
+    unseen: float = result["num_unseen"] / result["num_clients"]
+    # Older results have the model's name as it was asked for.
+    model = "lenet" if result["model"] == "auto" else result["model"]
+    return bool(model == cell.model) and round(10 * unseen) == 1
+
+
+def _effective(method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return all hyper-parameters that have an effect. Older results lack newer ones; assume the defaults."""
+    every = hyperparameters(method) | settings
+    return every if every.get(STEPS, 0) else {name: value for name, value in every.items() if name != RATE}
+
+
+def is_same_run(job: Job, other: Job) -> bool:
+    """Return whether one training serves both jobs."""
+    if (job.method, job.cell, job.seed) != (other.method, other.cell, other.seed):
+        return False
+    return _effective(job.method, job.settings) == _effective(job.method, other.settings)
+
+
+def merged(jobs: Iterable[Job]) -> list[Job]:
+    """Return each training run once, with the measures and evaluations of all jobs that it serves."""
+    found: list[Job] = []
+    for job in jobs:
+        twin = next((place for place, other in enumerate(found) if is_same_run(job, other)), None)
+        if twin is None:
+            found.append(job)
+            continue
+        other = found[twin]
+        evaluations = [*other.evaluations, *(one for one in job.evaluations if one not in other.evaluations)]
+        found[twin] = other._replace(
+            measures=tuple(dict.fromkeys((*other.measures, *job.measures))), evaluations=tuple(evaluations)
+        )
+    return found
+
+
+def evaluated(run: Run, settings: dict[str, Any], console: Console | None = None) -> Result:
+    """Return the summary of a trained run with other personal hyper-parameters, at its best round.
+
+    Args:
+        run: the run, with its data.
+        settings: such as {"refine_steps": 10, "refine_lr": 5e-4}.
+        console: shows progress; None for silence.
+    """
+    started = time.perf_counter()
+    clients = run.with_settings(**settings).evaluate_clients("test", console=console)
+    scores = evaluation_of_clients(clients)
+    best = {group: value._asdict() if value else None for group, value in scores._asdict().items()}
+    sums = np.array([one[3:] for one in clients], dtype=np.float64)  # samples to loss
+    words = "".join(f" --set {name}={value}" for name, value in settings.items())
+    return run.summary | {
+        "evaluation": f"pefll evaluate RUN{words}",
+        "settings": run.summary["settings"] | settings,
+        "test_seconds": round(time.perf_counter() - started, 3),
+        "accuracy": {"best": best, "as_trained": run.summary["accuracy"]["best"]},
+        "client_counts": counts_of(sums, run.summary["num_seen"]) if len(clients) <= COUNTED_CLIENTS else None,
+    }
