@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pefll.backend  # noqa: F401 (registers the faster versions)
+from pefll import federation_from_arrays
 from pefll.backend import client_axis, precision
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.methods import build_method
+from pefll.methods import Problem, build_method
 from pefll.models import CharLSTM, Network
 from pefll.models.lstm import lstm_layer
 from tests.backend.test_kernels import DEVICE, EXAMPLES, close, interpreter, random  # noqa: F401 (fixture)
@@ -132,3 +133,18 @@ def test_nan_is_not_hidden():
     assert torch.isfinite(states[0]).all()
     assert torch.isnan(states[1:, 0]).all()
     assert torch.isfinite(states[1:, 1]).all()
+
+
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedrep", marks=pytest.mark.slow)])
+def test_a_round_with_kernels_is_the_serial_engines(name):
+    x = torch.arange(60).reshape(12, 5) * 5 % 7
+    federation = federation_from_arrays(x.numpy(), x[:, 0].numpy(), [0] * 6 + [1] * 6, tokens=True)
+    problem = Problem(Network(CharLSTM((5,), federation.classes, embedding=3, hidden=4)), (5,), 7, 2, tokens=True)
+    settings = {"fedavg": {"local_steps": 2}, "fedrep": {"head_epochs": 1, "new_epochs": 1}}[name]
+    method = build_method(name, problem, {"batch_size": 3, **settings})
+    states = []
+    for make, dtype, place in ((SerialEngine, torch.float64, {}), (VectorEngine, torch.float32, {"device": DEVICE})):
+        engine = make(federation, method, seed=1, clients_per_round=2, dtype=dtype, **place)
+        states.append(flat(engine.advance(engine.start(), 0, 1)).cpu().double())
+        engine.close()
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-5)
