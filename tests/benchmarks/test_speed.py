@@ -353,7 +353,7 @@ def test_the_command_resumes_and_writes_table_record_and_picture(tmp_path, count
     assert command.main(["--quick", "--only", "main,models,cohort,clients", "--out", str(tmp_path)]) == 0
     assert len(counted) == first + 3
     assert command.main([*arguments, "--fresh"]) == 0
-    assert len(counted) == 2 * first + 2
+    assert len(counted) == 2 * first + 3
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}
     (report,) = tmp_path.glob("*.md")
     assert "ours, FedAvg, serial |" in report.read_text()
