@@ -12,6 +12,15 @@ OWN_CNN = "benchmarks.speed.own_cnn:build"
 FEATURES = Setting(model="mlp", cohort=10, steps=10, batch=20, samples=20, shape=(16,), descriptor=32)
 
 
+def lstm(cohort: int) -> Setting:
+    """Return LEAF's two layers of 256 on texts of 80 characters, with so many clients in a round.
+
+    Few local steps: a plain loop takes 8 ms for each.
+    """
+    steps = 10 if cohort < 50 else 5
+    return Setting(model="lstm", clients=10 * cohort, cohort=cohort, steps=steps, shape=(80,), descriptor=32)
+
+
 @dataclass(frozen=True)
 class Race:
     """A setting and who meets in it.
@@ -29,7 +38,7 @@ class Race:
 
 GROUPS = {
     "main": "everybody, LeNet on CIFAR-10's shapes, batch 32, k = 50",
-    "models": "ResNet-20 without normalisation, and a user's own small network",
+    "models": "ResNet-20 without normalisation, LEAF's LSTM, and a user's own small network",
     "cohort": "growth with c, the clients of a round",
     "steps": "growth with k, the local steps",
     "batch": "growth with the batch size",
@@ -72,6 +81,8 @@ def plan(everybody: Sequence[Contender], cores: int, cuda: bool, quick: bool) ->
         add("main", replace(lenet, clients=1000, cohort=50), *few, *mapped, "pfl-cuda")
     heavy = lenet if cuda else Setting(cohort=2, steps=1)
     add("models", replace(heavy, model="resnet20"), *(few if quick else more))
+    for texts in (lstm(5), lstm(50)) if cuda else (replace(lstm(1), steps=1),):
+        add("models", texts, *few)
     add("models", replace(short, model=OWN_CNN), *(few if quick else more))
     for c in (1, 20) if quick else (1, 5, 20, 50, 100, 200):
         # The plain loop on a GPU does not grow with c, and takes half a minute for a round of 200 clients.

@@ -22,6 +22,7 @@ from pefll.methods import Problem
 from pefll.runs.problem import describe_problem
 
 CLASSES = 10
+CHARACTERS = 80  # of texts, as in LEAF's Shakespeare
 # Where CIFAR-10 may lie, for processes that a contender's own process starts.
 DATA_VARIABLE = "PEFLL_SPEED_DATA"
 # Pictures are dealt out of a pool of this many: how many different ones there are does not change the work.
@@ -43,7 +44,7 @@ class Setting:
         steps: k, local steps of a client in a round.
         batch: samples in a step.
         samples: training samples of a client.
-        shape: of a sample; three numbers make pictures, one makes features.
+        shape: of a sample; three numbers make pictures, one makes features, or texts for the model lstm.
         descriptor: PeFLL's l; 0 for the paper's, which follows n.
     """
 
@@ -138,6 +139,8 @@ def prepare(setting: Setting, data_dir: Path | None = None) -> Work:
     """
     if len(setting.shape) == 3:
         samples, rows = _pictures(setting, data_dir)
+    elif setting.model == "lstm":
+        samples, rows = _texts(setting), np.arange(setting.clients * setting.samples) % POOL
     else:
         samples, rows = _features(setting), None
     owner = np.repeat(np.arange(setting.clients), setting.samples)
@@ -157,6 +160,13 @@ def _pictures(setting: Setting, data_dir: Path | None) -> tuple[Samples, Any]:
     statistics = Normalise(*((part * channels)[:channels] for part in PICTURE_STATISTICS))
     samples = Samples(x=x, y=y, classes=CLASSES, normalise=statistics, name=name)
     return samples, np.arange(setting.clients * setting.samples) % len(x)
+
+
+def _texts(setting: Setting) -> Samples:
+    random = np.random.default_rng(0)
+    x = random.integers(0, CHARACTERS, size=(POOL, *setting.shape))
+    y = random.integers(0, CHARACTERS, size=POOL)
+    return Samples(x=x, y=y, classes=CHARACTERS, tokens=True, name="made up")
 
 
 def _features(setting: Setting) -> Samples:

@@ -198,6 +198,18 @@ def fusing(rng):
     return lambda version: version(module)(x)
 
 
+def lstm_layers(rng):
+    clients, length, samples, inputs, hidden = (rng.randint(1, most) for most in (3, 3, 5, 6, 20))
+    shapes = (length, samples, inputs), (4 * hidden, inputs), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)
+    given = [0.5 * random(clients, *shape, seed=i) for i, shape in enumerate(shapes)]
+
+    def run(version):
+        loss = torch.func.grad_and_value(lambda *each: version(*each).sin().sum(), argnums=tuple(range(5)))
+        return torch.vmap(loss)(*given)
+
+    return run
+
+
 def pulling(rng):
     weight = random(rng.randint(1, 9), rng.randint(1, 9))
     at, cotangent = random(weight.shape[1], seed=1), random(len(weight), seed=2)
@@ -228,6 +240,7 @@ CASES = {
     "samples.gather": gathering,
     "samples.weighted_sum": summing,
     "fused.fused": fusing,
+    "lstm.layer": lstm_layers,
 }
 
 

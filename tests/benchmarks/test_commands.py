@@ -68,3 +68,10 @@ def test_whole_runs_of_one_seed_and_of_several(tmp_path):
     assert [(run["turn"], run["seeds"]) for run in (one, two)] == [(0, 1), (0, 2)]
     assert two["over_one"] == pytest.approx(two["seconds"] / one["seconds"], abs=0.001)
     assert two["seen"][0] == one["seen"][0]
+
+
+def test_the_lstm_in_several_ways(tmp_path):
+    measured("lstm", "--small", "--out", str(tmp_path / "lstm.json"))
+    found = json.loads((tmp_path / "lstm.json").read_text())
+    assert len(found["rows"]) >= 4
+    assert all(row["steps_per_second"]["median"] > 0 for row in found["rows"])

@@ -19,7 +19,7 @@ from benchmarks.speed import plain, plot, table
 from benchmarks.speed.child import measured
 from benchmarks.speed.contender import INSTALL, Contender, contenders
 from benchmarks.speed.own_cnn import build
-from benchmarks.speed.plan import GROUPS, Race, plan
+from benchmarks.speed.plan import GROUPS, Race, lstm, plan
 from benchmarks.speed.processes import cpu_seconds, memory_bytes, tree
 from benchmarks.speed.race import race, row_of, summarised
 from benchmarks.speed.record import Record, code, file_name
@@ -62,6 +62,16 @@ def test_all_end_where_the_plain_loop_ends(by_hand, name):
 def test_other_work_ends_elsewhere(by_hand, change):
     """So the comparison above would notice a step, a sample or a client too few."""
     assert difference(plain.run(prepare(replace(TINY, **change)), [3]), by_hand) > 1e-5
+
+
+TEXTS = replace(lstm(2), clients=4, steps=2, batch=3, samples=6, shape=(4,))
+
+
+@pytest.mark.parametrize("name", ["fedavg-serial-1", "fedavg-vector-cpu"])
+def test_the_lstm_ends_where_torchs_own_ends(name):
+    wanted = plain.run(prepare(TEXTS), [2])
+    assert difference(named(name).run(prepare(TEXTS), [1, 1]), wanted) < 1e-6
+    assert difference(wanted, prepare(TEXTS).theta()) > 1e-4
 
 
 def test_pefll_runs_on_both_kinds_of_data():
@@ -341,9 +351,9 @@ def test_the_command_resumes_and_writes_table_record_and_picture(tmp_path, count
     assert command.main(arguments) == 0
     assert len(counted) == first
     assert command.main(["--quick", "--only", "main,models,cohort,clients", "--out", str(tmp_path)]) == 0
-    assert len(counted) == first + 2
+    assert len(counted) == first + 3
     assert command.main([*arguments, "--fresh"]) == 0
-    assert len(counted) == 2 * first + 2
+    assert len(counted) == 2 * first + 3
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}
     (report,) = tmp_path.glob("*.md")
     assert "ours, FedAvg, serial |" in report.read_text()

@@ -3,6 +3,6 @@
 See `pefll.core.reference`. Engines import this package; methods, tasks, data, models and core do not.
 """
 
-from pefll.backend import alone, blocks, fused, keys, optim, samples, vectors
+from pefll.backend import alone, blocks, fused, keys, lstm, optim, samples, vectors
 
-__all__ = ["alone", "blocks", "fused", "keys", "optim", "samples", "vectors"]
+__all__ = ["alone", "blocks", "fused", "keys", "lstm", "optim", "samples", "vectors"]

@@ -5,6 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pefll.core.reference import reference
+
+
+@reference
+def lstm_layer(x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2: Tensor) -> Tensor:
+    """Return the states [length, b, h] of an LSTM layer at each time step, for x [length, b, i].
+
+    Args:
+        x: the input of each time step; the layer starts with zeros as state and memory.
+        of_input: weights [4h, i] of the input gate, forget gate, new memory and output gate, as in `nn.LSTM`.
+        of_state: weights [4h, h].
+        bias_1: [4h].
+        bias_2: [4h]; torch has two biases.
+    """
+    products = x @ of_input.T
+    state = torch.zeros_like(products[0][:, : of_state.shape[1]])
+    memory = state
+    states = []
+    for product in products.unbind():
+        gates = product + state @ of_state.T + bias_1 + bias_2
+        let_in, forget, new, let_out = gates.chunk(4, dim=1)
+        memory = forget.sigmoid() * memory + let_in.sigmoid() * new.tanh()
+        state = let_out.sigmoid() * memory.tanh()
+        states.append(state)
+    return torch.stack(states)
+
 
 class CharLSTM(nn.Module):
     """An embedding of characters, LSTM layers, and a linear layer on the last state.
@@ -24,23 +50,9 @@ class CharLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map texts int64 [b, length] to scores of the next character [b, outputs]."""
-        sequence = self.embedding(x).unbind(dim=1)
+        sequence = self.embedding(x.transpose(0, 1))
         for layer in range(self.lstm.num_layers):
-            sequence = self._layer(sequence, layer)
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            sequence = lstm_layer(sequence, *(getattr(self.lstm, f"{name}_l{layer}") for name in names))
         output: Tensor = self.last(sequence[-1])
         return output
-
-    def _layer(self, sequence: tuple[Tensor, ...], layer: int) -> tuple[Tensor, ...]:
-        of_input, of_state, bias_1, bias_2 = (
-            getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
-        state = torch.zeros_like(sequence[0] @ of_input[: self.lstm.hidden_size].T)
-        memory = state
-        states = []
-        for step in sequence:
-            gates = step @ of_input.T + state @ of_state.T + bias_1 + bias_2
-            let_in, forget, new, let_out = gates.chunk(4, dim=1)
-            memory = forget.sigmoid() * memory + let_in.sigmoid() * new.tanh()
-            state = let_out.sigmoid() * memory.tanh()
-            states.append(state)
-        return tuple(states)
