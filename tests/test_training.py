@@ -22,6 +22,7 @@ from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
 from pefll.engines.hardware import TO_READ
 from pefll.runs import checkpoint, saver
 from pefll.runs.config import Config
+from pefll.runs.problem import describe_problem
 from pefll.runs.progress import Progress, start_or_resume
 from pefll.runs.record import RunFolder
 from pefll.training import evaluation, loop, pipeline
@@ -38,6 +39,7 @@ class State(NamedTuple):
 
 
 METHOD = SimpleNamespace(local_steps=3, local_epochs=0, batch_size=4, trains_new_clients=False)
+_, MODEL = describe_problem(ragged(), "mlp")
 
 
 class Counting:
@@ -87,7 +89,7 @@ def run_loop(
     config: Config, folder: RunFolder | None = None, engine: Counting | None = None, callbacks: tuple = ()
 ) -> Progress:
     engine = engine or Counting()
-    spec = RunSpec(config, engine.federation, "mlp", {}, METHOD, TO_READ, engine.clients_per_round, folder)
+    spec = RunSpec(config, engine.federation, "mlp", MODEL, METHOD, TO_READ, engine.clients_per_round, folder)
     run, told = ActiveRun(spec), [History(), *callbacks]
     progress, run.history = start_or_resume(engine, config, folder, lambda sentence: None)
     with stop_signals() as asked_to_stop:

@@ -9,6 +9,7 @@ from typing import Any
 from pefll.core.tree import Tree, named_leaves
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import copy_to_host, fetched
+from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Writer
 from pefll.runs.config import Config
 from pefll.runs.progress import SAVED, Progress
@@ -24,7 +25,7 @@ class Saver:
         engine: of the run.
         config: of the run.
         folder: of the run, or None.
-        facts: about the problem, so that a checkpoint can be used without the data.
+        model_spec: so that a checkpoint can be used without the data.
         round_: rounds done before.
         on_checkpoint: called with the round of each checkpoint that is on disk.
     """
@@ -34,11 +35,11 @@ class Saver:
         engine: Engine,
         config: Config,
         folder: RunFolder | None,
-        facts: dict[str, Any],
+        model_spec: ModelSpec,
         round_: int,
         on_checkpoint: Callable[[int], None] = lambda round_: None,
     ) -> None:
-        self._engine, self._config, self._facts, self._folder = engine, config, facts, folder
+        self._engine, self._config, self._model_spec, self._folder = engine, config, model_spec, folder
         self._writer = Writer(folder.checkpoints, folder.sync_history, folder.go_on) if folder else None
         self._at, self._round = time.monotonic(), round_
         self._on_checkpoint, self._under_way = on_checkpoint, -1
@@ -73,7 +74,7 @@ class Saver:
         # The best state is often this one, which is in the host's memory already.
         best = server if progress.best_round == progress.round else fetched(progress.best, device)
         parts = {"server": server, "best": best}
-        facts: dict[str, Any] = {"problem": self._facts}
+        facts: dict[str, Any] = {"problem": self._model_spec.to_json()}
         if progress.scheduled is not None:
             state, round_, value = progress.scheduled
             parts["scheduled"] = fetched(state, device)
