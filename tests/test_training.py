@@ -274,11 +274,11 @@ def test_a_checkpoint_holds_its_round_and_every_evaluation_until_then(monkeypatc
     busy_exams(monkeypatch, engine, {10: 0.2, 20: 0.9})
     save, saved = checkpoint.save, []
 
-    def check(folder, round_, tensors, facts, then, history):
-        numbers = float(tensors["server.theta"]), float(tensors["best.theta"]), facts["progress"]["best_round"]
+    def check(folder, round_, tensors, metadata, then, history):
+        numbers = float(tensors["server.theta"]), float(tensors["best.theta"]), metadata["progress"]["best_round"]
         launched = [name for name in engine.log if isinstance(name, tuple)][-1][1]
         saved.append((round_, *numbers, launched, [row["round"] for row in RunFolder(tmp_path).history()]))
-        return save(folder, round_, tensors, facts, then, history)
+        return save(folder, round_, tensors, metadata, then, history)
 
     monkeypatch.setattr(checkpoint, "save", check)
     run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)

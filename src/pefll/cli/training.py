@@ -256,7 +256,7 @@ def _saved(stopped: Stopped, runs: int) -> str:
 def _check_resumable(folder: RunFolder, config: Config) -> None:
     """Raise PefllError if a run's data or model was given in Python: the command line cannot find it."""
     newest = manifest.newest(folder.checkpoints)
-    model = spec_of_checkpoint(newest.facts, folder.path).model if newest else None
+    model = spec_of_checkpoint(newest.metadata, folder.path).model if newest else None
     given = [
         *(["data"] if federations.data_of_python(config) else []),
         *(["a model"] if model == "" else []),

@@ -173,7 +173,7 @@ def _is_of(result: Result, job: Job, rounds: int) -> bool:
 def _is_in(result: Result, job: Job, rounds: int) -> bool:
     """Return whether a result has a job's method and cell; its settings may differ."""
     cell = job.cell
-    facts = {
+    wanted = {
         "method": job.method,
         "dataset": cell.data,
         "num_clients": cell.clients,
@@ -181,7 +181,7 @@ def _is_in(result: Result, job: Job, rounds: int) -> bool:
         "rounds": rounds if has_rounds(job.method) else 0,
         "clients_per_round": cell.cohort,
     }
-    if any(result.get(name) != value for name, value in facts.items()):
+    if any(result.get(name) != value for name, value in wanted.items()):
         return False
     unseen: float = result["num_unseen"] / result["num_clients"]
     return result["model"] in (cell.model, "auto") and round(10 * unseen) == 1

@@ -31,7 +31,7 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
             raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
         newest = manifest.newest(folder.checkpoints, folder.run_id())
         if newest:
-            check_same_model(spec_of_checkpoint(newest.facts, folder.path), model_spec, str(folder.path))
+            check_same_model(spec_of_checkpoint(newest.metadata, folder.path), model_spec, str(folder.path))
     elif folder.path.exists() and (
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())

@@ -74,19 +74,19 @@ class Saver:
         # The best state is often this one, which is in the host's memory already.
         best = server if progress.best_round == progress.round else fetched(progress.best, device)
         parts = {"server": server, "best": best}
-        facts: dict[str, Any] = {"problem": self._model_spec.to_json()}
+        metadata: dict[str, Any] = {"problem": self._model_spec.to_json()}
         if progress.scheduled is not None:
             state, round_, value = progress.scheduled
             parts["scheduled"] = fetched(state, device)
-            facts["scheduled"] = {"round": round_, "value": value}
-        facts["progress"] = {name: getattr(progress, name) for name in SAVED} | {"ledger": vars(ledger).copy()}
+            metadata["scheduled"] = {"round": round_, "value": value}
+        metadata["progress"] = {name: getattr(progress, name) for name in SAVED} | {"ledger": vars(ledger).copy()}
         tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
         history = None
         if self._folder is not None and (run := self._folder.run_id()):
             history, last = self._folder.history_to_keep(self._config.eval_every)
-            facts["run"] = {"id": run, "config": self._config.toml(), "history": last}
+            metadata["run"] = {"id": run, "config": self._config.toml(), "history": last}
         self.wait()
-        self._writer.begin(progress.round, tensors, facts, history)
+        self._writer.begin(progress.round, tensors, metadata, history)
         self._at, self._round, self._under_way = time.monotonic(), progress.round, progress.round
 
     def save_now(self, progress: Progress) -> None:

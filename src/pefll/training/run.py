@@ -362,11 +362,11 @@ def load(
     if age := folder.note_of_age():
         note(age)
     saved = checkpoint.latest(folder.checkpoints, note, folder.run_id())
-    check_progress(saved.facts, path)
-    spec = spec_of_checkpoint(saved.facts, path)
+    check_progress(saved.metadata, path)
+    spec = spec_of_checkpoint(saved.metadata, path)
     summary = folder.summary() or {}
     if saved.round < max(last_round(summary, config.rounds), rounds_of(summary)):
-        best = saved.facts["progress"]["best_round"]
+        best = saved.metadata["progress"]["best_round"]
         note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
     elif not summary:
         note(f"{path} has no summary.json: it was never tested, or the file is gone; {folder.going_on} makes it")
