@@ -52,7 +52,7 @@ def measure(case: str, method: str, engine: str) -> dict[str, float | str]:
     networks = sum(getattr(run.method, name).size for name in ("h", "phi") if hasattr(run.method, name))
     clients = PER_ROUND if engine == "vector" else 1
     values = int(np.prod(shape))
-    plan = MemoryPlan(run.facts["weights"], networks, clients, PER_ROUND, STEPS, EACH, values)
+    plan = MemoryPlan(run.method.problem.model.size, networks, clients, PER_ROUND, STEPS, EACH, values)
     estimated, measured = sum(parts_of(plan)) / 1e6, (_peak() - before) / 1e6
     return {
         "case": case,

@@ -22,7 +22,7 @@ from pefll.runs import checkpoint
 from pefll.runs.checksums import digest
 from tests.federations import flat
 
-FACTS = {"problem": {"classes": 3}, "progress": {"best_value": 0.1, "words": "é"}}
+METADATA = {"problem": {"classes": 3}, "progress": {"best_value": 0.1, "words": "é"}}
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -30,7 +30,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def three(folder: Path) -> list[Path]:
-    return [checkpoint.save(folder, round_, tensors(float(round_)), FACTS) for round_ in (10, 20, 30)]
+    return [checkpoint.save(folder, round_, tensors(float(round_)), METADATA) for round_ in (10, 20, 30)]
 
 
 def entries(folder: Path) -> list[str]:
@@ -38,10 +38,10 @@ def entries(folder: Path) -> list[str]:
 
 
 def test_what_is_saved_comes_back(tmp_path):
-    path = checkpoint.save(tmp_path / "c", 5, tensors(0.3), FACTS)
+    path = checkpoint.save(tmp_path / "c", 5, tensors(0.3), METADATA)
     saved = checkpoint.load(path)
     assert saved.round == 5
-    assert saved.facts == FACTS
+    assert saved.metadata == METADATA
     assert saved.tensors.keys() == tensors(0.3).keys()
     for name, value in tensors(0.3).items():
         assert torch.equal(saved.tensors[name], value)
@@ -52,7 +52,7 @@ def test_tensors_of_every_type_and_shape_are_what_the_library_reads(tmp_path):
     many = {f"t.{kind}".replace("torch.", ""): torch.arange(5).float().to(kind) for kind in tensorfile.TYPES}
     many |= {"scalar": torch.tensor(-2.5), "none": torch.zeros(0, 3), 'a "name" é': torch.ones(2, 3, 1).double()}
     many |= {"odd": torch.ones(3, 4).T, "some": torch.arange(10.0)[3:7], "again": torch.arange(10.0)[::2]}
-    path = checkpoint.save(tmp_path, 1, many, FACTS) / checkpoint.TENSORS
+    path = checkpoint.save(tmp_path, 1, many, METADATA) / checkpoint.TENSORS
     read = safetensors.torch.load_file(path)
     assert read.keys() == many.keys()
     for name, value in many.items():
@@ -66,7 +66,7 @@ def test_tensors_of_every_type_and_shape_are_what_the_library_reads(tmp_path):
         size = next(kind.itemsize for kind, name in tensorfile.TYPES.items() if name == entry["dtype"])
         assert (8 + length + entry["data_offsets"][0]) % size == 0
     with pytest.raises(PefllError, match=r"\bwave\b.*torch\.complex64.*PEFLL-R101"):
-        checkpoint.save(tmp_path, 2, {"wave": torch.ones(2, dtype=torch.complex64)}, FACTS)
+        checkpoint.save(tmp_path, 2, {"wave": torch.ones(2, dtype=torch.complex64)}, METADATA)
     assert entries(tmp_path) == ["round-00000001"]
 
 
@@ -74,15 +74,15 @@ def test_a_writer_writes_one_after_another_and_raises_what_went_wrong_when_it_is
     writer = checkpoint.Writer(tmp_path)
     writer.wait()
     for round_ in (1, 2, 3):
-        writer.begin(round_, tensors(float(round_)), FACTS)
+        writer.begin(round_, tensors(float(round_)), METADATA)
     writer.wait()
     assert entries(tmp_path) == ["round-00000002", "round-00000003"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
-        writer.begin(4, tensors(4.0), FACTS)
+        writer.begin(4, tensors(4.0), METADATA)
         with pytest.raises(PefllError, match=r"round-00000004: No space left.*PEFLL-A102"):
-            writer.begin(5, tensors(5.0), FACTS)
-        writer.begin(6, tensors(6.0), FACTS)
+            writer.begin(5, tensors(5.0), METADATA)
+        writer.begin(6, tensors(6.0), METADATA)
         writer.close()
     writer.wait()
     assert entries(tmp_path) == ["round-00000002", "round-00000003"]
@@ -98,7 +98,7 @@ def test_what_must_be_on_the_disk_before_a_checkpoint_comes_first_and_its_errors
 
     writer = checkpoint.Writer(tmp_path, before)
     for round_ in (1, 2, 3):
-        writer.begin(round_, tensors(float(round_)), FACTS)
+        writer.begin(round_, tensors(float(round_)), METADATA)
     with pytest.raises(PefllError, match="the disk is gone"):
         writer.wait()
     assert seen == [[], ["round-00000001"], ["round-00000001", "round-00000002"]]
@@ -111,7 +111,7 @@ def test_who_cannot_write_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch):
         writer = checkpoint.Writer(tmp_path, then="go on")
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", lambda _, error=error: (_ for _ in ()).throw(error))
-            writer.begin(4, tensors(4.0), FACTS)
+            writer.begin(4, tensors(4.0), METADATA)
             with pytest.raises(PefllError, match=rf"round-00000004: {os.strerror(number)}; {advice} \[PEFLL-A102\]$"):
                 writer.wait()
 
@@ -121,7 +121,7 @@ def test_a_writer_lets_go_of_what_is_written_and_of_nothing_else(tmp_path, monke
     monkeypatch.setattr(checkpoint, "save", lambda *arguments: (may_write.wait(60), real(*arguments)))
     writer, content = checkpoint.Writer(tmp_path), tensors(1.0)
     held = weakref.ref(content["server.theta"])
-    writer.begin(1, content, FACTS)
+    writer.begin(1, content, METADATA)
     del content
     assert writer.busy
     assert held() is not None
@@ -141,8 +141,8 @@ def test_the_last_two_are_kept(tmp_path):
 
 
 def test_saving_a_round_again_replaces_it(tmp_path):
-    checkpoint.save(tmp_path, 10, tensors(1.0), FACTS)
-    checkpoint.save(tmp_path, 10, tensors(2.0), FACTS)
+    checkpoint.save(tmp_path, 10, tensors(1.0), METADATA)
+    checkpoint.save(tmp_path, 10, tensors(2.0), METADATA)
     assert entries(tmp_path) == ["round-00000010"]
     assert float(checkpoint.latest(tmp_path, pytest.fail).tensors["server.theta"][0]) == 2
 
@@ -188,7 +188,7 @@ def test_any_flipped_bit_of_the_manifest_is_noticed_or_means_nothing(tmp_path):
         flip(manifest, place)
         said = []
         saved = checkpoint.latest(tmp_path, said.append)
-        assert saved.round == 20 or saved.facts == FACTS, clean[place - 5 : place + 5]
+        assert saved.round == 20 or saved.metadata == METADATA, clean[place - 5 : place + 5]
         assert bool(said) == (saved.round == 20)
         manifest.write_bytes(clean)
 
@@ -235,7 +235,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_half(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(where, full)
         with pytest.raises(PefllError, match=r"round-00000040: No space left.*PEFLL-A102"):
-            checkpoint.save(tmp_path, 40, tensors(4.0), FACTS)
+            checkpoint.save(tmp_path, 40, tensors(4.0), METADATA)
     assert entries(tmp_path) == ["round-00000020", "round-00000030"]
     assert checkpoint.latest(tmp_path, pytest.fail).round == 30
 
@@ -276,7 +276,7 @@ def test_what_a_killed_process_left_behind_goes(tmp_path):
     (tmp_path / ".building-1").mkdir()
     (tmp_path / ".building-1" / checkpoint.TENSORS).write_bytes(b"half")
     assert checkpoint.latest(tmp_path, pytest.fail).round == 30
-    checkpoint.save(tmp_path, 40, tensors(4.0), FACTS)
+    checkpoint.save(tmp_path, 40, tensors(4.0), METADATA)
     assert entries(tmp_path) == ["round-00000030", "round-00000040"]
 
 

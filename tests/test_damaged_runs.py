@@ -511,7 +511,7 @@ def as_of_an_earlier_version(folder: RunFolder) -> None:
     for path in list(folder.checkpoints.iterdir()):
         saved = checkpoint.load(path)
         checkpoint.save(
-            folder.checkpoints, saved.round, saved.tensors, {k: saved.facts[k] for k in saved.facts if k != "run"}
+            folder.checkpoints, saved.round, saved.tensors, {k: saved.metadata[k] for k in saved.metadata if k != "run"}
         )
 
 

@@ -164,7 +164,7 @@ def test_results_and_federations_that_name_code(evil, capsys):
 
 def test_the_environment_names_code_for_processes_that_others_start(evil, monkeypatch):
     monkeypatch.setenv(plugins.CODE, f"other:thing,{NAMES['model']}")
-    assert pefll.load("model").facts["model"] == NAMES["model"]
+    assert pefll.load("model").model_spec.model == NAMES["model"]
     assert Path("ran").exists()
 
 

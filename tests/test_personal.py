@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,21 +11,16 @@ from torch import nn
 
 from pefll.core.errors import PefllError
 from pefll.models import CharLSTM
+from pefll.models.spec import ModelSpec
 from pefll.runs.personal import PersonalModel, check_input
 
-PIXELS = {
-    "model": "",
-    "input_shape": [2, 3, 3],
-    "normalise": [[0.1, 0.2], [0.5, 0.25]],
-    "tokens": False,
-    "class_names": [],
-}
-FEATURES = {"model": "", "input_shape": [4], "classes": 3, "normalise": None, "tokens": False, "class_names": []}
-TOKENS = {"model": "lstm", "classes": 6, "input_shape": [5], "normalise": None, "tokens": True, "class_names": []}
+FEATURES = ModelSpec(model="", input_shape=(4,), classes=3, normalise=None, tokens=False, class_names=(), num_clients=2)
+PIXELS = replace(FEATURES, input_shape=(2, 3, 3), normalise=((0.1, 0.2), (0.5, 0.25)))
+TOKENS = replace(FEATURES, model="lstm", input_shape=(5,), classes=6, tokens=True)
 
 
 @pytest.mark.parametrize(
-    ("facts", "x", "sentence"),
+    ("spec", "x", "sentence"),
     [
         (
             PIXELS,
@@ -40,9 +37,9 @@ TOKENS = {"model": "lstm", "classes": 6, "input_shape": [5], "normalise": None, 
         (TOKENS, np.full((2, 5), -1), "PEFLL-D107"),
     ],
 )
-def test_inputs_that_are_refused(facts, x, sentence):
+def test_inputs_that_are_refused(spec, x, sentence):
     with pytest.raises(PefllError, match=sentence):
-        check_input(x, facts)
+        check_input(x, spec)
 
 
 def test_inputs_that_are_taken():
@@ -78,9 +75,9 @@ def test_many_samples_are_scored_in_parts():
 def test_samples_are_looked_through_once(monkeypatch):
     looked = []
 
-    def counting(x, facts):
+    def counting(x, spec):
         looked.append(len(x))
-        return check_input(x, facts)
+        return check_input(x, spec)
 
     monkeypatch.setattr("pefll.runs.personal.check_input", counting)
     model = PersonalModel(nn.Linear(4, 3), FEATURES)
@@ -93,12 +90,12 @@ def test_samples_are_looked_through_once(monkeypatch):
 def test_called_with_tensors_arrays_and_lists(give):
     rng = np.random.default_rng(0)
     linear = nn.Sequential(nn.Flatten(), nn.Linear(18, 3))
-    for network, facts, x in (
+    for network, spec, x in (
         (linear, PIXELS, rng.integers(0, 256, (7, 2, 3, 3), dtype=np.uint8)),
         (nn.Linear(4, 3), FEATURES, rng.normal(size=(7, 4)).astype(np.float32)),
         (CharLSTM((5,), 6, embedding=2, hidden=3), TOKENS, rng.integers(0, 6, (7, 5))),
     ):
-        model = PersonalModel(network, facts)
+        model = PersonalModel(network, spec)
         scores = model(give(x))
         assert scores.requires_grad, "an ordinary module, which can be trained on"
         np.testing.assert_allclose(scores.softmax(1).detach().numpy(), model.probabilities(x), atol=1e-6)
@@ -112,7 +109,7 @@ def test_gradients_reach_the_features_of_a_tensor():
 
 
 @pytest.mark.parametrize(
-    ("facts", "x", "sentence"),
+    ("spec", "x", "sentence"),
     [
         (PIXELS, torch.zeros(2, 2, 3, 3), r"torch\.float32.*PEFLL-R114"),
         (
@@ -140,9 +137,9 @@ def test_gradients_reach_the_features_of_a_tensor():
         (TOKENS, torch.zeros(2, 5), "PEFLL-R115"),
     ],
 )
-def test_called_with_what_is_no_sample(facts, x, sentence):
+def test_called_with_what_is_no_sample(spec, x, sentence):
     with pytest.raises(PefllError, match=sentence):
-        PersonalModel(nn.Linear(4, 3), facts)(x)
+        PersonalModel(nn.Linear(4, 3), spec)(x)
 
 
 def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
@@ -164,8 +161,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path):
     [(3, "PEFLL-A010"), (None, "PEFLL-A010"), (b"x", "PEFLL-A010"), ("a\0b", "PEFLL-A024"), ("a" * 300, "PEFLL-A025")],
 )
 def test_what_no_file_can_be_called_is_one_sentence(name, code):
-    facts = {"model": "", "input_shape": [2], "classes": 2, "normalise": None, "tokens": False, "class_names": None}
-    for use in (PersonalModel.load, PersonalModel(nn.Linear(2, 2), facts).save):
+    for use in (PersonalModel.load, PersonalModel(nn.Linear(4, 3), FEATURES).save):
         with pytest.raises(PefllError) as refused:
             use(name)
         assert refused.value.code == code

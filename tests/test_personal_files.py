@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from torch import nn
 
 from pefll.core.errors import PefllError
 from pefll.models import MLP
+from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 from pefll.runs.personal import PersonalModel
 from tests.cli.conftest import pefll  # noqa: F401 - a fixture
 from tests.faults.personal_models import DAMAGES, campaign
 
-FACTS = {
+CONTENT = {
     "model": "mlp",
     "input_shape": [2],
     "classes": 2,
@@ -28,12 +30,14 @@ FACTS = {
     "tokens": False,
     "class_names": ["a", "b"],
     "feature_names": ["left", "right"],
+    "num_clients": 2,
 }
+SPEC = ModelSpec.from_json(CONTENT)
 
 
 @pytest.fixture
 def path(tmp_path):
-    PersonalModel(MLP((2,), 2), FACTS).save(tmp_path / "m.safetensors")
+    PersonalModel(MLP((2,), 2), SPEC).save(tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors"
 
 
@@ -67,13 +71,13 @@ def test_the_campaign_sees_a_hash_that_nobody_looks_at(tmp_path, monkeypatch):
 def test_small_files_that_ask_for_much_cost_nothing(tmp_path):
     weights = MLP((2,), 2).state_dict()
     for name, shape in {"one": [10**9], "many": [10**9, 10**9], "most": [2**31, 1, 1]}.items():
-        content = modelfile.to_bytes(weights, json.dumps(FACTS | {"input_shape": shape, "feature_names": []}))
+        content = modelfile.to_bytes(weights, json.dumps(CONTENT | {"input_shape": shape, "feature_names": []}))
         (tmp_path / f"{name}.safetensors").write_bytes(content)
-        metadata = {"format": modelfile.UNCHECKED, "facts": json.dumps(FACTS | {"classes": 10**9, "class_names": []})}
+        metadata = {"format": modelfile.UNCHECKED, "facts": json.dumps(CONTENT | {"classes": 10**9, "class_names": []})}
         (tmp_path / f"old-{name}.safetensors").write_bytes(safetensors.torch.save(weights, metadata))
     # Large by what its header says, and by what the file system says, but not on the disk.
     entry = {"dtype": "F32", "shape": [2**30], "data_offsets": [0, 2**32]}
-    about = {"format": modelfile.FORMAT, "facts": json.dumps(FACTS), "sha256": "0" * 64}
+    about = {"format": modelfile.FORMAT, "facts": json.dumps(CONTENT), "sha256": "0" * 64}
     header = json.dumps({"__metadata__": about, "layers.0.weight": entry}).encode()
     with (tmp_path / "sparse.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
@@ -112,21 +116,21 @@ def test_weights_that_are_no_numbers_are_neither_written_nor_read(path, tmp_path
         model.save(tmp_path / "bad")
     assert error.value.code == "PEFLL-M015"
     assert not (tmp_path / "bad").exists()
-    (tmp_path / "bad").write_bytes(modelfile.to_bytes(dict(model.network.state_dict()), json.dumps(FACTS)))
+    (tmp_path / "bad").write_bytes(modelfile.to_bytes(dict(model.network.state_dict()), json.dumps(CONTENT)))
     with pytest.raises(PefllError) as error:
         PersonalModel.load(tmp_path / "bad")
     assert error.value.code == "PEFLL-M018"
 
 
-def test_facts_that_could_not_be_read_again_are_not_written(tmp_path):
+def test_a_spec_that_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(PefllError) as error:
-        PersonalModel(nn.Linear(2, 2), FACTS | {"class_names": ["a"]}).save(tmp_path / "m")
+        PersonalModel(nn.Linear(2, 2), replace(SPEC, class_names=("a",))).save(tmp_path / "m")
     assert error.value.code == "PEFLL-M016"
 
 
 def test_files_of_earlier_versions_load_with_a_note(pefll, path, tmp_path):  # noqa: F811
     model = PersonalModel.load(path)
-    metadata = {"format": modelfile.UNCHECKED, "facts": json.dumps(FACTS)}
+    metadata = {"format": modelfile.UNCHECKED, "facts": json.dumps(CONTENT)}
     (tmp_path / "old").write_bytes(safetensors.torch.save(model.network.state_dict(), metadata))
     x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
     with pytest.warns(UserWarning, match="SHA-256"):
@@ -155,7 +159,7 @@ def test_code_of_ones_own_that_cannot_be_built_without_memory(path, tmp_path):
             super().__init__(2, 2)
             self.scale = float(self.weight.detach().abs().sum())  # not without values
 
-    made = PersonalModel(Reads(), FACTS | {"model": "tests.test_personal_files:reads"})
+    made = PersonalModel(Reads(), replace(SPEC, model="tests.test_personal_files:reads"))
     made.save(tmp_path / "own")
     again = PersonalModel.load(tmp_path / "own", architecture="tests.test_personal_files:reads")
     assert torch.equal(again.network.weight, made.network.weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from torch import nn
 
 import pefll
 from pefll.core.errors import PefllError
+from pefll.models.spec import ModelSpec
 from pefll.runs.personal import PersonalModel
 
 pandas = pytest.importorskip("pandas")
 NAMES = ["width", "height", "weight", "age"]
-FACTS = {
+CONTENT = {
     "model": "mlp",
     "input_shape": [4],
     "classes": 3,
@@ -25,7 +27,9 @@ FACTS = {
     "tokens": False,
     "class_names": ["ant", "bee", "cow"],
     "feature_names": NAMES,
+    "num_clients": 2,
 }
+SPEC = ModelSpec.from_json(CONTENT)
 
 
 class Columns:
@@ -42,7 +46,7 @@ class Columns:
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return PersonalModel(pefll.models.MLP((4,), 3), FACTS)
+    return PersonalModel(pefll.models.MLP((4,), 3), SPEC)
 
 
 @pytest.fixture
@@ -82,11 +86,11 @@ def test_missing_and_double_columns_are_named(model, frame):
 
 
 def test_a_model_without_names_takes_positions_and_says_so(frame, tmp_path):
-    old = PersonalModel(nn.Linear(4, 3), FACTS | {"feature_names": []})
+    old = PersonalModel(nn.Linear(4, 3), replace(SPEC, feature_names=()))
     with pytest.warns(UserWarning, match="position"):
         assert np.array_equal(old.predict(frame), old.predict(frame.to_numpy()))
-    facts = {name: value for name, value in FACTS.items() if name != "feature_names"} | {"model": ""}
-    metadata = {"format": "pefll-personal-model-1", "facts": json.dumps(facts)}
+    content = {name: value for name, value in CONTENT.items() if name != "feature_names"} | {"model": ""}
+    metadata = {"format": "pefll-personal-model-1", "facts": json.dumps(content)}
     (tmp_path / "old").write_bytes(safetensors.torch.save(old.network.state_dict(), metadata))
     with pytest.warns(UserWarning, match="SHA-256"):
         loaded = PersonalModel.load(tmp_path / "old", nn.Linear(4, 3))
@@ -99,13 +103,13 @@ def test_names_of_classes_on_request(model, frame):
     assert model.class_names == ("ant", "bee", "cow")
     assert model.predict(frame, names=True).tolist() == [model.class_names[number] for number in numbers]
     assert model.probabilities(frame).shape == (50, 3)
-    nameless = PersonalModel(model.network, FACTS | {"class_names": []})
+    nameless = PersonalModel(model.network, replace(SPEC, class_names=()))
     assert nameless.predict(frame, names=True).tolist() == [str(number) for number in numbers]
 
 
 def test_models_are_made_and_loaded_to_predict(frame, tmp_path):
     network = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 3))
-    made = PersonalModel(network, FACTS)
+    made = PersonalModel(network, SPEC)
     made.save(tmp_path / "m")
     again = PersonalModel.load(tmp_path / "m", nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 3)))
     for model in (made, again):

@@ -225,7 +225,7 @@ def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, e
     words = ("--each", "--out", tmp_path / "m") if each else ("--out", tmp_path / "3.safetensors")
     assert pefll("personalize", by_command, "--data", tmp_path / "one.csv", *words).code == 0
     made = tmp_path / "m" / "3.safetensors" if each else tmp_path / "3.safetensors"
-    assert PersonalModel.load(made).facts["feature_names"] == FEATURES
+    assert PersonalModel.load(made).spec.feature_names == tuple(FEATURES)
 
 
 def test_a_misspelt_client_column_is_refused(pefll, refused, by_command, tmp_path):  # noqa: F811

@@ -22,6 +22,7 @@ from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
 from pefll.engines.hardware import TO_READ
 from pefll.runs import checkpoint, saver
 from pefll.runs.config import Config
+from pefll.runs.problem import describe_problem
 from pefll.runs.progress import Progress, start_or_resume
 from pefll.runs.record import RunFolder
 from pefll.training import evaluation, loop, pipeline
@@ -38,6 +39,7 @@ class State(NamedTuple):
 
 
 METHOD = SimpleNamespace(local_steps=3, local_epochs=0, batch_size=4, trains_new_clients=False)
+_, MODEL = describe_problem(ragged(), "mlp")
 
 
 class Counting:
@@ -87,7 +89,7 @@ def run_loop(
     config: Config, folder: RunFolder | None = None, engine: Counting | None = None, callbacks: tuple = ()
 ) -> Progress:
     engine = engine or Counting()
-    spec = RunSpec(config, engine.federation, "mlp", {}, METHOD, TO_READ, engine.clients_per_round, folder)
+    spec = RunSpec(config, engine.federation, "mlp", MODEL, METHOD, TO_READ, engine.clients_per_round, folder)
     run, told = ActiveRun(spec), [History(), *callbacks]
     progress, run.history = start_or_resume(engine, config, folder, lambda sentence: None)
     with stop_signals() as asked_to_stop:
@@ -272,11 +274,11 @@ def test_a_checkpoint_holds_its_round_and_every_evaluation_until_then(monkeypatc
     busy_exams(monkeypatch, engine, {10: 0.2, 20: 0.9})
     save, saved = checkpoint.save, []
 
-    def check(folder, round_, tensors, facts, then, history):
-        numbers = float(tensors["server.theta"]), float(tensors["best.theta"]), facts["progress"]["best_round"]
+    def check(folder, round_, tensors, metadata, then, history):
+        numbers = float(tensors["server.theta"]), float(tensors["best.theta"]), metadata["progress"]["best_round"]
         launched = [name for name in engine.log if isinstance(name, tuple)][-1][1]
         saved.append((round_, *numbers, launched, [row["round"] for row in RunFolder(tmp_path).history()]))
-        return save(folder, round_, tensors, facts, then, history)
+        return save(folder, round_, tensors, metadata, then, history)
 
     monkeypatch.setattr(checkpoint, "save", check)
     run_loop(Config(rounds=40, eval_every=10, checkpoint_every=20), RunFolder(tmp_path), engine)

@@ -63,7 +63,7 @@ def test_class_names_with_commas_and_brackets(pefll, tmp_path):
     rows = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))
     model = PersonalModel.load(tmp_path / "m")
     with np.load(path) as arrays:
-        wanted = [model.facts["class_names"][c] for c in model.predict(arrays["x"].astype(np.float32))]
+        wanted = [model.class_names[c] for c in model.predict(arrays["x"].astype(np.float32))]
     assert [row["class"] for row in rows] == wanted
     assert {row["class"] for row in rows} <= set(names.tolist())
     shown = pefll("predict", tmp_path / "m", "--data", path).out
@@ -75,7 +75,7 @@ def test_personal_models_are_ordinary_modules(labelled, client):
         x, y = arrays["x"], arrays["y"]
     model = run.load(labelled).personalize(x, y)
     assert isinstance(model, torch.nn.Module)
-    (mean,), (std,) = model.normalise
+    (mean,), (std,) = model.spec.normalise
     plain = (x / 255 - mean) / std
     scores = model.network(torch.from_numpy(plain).float()).softmax(1)
     np.testing.assert_allclose(scores.detach().numpy(), model.probabilities(x), atol=1e-5)

@@ -166,5 +166,5 @@ def test_not_even_the_normalisation_of_a_users_images_depends_on_held_out_data()
     assert not torch.equal(dirty.x, clean.x)
     quick = QUICK | {"rounds": 2, "local_steps": 2}
     one, two = (fit(data, "pefll", **quick) for data in (clean, dirty))
-    assert one.facts["normalise"] == two.facts["normalise"]
+    assert one.model_spec.normalise == two.model_spec.normalise
     assert as_bytes(one.final) == as_bytes(two.final)

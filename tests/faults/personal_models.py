@@ -36,6 +36,7 @@ import pefll
 from pefll.cli import main as command_line
 from pefll.core.errors import PefllError
 from pefll.core.progress import monitor
+from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 from pefll.runs.personal import PersonalModel
 from tests.faults.record import FILE, record
@@ -320,7 +321,9 @@ def by_python(path: Path, one: Subject) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = PersonalModel.load(path)
-            same = np.array_equal(model.probabilities(one.x), one.wanted) and model.facts == one.facts
+            same = np.array_equal(model.probabilities(one.x), one.wanted) and model.spec == ModelSpec.from_json(
+                one.facts
+            )
     except PefllError:
         return "refused"
     except BaseException as error:  # noqa: BLE001 - whatever comes is what is looked for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import nn
 import pefll
 from pefll.core.errors import PefllError
 from pefll.models import Network, build_model
-from pefll.models.check import check_same_model, probe
+from pefll.models.check import probe
+from pefll.models.spec import ModelSpec, check_same_model
 from tests.federations import ragged
 
 QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2, "processes": 1, "engine": "serial"}
@@ -56,27 +58,29 @@ def test_networks_that_large_weights_are_too_much_for_are_looked_at_with_small_o
         assert len(small) == 3
         assert None not in small
         assert large in ([], [None] * 3)
-        text = json.dumps({"weights": 21, "probe": [small, large]}, allow_nan=False)  # other programs read it too
-        check_same_model(json.loads(text), facts(*small) | {"weights": 21, "probe": [small, large]}, "it")
+        spec = replace(scoring(), weights=21, probe=[small, large])
+        text = json.dumps(spec.to_json(), allow_nan=False)  # other programs read it too
+        check_same_model(ModelSpec.from_json(json.loads(text)), spec, "it")
 
 
-def facts(*scores: float | None, weights: int = 9) -> dict:
-    return {"probe": [[1.0], list(scores)], "weights": weights}
+def scoring(*scores: float | None, weights: int = 9) -> ModelSpec:
+    plain = {"model": "", "input_shape": [6], "classes": 3, "normalise": None, "tokens": False, "class_names": []}
+    return replace(ModelSpec.from_json(plain | {"num_clients": 2}), weights=weights, probe=[[1.0], list(scores)])
 
 
 def test_rounding_is_no_other_model():
-    check_same_model(facts(100.0, 0.0, -50.0), facts(100.05, 0.04, -50.05), "it")
-    check_same_model({}, facts(1.0), "it")  # of an earlier version
-    check_same_model(facts(None, None, 2.0), facts(None, None, 2.0), "it")  # not finite
+    check_same_model(scoring(100.0, 0.0, -50.0), scoring(100.05, 0.04, -50.05), "it")
+    check_same_model(replace(scoring(), weights=None, probe=None), scoring(1.0), "it")  # of an earlier version
+    check_same_model(scoring(None, None, 2.0), scoring(None, None, 2.0), "it")  # not finite
     for other in ([100.0, 0.2, -50.0], [100.0, 0.0]):
         with pytest.raises(PefllError, match="PEFLL-N027"):
-            check_same_model(facts(100.0, 0.0, -50.0), facts(*other), "it")
+            check_same_model(scoring(100.0, 0.0, -50.0), scoring(*other), "it")
     with pytest.raises(PefllError, match="PEFLL-N027"):
-        check_same_model(facts(None, 2.0, 3.0), facts(None, 2.0, 500.0), "it")
+        check_same_model(scoring(None, 2.0, 3.0), scoring(None, 2.0, 500.0), "it")
     with pytest.raises(PefllError, match="PEFLL-N027"):
-        check_same_model(facts(None, 2.0, 3.0), facts(1.0, 2.0, 3.0), "it")
+        check_same_model(scoring(None, 2.0, 3.0), scoring(1.0, 2.0, 3.0), "it")
     with pytest.raises(PefllError, match=r"\b9\b.*\b1,000\b.*PEFLL-N026"):
-        check_same_model(facts(1.0), facts(1.0, weights=1000), "it")
+        check_same_model(scoring(1.0), scoring(1.0, weights=1000), "it")
 
 
 def test_frozen_words_are_looked_at_too():

@@ -73,7 +73,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                 }
                 for moment, drop in (("best", 0.0), ("final", 0.05))
             }
-            facts: dict[str, Any] = {
+            usual: dict[str, Any] = {
                 "method": method,
                 "dataset": "CIFAR-10",
                 "partition": "by-class 2",
@@ -89,7 +89,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                 "best_round": 90,
                 "accuracy": accuracy,
             }
-            folder.summary_file.write_text(json.dumps(facts | summary))
+            folder.summary_file.write_text(json.dumps(usual | summary))
         if descriptors:
             write_descriptors(folder)
         return folder

@@ -24,17 +24,17 @@ def test_reads_what_was_written(make_run: MakeRun) -> None:
     assert run.accuracy("final", "unseen", "masked") == pytest.approx(0.7 - 0.05 + 0.02)
 
 
-def test_an_unfinished_run_takes_its_facts_from_the_config(make_run: MakeRun) -> None:
+def test_an_unfinished_run_takes_its_values_from_the_config(make_run: MakeRun) -> None:
     run = read_run(make_run(finished=False, unseen=None, evaluations=3, seed=4))
     assert not run.finished
-    assert (run.fact("method"), run.fact("dataset"), run.fact("seed"), run.fact("rounds")) == (
+    assert (run.value("method"), run.value("dataset"), run.value("seed"), run.value("rounds")) == (
         "pefll",
         "cifar10",
         4,
         100,
     )
-    assert run.fact("partition") is None, "left open in the config"
-    assert run.fact("num_clients") is None, "left open in the config"
+    assert run.value("partition") is None, "left open in the config"
+    assert run.value("num_clients") is None, "left open in the config"
     assert run.text("partition") == "—"
     assert run.best_round == 30
     assert np.isnan(run.validation("unseen", "per_sample")).all()

@@ -31,6 +31,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
+from pefll.models.spec import ModelSpec
 from pefll.runs import federations
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import MEASURES
@@ -138,12 +139,12 @@ def personalize(
         return
     instead = "make one model for each with --each --out FOLDER"
     client, named = client_column or trained.columns.client, bool(client_column)
-    x, y = _read_client(data, label, trained.facts, client=client, client_named=named, alone=True, instead=instead)
+    x, y = _read_client(data, label, trained.model_spec, client=client, client_named=named, alone=True, instead=instead)
     _check_labels(y is not None, trained, data, label)
     personal = trained.personalize(x, y)
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
-    say(out, f"{target}: a personal {trained.facts['model']} from {counted(len(x), 'sample')}")
+    say(out, f"{target}: a personal {trained.model_spec.model} from {counted(len(x), 'sample')}")
     if y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
         say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
@@ -154,7 +155,7 @@ def personalize(
                 "clients like this one. More clients, more rounds or other learning rates may help; compare with "
                 "--method local.",
             )
-    say(out, f"Next: pefll predict {target} --data more_samples.npz{own_code(model=trained.facts['model'])}")
+    say(out, f"Next: pefll predict {target} --data more_samples.npz{own_code(model=trained.model_spec.model)}")
 
 
 def _personalize_each(
@@ -162,7 +163,7 @@ def _personalize_each(
 ) -> None:
     """Write one model for each client in a file or folder; PefllError at the end if some clients got none."""
     columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
-    owned = sources.read_each(data, columns, tokens=trained.facts["tokens"])
+    owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
     _check_labels(owned[0].y is not None, trained, data, label)
     try:
         written = personalizing.write_each(trained, owned, folder, force=force, console=err)
@@ -175,7 +176,7 @@ def _personalize_each(
         index = folder / personalizing.INDEX
         say(out, f"{folder}: {counted(len(written.made), 'personal model')}; {index} names the client of each file")
         example = folder / personalizing.file_name(written.made[0])
-        say(out, f"Next: pefll predict {example} --data more_samples.npz{own_code(model=trained.facts['model'])}")
+        say(out, f"Next: pefll predict {example} --data more_samples.npz{own_code(model=trained.model_spec.model)}")
     if written.errors:
         reasons = first_few((f"{client}: {error}" for client, error in written.errors.items()), 10)
         raise PefllError(
@@ -215,11 +216,11 @@ def predict(
         personal = PersonalModel.load(model, architecture=architecture)
     for note in notes:
         say(err, f"note: {note.message}")
-    label = label or _label_in_training(data, personal.facts.get("label_column"))
-    x, y = _read_client(data, label, personal.facts)
-    if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.facts["classes"]:
+    label = label or _label_in_training(data, personal.spec.label_column)
+    x, y = _read_client(data, label, personal.spec)
+    if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.spec.classes:
         raise PefllError(
-            f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.facts['classes'] - 1}",
+            f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.spec.classes - 1}",
             code="PEFLL-C013",
         )
     chances = personal.probabilities(x)
@@ -249,17 +250,17 @@ def _label_in_training(data: Path, trained: str | None) -> str:
     return trained or sources.LABEL if data.suffix.lower() in sources.TABLES else sources.LABEL
 
 
-def _read_client(data: Path, label: str, facts: dict[str, Any], **more: Any) -> tuple[Any, Any]:
+def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[Any, Any]:
     """Return one client's samples and labels, read as a model's training data; `more` goes to `read_client`."""
-    if data.suffix.lower() in sources.TABLES and not facts.get("feature_names"):
+    if data.suffix.lower() in sources.TABLES and not spec.feature_names:
         say(err, f"note: the model does not know the names of its columns; those of {data} are taken by position")
     return sources.read_client(
         data,
         label=label,
-        class_names=facts.get("class_names") or (),
-        tokens=facts["tokens"],
-        features=facts.get("feature_names") or (),
-        **({"client": facts["client_column"]} if facts.get("client_column") else {}) | more,
+        class_names=spec.class_names,
+        tokens=spec.tokens,
+        features=spec.feature_names,
+        **({"client": spec.client_column} if spec.client_column else {}) | more,
     )
 
 

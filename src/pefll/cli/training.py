@@ -20,7 +20,7 @@ from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import first_few, without_samples
 from pefll.methods import typed_settings
-from pefll.models.spec import check_problem
+from pefll.models.spec import spec_of_checkpoint
 from pefll.runs import federations, manifest
 from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
@@ -256,11 +256,10 @@ def _saved(stopped: Stopped, runs: int) -> str:
 def _check_resumable(folder: RunFolder, config: Config) -> None:
     """Raise PefllError if a run's data or model was given in Python: the command line cannot find it."""
     newest = manifest.newest(folder.checkpoints)
-    if newest:
-        check_problem(newest.facts.get("problem"), folder.path)
+    model = spec_of_checkpoint(newest.metadata, folder.path).model if newest else None
     given = [
         *(["data"] if federations.data_of_python(config) else []),
-        *(["a model"] if newest and newest.facts["problem"]["model"] == "" else []),
+        *(["a model"] if model == "" else []),
     ]
     if given:
         raise PefllError(

@@ -17,6 +17,7 @@ from pefll.engines.flower.protocol.message import BadMessage
 from pefll.engines.flower.protocol.names import DELIVER
 from pefll.engines.serial import SerialEngine
 from pefll.models.neighbours import NeighbourModel
+from pefll.models.spec import ModelSpec
 from pefll.runs.personal import PersonalModel
 
 
@@ -49,20 +50,20 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
                 module = make(cohort, theta[None])
         finally:
             engine.close()
-    facts = {
-        "model": agreed.model,
-        "input_shape": list(agreed.input_shape),
-        "classes": agreed.classes,
-        "normalise": [list(part) for part in agreed.normalise] if agreed.normalise else None,
-        "tokens": agreed.tokens,
-        "class_names": list(agreed.class_names),
-        "feature_names": list(agreed.feature_names),
-        "num_clients": agreed.num_clients,
-        "dataset": agreed.dataset,
-    }
-    facts |= {"neighbours": module.settings} if isinstance(module, NeighbourModel) else {}
+    spec = ModelSpec(
+        model=agreed.model,
+        input_shape=agreed.input_shape,
+        classes=agreed.classes,
+        normalise=agreed.normalise,
+        tokens=agreed.tokens,
+        class_names=agreed.class_names,
+        feature_names=agreed.feature_names,
+        num_clients=agreed.num_clients,
+        dataset=agreed.dataset,
+        neighbours=module.settings if isinstance(module, NeighbourModel) else None,
+    )
     member.model.parent.mkdir(parents=True, exist_ok=True)
-    PersonalModel(module.eval(), facts).save(member.model, overwrite=True)
+    PersonalModel(module.eval(), spec).save(member.model, overwrite=True)
     return {}
 
 

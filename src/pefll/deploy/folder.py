@@ -158,10 +158,10 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
             )
         folder = folder / "clients" / name
     try:
-        facts = tomllib.loads((folder / "client.toml").read_text())
-        asked = Policy.of_node(facts)
+        settings = tomllib.loads((folder / "client.toml").read_text())
+        asked = Policy.of_node(settings)
         policy = Policy().tightened(asked)
-        bundle = Bundle(folder, str(facts["name"]), str(facts["address"]), policy, policy != asked)
+        bundle = Bundle(folder, str(settings["name"]), str(settings["address"]), policy, policy != asked)
     except (OSError, ValueError, KeyError, RecursionError):  # the last for tables within tables
         raise PefllError(
             f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one",

@@ -50,8 +50,9 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
     run = RunFolder(replace(plan, folder=str(folder.resolve())).run)
     newest = manifest.newest(run.checkpoints)
     if newest is not None:
-        check_progress(newest.facts, run.path)
-    if newest is not None and any(name != SerialEngine.name for name, _ in newest.facts["progress"].get("engines", [])):
+        check_progress(newest.metadata, run.path)
+    engines = newest.metadata["progress"].get("engines", []) if newest is not None else []
+    if any(name != SerialEngine.name for name, _ in engines):
         raise PefllError(
             f"real clients have trained in {run.path} already; a simulation comes before them: make another federation",
             code="PEFLL-F112",

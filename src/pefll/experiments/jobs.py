@@ -51,7 +51,7 @@ def is_result_of(result: Result, job: Job, rounds: int) -> bool:
 def is_in_cell(result: Result, job: Job, rounds: int) -> bool:
     """Return whether a result has a job's method, cell and steps on the device; other settings may differ."""
     cell = job.cell
-    facts = {
+    wanted = {
         "method": job.method,
         "dataset": cell.data,
         "num_clients": cell.clients,
@@ -59,7 +59,7 @@ def is_in_cell(result: Result, job: Job, rounds: int) -> bool:
         "rounds": cell.rounds_of(rounds) if has_rounds(job.method) else 0,
         "clients_per_round": cell.cohort,
     }
-    if any(result.get(name) != value for name, value in facts.items()):
+    if any(result.get(name) != value for name, value in wanted.items()):
         return False
     if result["settings"].get(STEPS, 0) != job.evaluations[0].get(STEPS, 0):
         return False

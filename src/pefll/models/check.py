@@ -243,34 +243,3 @@ def alike(found: Tensor, wanted: Tensor) -> bool:
     finite = wanted[wanted.isfinite()]
     near = max(1e-6, TOLERANCE * float(finite.abs().max())) if len(finite) else 0.0
     return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=near, equal_nan=True)
-
-
-def check_same_model(trained: dict[str, Any], found: dict[str, Any], where: str) -> None:
-    """Raise PefllError if a model differs from the one that a run was trained with.
-
-    Args:
-        trained: the number of weights and the probe of the run's model; runs of earlier versions have neither.
-        found: those of the given model.
-        where: the run.
-    """
-    if not trained.get("probe") or "weights" not in trained:
-        return
-    if trained["weights"] != found["weights"]:
-        raise PefllError(
-            f"the model of {where} has {trained['weights']:,} weights, but yours has {found['weights']:,}; pass the "
-            "same model",
-            code="PEFLL-N026",
-        )
-    if not all(
-        alike(_row_tensor(row), _row_tensor(wanted))
-        for row, wanted in zip(found["probe"], trained["probe"], strict=True)
-    ):
-        raise PefllError(
-            f"with the same weights, your model gives other scores than the model of {where}; pass the same layers, "
-            "buffers and frozen parameters, and fix the seed if they are random",
-            code="PEFLL-N027",
-        )
-
-
-def _row_tensor(row: list[float | None]) -> Tensor:
-    return torch.tensor([math.nan if score is None else score for score in row])

@@ -1,61 +1,73 @@
-"""What a model takes and returns, read from files that may be damaged or come from a stranger."""
+"""The spec of a model: its input, output and origin, read from files that may be damaged or come from a stranger."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pefll.core.errors import PefllError
-from pefll.core.files import parse_json
 from pefll.models import MODELS
+from pefll.models.check import alike
 
 # The largest size of an axis; products of sizes stay exact.
 MOST = 1 << 31
 AXES = 8  # of a sample, at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What a model takes and returns, checked. Files hold it as a JSON object with further keys, the "facts"."""
+    """The input, output and origin of a model. Checkpoints and personal models' files hold it as a JSON object."""
 
     model: str  # a key of `MODELS`, "package.module:function", or "" for a module given in Python
-    input_shape: tuple[int, ...]  # of one sample
-    classes: int
-    normalise: tuple[tuple[float, ...], ...] | None  # mean and standard deviation per channel of uint8 pixels
-    tokens: bool
+    input_shape: tuple[int, ...]  # shape of one sample
+    classes: int  # number of classes
+    normalise: tuple[tuple[float, ...], tuple[float, ...]] | None  # means and deviations of the channels of pixels
+    tokens: bool  # whether samples are tokens of text
     class_names: tuple[str, ...]  # one per class, or empty
-    feature_names: tuple[str, ...]  # one per column of a table, or empty
-    label_column: str  # of a table, or empty
-    client_column: str  # of a table, or empty
-    neighbours: dict[str, Any] | None  # settings of a `NeighbourModel`
+    feature_names: tuple[str, ...] = ()  # one per column of a table, or empty
+    label_column: str | None = None  # name of a table's column of labels; "" for other data, None if unknown
+    client_column: str | None = None  # name of a table's column of clients; "" for other data, None if unknown
+    num_clients: int  # number of clients in the federation
+    dataset: str = ""  # name of the training data
+    weights: int | None = None  # number of weights; None in files of earlier versions
+    probe: list[list[float | None]] | None = None  # see `models.check.probe`; None in files of earlier versions
+    neighbours: dict[str, Any] | None = None  # settings of a `NeighbourModel`
+    made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object for a file. It has no entry for None, except for `normalise`."""
+        return {name: value for name, value in vars(self).items() if value is not None or name == "normalise"}
 
     @classmethod
-    def from_facts(cls, facts: Any) -> ModelSpec:
-        """Return the spec that facts hold; ValueError says in a few words what is wrong with them."""
-        if not isinstance(facts, dict):
-            raise ValueError("its facts are not a table of names and values")
-        for name in ("model", "input_shape", "classes", "normalise", "tokens", "class_names"):
-            if name not in facts:
-                raise ValueError(f"its facts have no {name}")
-        # Files of earlier versions do not have these names.
-        facts = {"feature_names": [], "label_column": "", "client_column": "", "neighbours": None} | facts
-        model, shape, classes, tokens = (facts[name] for name in ("model", "input_shape", "classes", "tokens"))
-        features, normalise, neighbours = (facts[name] for name in ("feature_names", "normalise", "neighbours"))
+    def from_json(cls, content: Any) -> ModelSpec:
+        """Return the spec in a file's JSON object; ValueError says in a few words what is wrong with it."""
+        if not isinstance(content, dict):
+            raise ValueError("its spec is not a table of names and values")
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in content:
+                raise ValueError(f"its spec has no {field.name}")
+        values = {field.name: content[field.name] for field in fields(cls) if field.name in content}
+        model, shape, classes, tokens = (values[name] for name in ("model", "input_shape", "classes", "tokens"))
+        features, normalise, neighbours = values.get("feature_names", []), values["normalise"], values.get("neighbours")
         if not isinstance(model, str) or not isinstance(tokens, bool):
             raise ValueError("its model is not a text, or its tokens is not true or false")
         if not _is_list_of(shape, _is_size) or not 1 <= len(shape) <= AXES:
             raise ValueError("its input_shape is not a list of sizes")
         if math.prod(shape) > MOST or not _is_size(classes):
             raise ValueError(f"its input_shape {shape} or its number of classes {classes!r} is out of range")
-        if not _is_list_of(facts["class_names"], _is_text) or len(facts["class_names"]) not in (0, classes):
+        if not _is_list_of(values["class_names"], _is_text) or len(values["class_names"]) not in (0, classes):
             raise ValueError("its class_names are not one for each class")
         distinct = _is_list_of(features, _is_text) and len(set(features)) == len(features)
         if not distinct or (features and shape != [len(features)]):
             raise ValueError("its feature_names are not one for each column")
-        if not _is_text(facts["label_column"]) or not _is_text(facts["client_column"]):
-            raise ValueError("its label_column or its client_column is not a text")
+        for name, is_right in _OTHER_CHECKS.items():
+            if name in values and not is_right(values[name]):
+                raise ValueError(f"its {name} makes no sense")
         if normalise is not None and (tokens or not _is_normalise(normalise, shape[0])):
             raise ValueError("its normalise is not one mean and one deviation above 0 for each channel")
         if model in MODELS and (model == "lstm") != tokens:
@@ -64,35 +76,50 @@ class ModelSpec:
             raise ValueError(f"its model takes texts, not samples of shape {shape}")
         if neighbours is not None and not _is_neighbours(neighbours, classes):
             raise ValueError("its neighbours are not settings of a neighbour model")
-        values = {field.name: facts[field.name] for field in fields(cls)}
-        for name in ("input_shape", "class_names", "feature_names"):
-            values[name] = tuple(values[name])
+        values |= {"input_shape": tuple(shape), "class_names": tuple(values["class_names"])}
+        values |= {"feature_names": tuple(features)}  # files of the first versions have none
         if normalise is not None:
-            values["normalise"] = tuple(map(tuple, normalise))
+            values["normalise"] = tuple(tuple(map(float, part)) for part in normalise)
         return cls(**values)
 
 
-def parse_facts(text: str) -> Any:
-    """Return facts from JSON; None for a text that is not JSON."""
+def spec_of_checkpoint(metadata: dict[str, Any], where: object) -> ModelSpec:
+    """Return the spec in the metadata of the newest checkpoint of the run `where`; PefllError if it is damaged."""
     try:
-        return parse_json(text.encode())
-    except ValueError:
-        return None
-
-
-def check_problem(problem: Any, where: object) -> None:
-    """Raise PefllError for a checkpoint of the run `where` with damaged facts, `problem`, about its model."""
-    try:
-        ModelSpec.from_facts(problem)
-        if not _is_size(problem.get("num_clients")):
-            raise ValueError("its num_clients is not a number of clients")
-        # Earlier versions wrote neither weights nor probe.
-        if not _is_size(problem.get("weights", 1)) or not _is_probe(problem.get("probe") or []):
-            raise ValueError("its weights or its probe are not numbers")
+        return ModelSpec.from_json(metadata.get("problem"))
     except ValueError as error:
         raise PefllError(
             f"the newest checkpoint of {where} is damaged: {error}; restore it from a copy", code="PEFLL-R020"
         ) from None
+
+
+def check_same_model(trained: ModelSpec, found: ModelSpec, where: str) -> None:
+    """Raise PefllError if a model differs from the one that a run was trained with.
+
+    Args:
+        trained: spec of the run's model. A run of an earlier version passes: its spec has no weights and no probe.
+        found: spec of the given model.
+        where: name of the run.
+    """
+    if not trained.probe or not found.probe or trained.weights is None:
+        return
+    if trained.weights != found.weights:
+        raise PefllError(
+            f"the model of {where} has {trained.weights:,} weights, but yours has {found.weights:,}; pass the same "
+            "model",
+            code="PEFLL-N026",
+        )
+    rows = zip(found.probe, trained.probe, strict=True)
+    if not all(alike(_row_tensor(row), _row_tensor(wanted)) for row, wanted in rows):
+        raise PefllError(
+            f"with the same weights, your model gives other scores than the model of {where}; pass the same layers, "
+            "buffers and frozen parameters, and fix the seed if they are random",
+            code="PEFLL-N027",
+        )
+
+
+def _row_tensor(row: list[float | None]) -> Tensor:
+    return torch.tensor([math.nan if score is None else score for score in row])
 
 
 def _is_size(value: Any) -> bool:
@@ -130,3 +157,10 @@ def _is_neighbours(value: Any, classes: int) -> bool:
     count, weight, scale = value["count"], value["weight"], value["scale"]
     fits = _is_size(count) and _is_number(weight) and _is_number(scale) and value["classes"] == classes
     return fits and 0 <= weight <= 1.001 and scale > 0  # the weight may be rounded in float32
+
+
+_OTHER_CHECKS = {
+    **dict.fromkeys(("label_column", "client_column", "dataset", "made_from"), _is_text),
+    **dict.fromkeys(("num_clients", "weights"), _is_size),
+    "probe": _is_probe,
+}

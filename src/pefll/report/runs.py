@@ -49,7 +49,7 @@ class StoredRun:
         """Whether there is a summary."""
         return self.summary is not None
 
-    def fact(self, key: str) -> Any:
+    def value(self, key: str) -> Any:
         """Return a value of the summary, else of the config, else None."""
         if self.summary is not None and self.summary.get(key) is not None:
             return self.summary[key]
@@ -58,8 +58,8 @@ class StoredRun:
         return None if decided_by_data else value
 
     def text(self, key: str) -> str:
-        """Return a fact as text, or an em dash."""
-        value = self.fact(key)
+        """Return a value as text, or an em dash."""
+        value = self.value(key)
         return MISSING if value is None else str(value)
 
     def accuracy(self, moment: str, group: str, measure: str) -> float | None:
@@ -91,7 +91,7 @@ class StoredRun:
     @property
     def best_round(self) -> int | None:
         """The round with the best validation accuracy on seen clients, from the summary, else from the history."""
-        best = number(self.fact("best_round"))
+        best = number(self.value("best_round"))
         if best is not None:
             return int(best)
         values = self.validation("seen", "per_sample")
@@ -147,7 +147,7 @@ def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     members: dict[str, list[StoredRun]] = {}
     for run in runs:
         same = members.setdefault(_identity(run), [])
-        if run.fact("seed") is None or run.fact("seed") not in [other.fact("seed") for other in same]:
+        if run.value("seed") is None or run.value("seed") not in [other.value("seed") for other in same]:
             same.append(run)
     firsts = [group[0] for group in members.values()]
     return [SeedGroup(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
@@ -171,14 +171,14 @@ def _same_data(run: StoredRun, other: StoredRun) -> bool:
     fingerprints = [one.config.get("data_sha256") for one in (run, other)]
     if fingerprints[0] == fingerprints[1] and fingerprints[0]:
         return True
-    if all(fingerprints) and run.fact("seed") == other.fact("seed"):
+    if all(fingerprints) and run.value("seed") == other.value("seed"):
         return False
     return all(run.config.get(key) == other.config.get(key) for key in _DATA)
 
 
 def _describe_data(run: StoredRun) -> str:
-    clients = number(run.fact("num_clients"))
-    parts = (run.fact("dataset"), run.fact("partition"), None if clients is None else counted(int(clients), "client"))
+    clients = number(run.value("num_clients"))
+    parts = (run.value("dataset"), run.value("partition"), None if clients is None else counted(int(clients), "client"))
     return ", ".join(str(part) for part in parts if part is not None)
 
 
@@ -206,11 +206,11 @@ def _settings(run: StoredRun) -> dict[str, Any]:
 
 
 def _identity(run: StoredRun) -> str:
-    facts: list[str] = []
+    from_summary: list[str] = []
     if run.config.get("data", "arrays") == "arrays":
         # The config does not name data that was given in Python; the summary does.
-        facts = [run.text(key) for key in ("method", "dataset", "partition", "num_clients", "num_seen")]
-    return json.dumps([facts, _settings(run)], sort_keys=True, default=str)
+        from_summary = [run.text(key) for key in ("method", "dataset", "partition", "num_clients", "num_seen")]
+    return json.dumps([from_summary, _settings(run)], sort_keys=True, default=str)
 
 
 def _labels(runs: Sequence[StoredRun]) -> list[str]:

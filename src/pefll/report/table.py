@@ -54,16 +54,16 @@ def costs_table(runs: Sequence[StoredRun]) -> Table:
     table.caption_justify = "left"
     for run in runs:
         latest = run.history[-1] if run.history else {}
-        sent = [number((run.fact if run.finished else latest.get)(key)) for key in ("bytes_down", "bytes_up")]
+        sent = [number((run.value if run.finished else latest.get)(key)) for key in ("bytes_down", "bytes_up")]
         _add_row(
             table,
             run.name,
             _data(run),
             _clients(run),
-            _whole(run.fact("rounds")) if run.finished else _progress(run),
+            _whole(run.value("rounds")) if run.finished else _progress(run),
             run.text("seed"),
             _time(run) + _shared(run) + _in_turns(run) + _untrained(run),
-            _short(run.fact("client_steps_per_second")),
+            _short(run.value("client_steps_per_second")),
             *(_short(None if bytes_ is None else bytes_ / 1e6) for bytes_ in sent),
         )
     return table
@@ -73,12 +73,12 @@ def _time(run: StoredRun) -> str:
     """Return the training time, or the training time so far."""
     if not run.finished:
         return duration(run.history[-1].get("seconds") if run.history else None)
-    return duration(run.fact("test_seconds" if _untrained(run) else "train_seconds"))
+    return duration(run.value("test_seconds" if _untrained(run) else "train_seconds"))
 
 
 def _untrained(run: StoredRun) -> str:
     """Return the mark of a run without rounds: with Local, clients train only during the test."""
-    return "†" if run.finished and number(run.fact("rounds")) == 0 else ""
+    return "†" if run.finished and number(run.value("rounds")) == 0 else ""
 
 
 def _shared(run: StoredRun) -> str:
@@ -86,12 +86,12 @@ def _shared(run: StoredRun) -> str:
     summary = run.summary or {}
     if "timing" in summary:
         return "" if own_seconds(summary) else "*"
-    return "*" if (number(run.fact("lockstep")) or 1) > 1 else ""
+    return "*" if (number(run.value("lockstep")) or 1) > 1 else ""
 
 
 def _in_turns(run: StoredRun) -> str:
     """Return the mark of a run that took turns with others; its time is that of its own turns."""
-    return "‡" if str(run.fact("timing")).startswith(TOOK_TURNS) else ""
+    return "‡" if str(run.value("timing")).startswith(TOOK_TURNS) else ""
 
 
 def grouped_table(runs: Sequence[StoredRun]) -> Table | None:
@@ -174,20 +174,20 @@ def _over_seeds(group: SeedGroup, moment: str, who: str, measure: str) -> str:
 
 
 def _data(run: StoredRun) -> str:
-    partition = run.fact("partition")
+    partition = run.value("partition")
     return run.text("dataset") if partition is None else f"{run.text('dataset')}\n{partition}"
 
 
 def _clients(run: StoredRun) -> str:
-    seen, unseen = number(run.fact("num_seen")), number(run.fact("num_unseen"))
+    seen, unseen = number(run.value("num_seen")), number(run.value("num_unseen"))
     if seen is None or unseen is None:
-        return _whole(run.fact("num_clients"))
+        return _whole(run.value("num_clients"))
     return f"{seen:.0f}+{unseen:.0f}"
 
 
 def _progress(run: StoredRun) -> str:
     done = str(run.history[-1]["round"]) if run.history else "0"
-    planned = number(run.fact("rounds"))
+    planned = number(run.value("rounds"))
     return f"{done} of\n{planned:.0f}" if planned is not None else done
 
 

@@ -34,19 +34,19 @@ class Checkpoint(NamedTuple):
     Attributes:
         round: rounds done.
         tensors: by name.
-        facts: of the manifest.
+        metadata: metadata of the manifest.
         history: the content of history.jsonl up to this round; None in a checkpoint of an earlier version.
     """
 
     round: int
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     history: bytes | None = None
 
     @property
     def names_run(self) -> bool:
         """Whether it says of which run it is; False in a checkpoint of an earlier version."""
-        return "id" in self.facts.get("run", {})
+        return "id" in self.metadata.get("run", {})
 
 
 class Writer:
@@ -65,7 +65,7 @@ class Writer:
         self._error: BaseException | None = None
 
     def begin(
-        self, round_: int, tensors: dict[str, Tensor], facts: dict[str, Any], history: bytes | None = None
+        self, round_: int, tensors: dict[str, Tensor], metadata: dict[str, Any], history: bytes | None = None
     ) -> None:
         """Start to write a checkpoint, after the previous one is written. The arguments are those of `save`.
 
@@ -80,7 +80,7 @@ class Writer:
         def work() -> None:
             try:
                 context.run(self._before)
-                context.run(save, self._folder, round_, tensors, facts, self._then, history)
+                context.run(save, self._folder, round_, tensors, metadata, self._then, history)
             except BaseException as error:  # noqa: BLE001 (`wait` raises it)
                 self._error = error
 
@@ -112,13 +112,13 @@ def save(
     folder: Path,
     round_: int,
     tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     then: str = "",
     history: bytes | None = None,
 ) -> Path:
     """Write a checkpoint atomically to a folder of checkpoints, remove old ones, and return its own folder.
 
-    The facts are anything that JSON can hold, the history is the content of history.jsonl. `then` says what a user
+    The metadata is anything that JSON can hold, the history is the content of history.jsonl. `then` says what a user
     should do after correcting a disk error.
     """
     final = manifest.folder_of(folder, round_)
@@ -130,7 +130,7 @@ def save(
             written = {TENSORS: _write(building / TENSORS, tensorfile.parts(tensors))}
             if history is not None:
                 written[HISTORY] = _write(building / HISTORY, [memoryview(history)])
-            _write(building / MANIFEST, [memoryview(_text(Manifest(round_, written, facts)))])
+            _write(building / MANIFEST, [memoryview(_text(Manifest(round_, written, metadata)))])
             sync_folder(building)
             if os.path.lexists(final):  # a folder cannot replace another one
                 final.rename(folder / f".building-{secrets.token_hex(8)}")
@@ -155,8 +155,8 @@ def give_run(folder: Path, run: str) -> None:
             found = manifest.read(path)
         except PefllError:
             continue
-        if "run" not in found.facts and HISTORY not in found.files:
-            write_whole(path / MANIFEST, _text(found._replace(facts=found.facts | {"run": {"id": run}})))
+        if "run" not in found.metadata and HISTORY not in found.files:
+            write_whole(path / MANIFEST, _text(found._replace(metadata=found.metadata | {"run": {"id": run}})))
 
 
 def sweep(folder: Path) -> None:
@@ -191,7 +191,7 @@ def load(path: Path, run: str = "") -> Checkpoint:
         tensors = tensorfile.read(contents[TENSORS])
     except (ValueError, KeyError) as error:
         raise damaged(path, f"its tensors cannot be read ({error})") from error
-    return Checkpoint(found.round, tensors, found.facts, contents.get(HISTORY))
+    return Checkpoint(found.round, tensors, found.metadata, contents.get(HISTORY))
 
 
 def _read(path: Path, name: str, wanted: dict[str, Any]) -> bytes:

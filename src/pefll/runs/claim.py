@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from pefll.core.errors import PefllError
 from pefll.core.files import is_temporary
 from pefll.core.wording import argument
-from pefll.models.check import check_same_model
-from pefll.models.spec import check_problem
+from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checksums import new_run
 from pefll.runs.config import Config
 from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 
 
-def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any]) -> None:
+def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec) -> None:
     """Raise PefllError if a folder holds another run, or this run with other settings or another model.
 
-    A run without a folder, None, passes. `facts` describe its problem.
+    A run without a folder, None, passes. `model_spec` is the spec of its model.
     """
     if folder is None:
         return
@@ -32,8 +31,7 @@ def check_claim(folder: RunFolder | None, config: Config, facts: dict[str, Any])
             raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
         newest = manifest.newest(folder.checkpoints, folder.run_id())
         if newest:
-            check_problem(newest.facts.get("problem"), folder.path)
-            check_same_model(newest.facts["problem"], facts, str(folder.path))
+            check_same_model(spec_of_checkpoint(newest.metadata, folder.path), model_spec, str(folder.path))
     elif folder.path.exists() and (
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
@@ -74,8 +72,8 @@ class ClaimingRun(Protocol):
         """Its settings."""
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """Facts about its problem."""
+    def model_spec(self) -> ModelSpec:
+        """The spec of its model."""
 
 
 @contextmanager
@@ -85,15 +83,15 @@ def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Itera
     All folders are locked before anything is written to one. `report` gets a sentence for each folder that an earlier
     version wrote.
     """
-    with_folder = [(run.folder, run.config, run.facts) for run in runs if run.folder is not None]
+    with_folder = [(run.folder, run.config, run.model_spec) for run in runs if run.folder is not None]
     for folder, _, _ in with_folder:
         if age := folder.note_of_age():
             report(age)
     with ExitStack() as stack:
         for folder, _, _ in with_folder:
             stack.enter_context(folder.held())
-        for folder, config, facts in with_folder:
-            check_claim(folder, config, facts)
+        for folder, config, model_spec in with_folder:
+            check_claim(folder, config, model_spec)
             checkpoint.sweep(folder.checkpoints)
             run_id = folder.run_id()
             if not run_id:

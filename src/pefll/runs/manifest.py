@@ -24,18 +24,18 @@ class Manifest(NamedTuple):
     Attributes:
         round: rounds done.
         files: `bytes` and `sha256` of each file, by name.
-        facts: what the writer added. `run` has the run's ID `id`, its settings `config` as TOML, and `history`, the
+        metadata: what the writer added. `run` has the run's ID `id`, its settings `config` as TOML, and `history`, the
             check of the last evaluation that `eval_every` asked for. Earlier versions wrote no `run`.
     """
 
     round: int
     files: dict[str, dict[str, Any]]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
     def run(self) -> dict[str, str]:
-        """The facts about its run; {} in a manifest of an earlier version."""
-        found: dict[str, str] = self.facts.get("run", {})
+        """The metadata about its run; {} in a manifest of an earlier version."""
+        found: dict[str, str] = self.metadata.get("run", {})
         return found
 
     @property
@@ -55,9 +55,9 @@ def newest_first(checkpoints: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[6:]), reverse=True)
 
 
-def write(round_: int, files: dict[str, dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
+def write(round_: int, files: dict[str, dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a manifest, with a SHA-256 of itself."""
-    manifest = {"round": round_, "files": files, "facts": facts}
+    manifest = {"round": round_, "files": files, "facts": metadata}
     return manifest | {"sha256": digest(manifest)}
 
 
@@ -103,7 +103,7 @@ def read(path: Path, run: str = "") -> Manifest:
             f"the checkpoint {path} is of another run than config.toml; put back the one that was here",
             code=OTHER_RUN,
         )
-    if run and not found.names_run and ("run" in found.facts or HISTORY in found.files):
+    if run and not found.names_run and ("run" in found.metadata or HISTORY in found.files):
         raise PefllError(
             f"the checkpoint {path} does not say of which run it is, although this version of pefll wrote it; put back "
             "the one that was here",
@@ -116,15 +116,15 @@ def _check(found: Manifest) -> None:
     """Raise ValueError if a manifest holds what `write` never wrote: anybody can compute its SHA-256."""
     if type(found.round) is not int or found.round < 0:
         raise ValueError("its round is not a whole number")
-    if not isinstance(found.files, dict) or not isinstance(found.facts, dict):
-        raise ValueError("its files or its facts are not a table")
+    if not isinstance(found.files, dict) or not isinstance(found.metadata, dict):
+        raise ValueError("its files or its metadata are not a table")
     for name, entry in found.files.items():
         if Path(name).name != name or "\0" in name:  # no file outside of the folder
             raise ValueError(f"{name!r} is not the name of a file in its folder")
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
             raise ValueError(f"it does not give the size and the SHA-256 of {name}")
     if not isinstance(found.run, dict) or not all(isinstance(value, str) for value in found.run.values()):
-        raise ValueError("its facts about the run are not texts")
+        raise ValueError("its metadata about the run are not texts")
     tomllib.loads(found.run.get("config", ""))
 
 

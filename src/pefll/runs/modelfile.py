@@ -18,13 +18,15 @@ from typing import Any, BinaryIO, NamedTuple
 from torch import Tensor
 
 from pefll.core import tensorfile
-from pefll.core.errors import PefllError
+from pefll.core.errors import PefllError, first_line
+from pefll.core.files import parse_json
+from pefll.models.spec import ModelSpec
 
 FORMAT = "pefll-personal-model-2"
 UNCHECKED = "pefll-personal-model-1"  # of earlier versions, without a hash
 # More than any personal model has: the names of a hundred thousand columns, and two thousand million weights.
 MOST_HEADER, MOST_BYTES = 1 << 24, 1 << 33
-DAMAGED = ("PEFLL-M010", "PEFLL-M012", "PEFLL-M013")  # codes of errors for damaged files
+DAMAGED = ("PEFLL-M010", "PEFLL-M012", "PEFLL-M013", "PEFLL-M017")  # codes of errors for damaged files
 _LENGTH = 8  # bytes with the length of the header
 _DIGITS = 64
 _AXES = 8  # of a tensor, at most
@@ -32,7 +34,7 @@ _AXES = 8  # of a tensor, at most
 _HASH = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
-class Spec(NamedTuple):
+class TensorSpec(NamedTuple):
     """The type of a tensor, as safetensors calls it, and its shape."""
 
     dtype: str
@@ -43,15 +45,15 @@ class Header(NamedTuple):
     """The header of a file, read before its weights.
 
     Attributes:
-        facts: the model's facts as JSON.
-        specs: of its tensors, by name.
+        spec: the spec of the model.
+        tensors: types and shapes of the tensors, by name.
         checked: whether there is a hash to check; files of earlier versions have none.
         size: of the whole file, in bytes.
         head: the first bytes of the file, to the end of the header.
     """
 
-    facts: str
-    specs: dict[str, Spec]
+    spec: ModelSpec
+    tensors: dict[str, TensorSpec]
     checked: bool
     size: int
     head: bytes
@@ -73,9 +75,9 @@ def _unreadable(path: Path, error: OSError) -> PefllError:
     return PefllError(f"{path} cannot be read: {error.strerror or error}", "PEFLL-M011")
 
 
-def to_bytes(tensors: Mapping[str, Tensor], facts: str) -> bytes:
-    """Return the content of a file with these tensors, by name, and these facts, as JSON."""
-    metadata = {"format": FORMAT, "facts": facts, "sha256": "0" * _DIGITS}
+def to_bytes(tensors: Mapping[str, Tensor], spec: str) -> bytes:
+    """Return the content of a file with these tensors, by name, and the spec of their model, as JSON."""
+    metadata = {"format": FORMAT, "facts": spec, "sha256": "0" * _DIGITS}
     digest = hashlib.sha256()
     for part in tensorfile.parts(tensors, metadata):
         digest.update(part)
@@ -122,7 +124,7 @@ def _header(file: BinaryIO, size: int, path: Path) -> Header:
     try:
         content = json.loads(text.decode(), object_pairs_hook=_unique)
         metadata = content.pop("__metadata__", {})
-        specs = _specs(content, size - _LENGTH - length)
+        tensors = _tensor_specs(content, size - _LENGTH - length)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _no_such_file(path, "its header makes no sense") from error
     if not isinstance(metadata, dict) or metadata.get("format") not in (FORMAT, UNCHECKED):
@@ -132,7 +134,11 @@ def _header(file: BinaryIO, size: int, path: Path) -> Header:
         raise damaged(path, "its header has other entries than it should")
     if not all(isinstance(value, str) for value in metadata.values()):
         raise damaged(path, "its header holds values that are not texts")
-    return Header(metadata["facts"], specs, checked, size, start + text)
+    try:
+        spec = ModelSpec.from_json(parse_json(metadata["facts"].encode()))
+    except ValueError as error:
+        raise damaged(path, first_line(error), "PEFLL-M017") from None
+    return Header(spec, tensors, checked, size, start + text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _specs(content: dict[str, Any], size: int) -> dict[str, Spec]:
+def _tensor_specs(content: dict[str, Any], size: int) -> dict[str, TensorSpec]:
     """Return the specs of tensors; ValueError unless they fill `size` bytes without gaps or overlaps."""
     end = 0
     found = {}
@@ -155,7 +161,7 @@ def _specs(content: dict[str, Any], size: int) -> dict[str, Spec]:
             raise ValueError("an entry has a number that makes no sense")
         if begin != end or stop - begin != math.prod(shape) * tensorfile.SIZES[entry["dtype"]]:
             raise ValueError("a tensor is not where it should be")
-        end, found[name] = stop, Spec(entry["dtype"], tuple(shape))
+        end, found[name] = stop, TensorSpec(entry["dtype"], tuple(shape))
     if end != size:
         raise ValueError("the file is too short or too long")
     return found

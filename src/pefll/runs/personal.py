@@ -18,12 +18,11 @@ from pefll.core.files import write_whole
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs
-from pefll.data.federation import Normalise
 from pefll.data.frames import is_frame, matrix_by_name
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
-from pefll.models.spec import ModelSpec, parse_facts
+from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 
 Array = npt.NDArray[Any]
@@ -36,15 +35,13 @@ class PersonalModel(nn.Module):
 
     Attributes:
         network: the plain architecture with the client's weights; takes normalised samples.
-        facts: the input and origin of the model: model, input_shape, classes, normalise, tokens, class_names, and
-            more from the run.
+        spec: the input, output and origin of the model.
     """
 
-    def __init__(self, network: nn.Module, facts: dict[str, Any]) -> None:
+    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
         super().__init__()
         self.network = network
-        self.facts = facts
-        self.normalise = Normalise(*map(tuple, facts["normalise"])) if facts["normalise"] else None
+        self.spec = spec
         self.eval()  # to train it further, call `train()` first
 
     def forward(self, x: Any) -> Tensor:
@@ -56,29 +53,29 @@ class PersonalModel(nn.Module):
         """
         weight = next(part for part in self.network.parameters() if part.is_floating_point())
         if isinstance(x, Tensor):
-            check_tensor(x, self.facts)
+            check_tensor(x, self.spec)
         else:
-            x = torch.from_numpy(check_input(x, self.facts)).to(weight.device)
-        if self.facts["tokens"]:
+            x = torch.from_numpy(check_input(x, self.spec)).to(weight.device)
+        if self.spec.tokens:
             return self.network(x.long())  # type: ignore[no-any-return]
         dtype = weight.dtype
         x = x.to(dtype)
-        if self.normalise is not None:
+        if normalise := self.spec.normalise:
             shape = (-1,) + (1,) * (x.dim() - 2)
-            mean, std = (torch.tensor(value, dtype=dtype, device=x.device).reshape(shape) for value in self.normalise)
+            mean, std = (torch.tensor(value, dtype=dtype, device=x.device).reshape(shape) for value in normalise)
             x = (x / 255 - mean) / std
         return self.network(x)  # type: ignore[no-any-return]
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The name of each class, in the order of `probabilities`; numbers if the data has no names."""
-        return tuple(self.facts.get("class_names") or map(str, range(self.facts["classes"])))
+        return self.spec.class_names or tuple(map(str, range(self.spec.classes)))
 
     @torch.no_grad()
     def probabilities(self, x: Any) -> Array:
         """Return the probability of each class for samples [N, ...], float [N, classes]; see `predict`."""
         # As a tensor, so that `forward` does not check the values again.
-        samples = torch.from_numpy(check_input(x, self.facts))
+        samples = torch.from_numpy(check_input(x, self.spec))
         device = next(self.network.parameters()).device
         # Copies have the same layout and alignment, so that equal samples give equal results: both change the rounding.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in torch.split(samples, 512))
@@ -97,7 +94,7 @@ class PersonalModel(nn.Module):
         return np.asarray(self.class_names)[classes] if names else classes
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
-        """Write weights and facts as one safetensors file; PefllError if it exists, unless `overwrite` allows it."""
+        """Write weights and spec as one safetensors file; PefllError if it exists, unless `overwrite` allows it."""
         path = arguments.path(path)
         if path.is_file() and not overwrite:
             may = argument("overwrite", True, option="--force")
@@ -110,12 +107,13 @@ class PersonalModel(nn.Module):
                 f"cannot save the model as {path}: its weights {bad} have NaN or infinite values; train it anew",
                 code="PEFLL-M015",
             )
+        spec = json.dumps(self.spec.to_json())
         try:
-            ModelSpec.from_facts(self.facts)
+            ModelSpec.from_json(json.loads(spec))
         except ValueError as error:
             raise PefllError(f"cannot save the model as {path}: {error}", code="PEFLL-M016") from None
         # Only its owner may read it: a model reveals something of its samples, and one with neighbours holds them.
-        write_whole(path, modelfile.to_bytes(tensors, json.dumps(self.facts)), private=True)
+        write_whole(path, modelfile.to_bytes(tensors, spec), private=True)
 
     @classmethod
     def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
@@ -135,11 +133,7 @@ class PersonalModel(nn.Module):
         if not path.is_file():
             raise PefllError(f"there is no file {path}", code="PEFLL-R108")
         header = modelfile.read_header(path)
-        facts = parse_facts(header.facts)
-        try:
-            spec = ModelSpec.from_facts(facts)
-        except ValueError as error:
-            raise modelfile.damaged(path, str(error), "PEFLL-M017") from None
+        spec = header.spec
         allow(architecture)
         name = architecture or spec.model
         # A file must not choose the code that runs, so only the caller names functions.
@@ -152,15 +146,15 @@ class PersonalModel(nn.Module):
             )
         shape, classes = spec.input_shape, spec.classes
         # Before anything is built or read, so that a file cannot ask for a huge model.
-        _check_fits(path, header.specs, facts, _weights_without_values(network, name, shape, classes))
+        _check_fits(path, header, _weights_without_values(network, name, shape, classes))
         tensors = modelfile.read_tensors(path, header)
         if bad := _not_finite(tensors):
             raise modelfile.damaged(path, f"its weights {bad} have NaN or infinite values", "PEFLL-M018")
         if network is None:
             network = build_model(name, shape, classes)
-            _check_fits(path, header.specs, facts, network.state_dict())
+            _check_fits(path, header, network.state_dict())
         if spec.neighbours:
-            network = _with_neighbours(path, network, tensors, facts)
+            network = _with_neighbours(path, network, tensors, spec)
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
@@ -173,7 +167,7 @@ class PersonalModel(nn.Module):
                 "with `pefll personalize`",
                 stacklevel=2,
             )
-        return cls(network, facts)
+        return cls(network, spec)
 
 
 def _weights_without_values(
@@ -190,28 +184,26 @@ def _weights_without_values(
         return None
 
 
-def _check_fits(
-    path: Path, specs: dict[str, modelfile.Spec], facts: dict[str, Any], weights: dict[str, Tensor] | None
-) -> None:
+def _check_fits(path: Path, header: modelfile.Header, weights: dict[str, Tensor] | None) -> None:
     """Raise PefllError if a file's tensors differ from an architecture's weights in names, shapes or types.
 
     Unknown weights, None, are not checked.
     """
     if weights is None:
         return
-    named = {f"network.{name}": weight for name, weight in weights.items()} if facts.get("neighbours") else weights
-    others = {name: spec for name, spec in specs.items() if name not in named}
-    fits = others.keys() == ({"bank", "labels"} if facts.get("neighbours") else set()) and all(
-        name in specs
-        and specs[name].shape == tuple(weight.shape)
-        and specs[name].dtype in (_FLOATS if weight.is_floating_point() else [tensorfile.TYPES.get(weight.dtype)])
+    spec, found = header.spec, header.tensors
+    named = {f"network.{name}": weight for name, weight in weights.items()} if spec.neighbours else weights
+    fits = found.keys() - named.keys() == ({"bank", "labels"} if spec.neighbours else set()) and all(
+        name in found
+        and found[name].shape == tuple(weight.shape)
+        and found[name].dtype in (_FLOATS if weight.is_floating_point() else [tensorfile.TYPES.get(weight.dtype)])
         for name, weight in named.items()
     )
     if not fits:
-        model = facts["model"] or "that was given"
+        model = spec.model or "that was given"
         raise PefllError(
-            f"{path} does not fit the architecture {model} for samples of shape {facts['input_shape']} and "
-            f"{facts['classes']} classes: its weights have other names, shapes or types",
+            f"{path} does not fit the architecture {model} for samples of shape {spec.input_shape} and "
+            f"{spec.classes} classes: its weights have other names, shapes or types",
             code="PEFLL-M019",
         )
 
@@ -222,9 +214,7 @@ def _not_finite(tensors: dict[str, Tensor]) -> str:
     return next((name for name, value in floats if not bool(value.isfinite().all())), "")
 
 
-def _with_neighbours(
-    path: Path, network: nn.Module, tensors: dict[str, Tensor], facts: dict[str, Any]
-) -> NeighbourModel:
+def _with_neighbours(path: Path, network: nn.Module, tensors: dict[str, Tensor], spec: ModelSpec) -> NeighbourModel:
     """Return a network with the client's samples that a file holds beside its weights."""
     bank, labels = tensors["bank"], tensors["labels"]
     last = network.get_submodule(last_linear(network))
@@ -234,52 +224,52 @@ def _with_neighbours(
         and labels.shape == bank.shape[:1]
         and labels.dtype == torch.int64
         and len(labels) > 0
-        and 0 <= int(labels.min()) <= int(labels.max()) < facts["classes"]
+        and 0 <= int(labels.min()) <= int(labels.max()) < spec.classes
         and bank.shape[1] == getattr(last, "in_features", -1)
     )
     if not fits:
         raise modelfile.damaged(path, "its samples do not fit its network", "PEFLL-M020")
-    return NeighbourModel(network, bank, labels, facts["neighbours"])
+    return NeighbourModel(network, bank, labels, spec.neighbours or {})
 
 
-def check_input(x: Any, facts: dict[str, Any]) -> Array:
+def check_input(x: Any, spec: ModelSpec) -> Array:
     """Return samples [N, ...] in the type and layout of the training data; PefllError if they do not fit it."""
-    expected = tuple(facts["input_shape"])
+    expected = spec.input_shape
     if is_frame(x):
-        x = _matrix(x, facts)
+        x = _matrix(x, spec)
     listed = isinstance(x, list | tuple)
     x = as_array(x, "x", "the samples")
     if x.shape == expected and expected[:1] != (1,):  # (1, h, w) may also be one image without channels
         raise _wrong_shape(x.shape, expected)
-    if listed and facts["normalise"] and x.dtype.kind == "i" and x.size and 0 <= x.min() <= x.max() <= 255:
+    if listed and spec.normalise and x.dtype.kind == "i" and x.size and 0 <= x.min() <= x.max() <= 255:
         x = x.astype(np.uint8)  # a list has no type
-    if tuple(x.shape[1:]) != expected or x.dtype.kind not in "uif" or facts["tokens"]:
+    if tuple(x.shape[1:]) != expected or x.dtype.kind not in "uif" or spec.tokens:
         # Converts other layouts of images, and raises PefllError for what cannot be samples.
-        x = inputs(x, "the samples", tokens=facts["tokens"])
+        x = inputs(x, "the samples", tokens=spec.tokens)
     if len(x) == 0:
         raise PefllError("there are no samples", code="PEFLL-R110")
     if tuple(x.shape[1:]) != expected:
         raise _wrong_shape(x.shape, expected)
-    if facts["normalise"] and x.dtype != np.uint8:
+    if spec.normalise and x.dtype != np.uint8:
         raise PefllError(
             f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; scale them to 0..255 and "
             "convert them",
             code="PEFLL-R111",
         )
-    if facts["tokens"] and facts["model"] == "lstm" and int(x.max()) >= facts["classes"]:
+    if spec.tokens and spec.model == "lstm" and int(x.max()) >= spec.classes:
         raise PefllError(
-            f"the samples have a token {int(x.max())}, but the run knows only {facts['classes']} characters",
+            f"the samples have a token {int(x.max())}, but the run knows only {spec.classes} characters",
             code="PEFLL-R112",
         )
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
         raise PefllError("the samples have a NaN or infinite value; remove or fill it", code="PEFLL-R113")
-    return np.ascontiguousarray(x if facts["normalise"] or facts["tokens"] else x.astype(np.float32))
+    return np.ascontiguousarray(x if spec.normalise or spec.tokens else x.astype(np.float32))
 
 
-def _matrix(frame: Any, facts: dict[str, Any]) -> Any:
+def _matrix(frame: Any, spec: ModelSpec) -> Any:
     """Return the columns of a table, found by name, or by position if the model has no names."""
-    if facts.get("feature_names"):
-        return matrix_by_name(frame, facts["feature_names"], "the table", tokens=facts["tokens"])
+    if spec.feature_names:
+        return matrix_by_name(frame, spec.feature_names, "the table", tokens=spec.tokens)
     warn_of_positions()
     if not isinstance(frame, dict):
         return frame
@@ -297,19 +287,19 @@ def warn_of_positions() -> None:
     )
 
 
-def check_tensor(x: Tensor, facts: dict[str, Any]) -> None:
+def check_tensor(x: Tensor, spec: ModelSpec) -> None:
     """Raise PefllError if a tensor does not have the shape [b, ...] and type of samples; values are not checked."""
-    expected = tuple(facts["input_shape"])
+    expected = spec.input_shape
     if x.dim() == 0 or tuple(x.shape[1:]) != expected:
         raise _wrong_shape(x.shape, expected)
-    if facts["normalise"] and x.dtype != torch.uint8:
+    if spec.normalise and x.dtype != torch.uint8:
         raise PefllError(
             f"the run was trained on uint8 pixels 0..255, but these samples are {x.dtype}; scale them to 0..255 and "
             "convert them, or give normalised samples to model.network",
             code="PEFLL-R114",
         )
-    if x.is_complex() or x.dtype == torch.bool or (facts["tokens"] and x.is_floating_point()):
-        wanted = "whole numbers, which are tokens" if facts["tokens"] else "numbers"
+    if x.is_complex() or x.dtype == torch.bool or (spec.tokens and x.is_floating_point()):
+        wanted = "whole numbers, which are tokens" if spec.tokens else "numbers"
         raise PefllError(
             f"the run was trained on {wanted}, but these samples are {x.dtype}; convert them", code="PEFLL-R115"
         )

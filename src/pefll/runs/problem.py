@@ -1,4 +1,4 @@
-"""The learning problem of a run, and the facts of its personal models."""
+"""The learning problem of a run, and the spec of its model."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from pefll.methods import build_method
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, resolve_model
 from pefll.models.check import probe
+from pefll.models.spec import ModelSpec
 
 
-def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, dict[str, Any]]:
-    """Return the learning problem of a federation, and the facts that its personal models carry."""
+def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, ModelSpec]:
+    """Return the learning problem of a federation, and the spec of its model."""
     shape, classes, tokens = federation.input_shape, federation.classes, federation.tokens
     name = resolve_model(model, shape, tokens) if isinstance(model, str) else ""
     network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes))
     check_model(network, shape, classes, tokens)
-    facts = {
-        "model": name,
-        "input_shape": list(shape),
-        "classes": classes,
-        "normalise": [list(part) for part in federation.normalise] if federation.normalise else None,
-        "tokens": tokens,
-        "class_names": list(federation.class_names),
-        "feature_names": list(federation.feature_names),
-        "label_column": federation.label_column,
-        "client_column": federation.client_column,
-        "num_clients": federation.num_clients,
-        "dataset": federation.name,
-        "weights": network.size,
-        "probe": probe(network, shape, tokens),
-    }
-    return Problem(network, shape, classes, federation.num_clients, tokens), facts
+    spec = ModelSpec(
+        model=name,
+        input_shape=shape,
+        classes=classes,
+        normalise=federation.normalise,
+        tokens=tokens,
+        class_names=federation.class_names,
+        feature_names=federation.feature_names,
+        label_column=federation.label_column,
+        client_column=federation.client_column,
+        num_clients=federation.num_clients,
+        dataset=federation.name,
+        weights=network.size,
+        probe=probe(network, shape, tokens),
+    )
+    return Problem(network, shape, classes, federation.num_clients, tokens), spec
 
 
 def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

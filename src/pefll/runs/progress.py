@@ -129,11 +129,11 @@ def resume(
         return None
     saved = checkpoint.latest(folder.checkpoints, say, folder.run_id())
     checkpoint.set_newer_aside(folder.checkpoints, saved.round, say)
-    check_progress(saved.facts, folder.path)
-    numbers = dict(saved.facts["progress"])
+    check_progress(saved.metadata, folder.path)
+    numbers = dict(saved.metadata["progress"])
     template = engine.start()
     vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`: the ledger already counts its exchange
-    scheduled = saved.facts.get("scheduled")
+    scheduled = saved.metadata.get("scheduled")
     numbers["engines"] = [(str(name), int(first)) for name, first in numbers.get("engines", [])]
     numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # of an earlier version
     progress = Progress(
@@ -146,9 +146,9 @@ def resume(
     return progress, saved.history
 
 
-def check_progress(facts: dict[str, Any], where: object) -> None:
-    """Raise PefllError if the progress in a checkpoint's facts makes no sense; `where` names the run."""
-    numbers, scheduled = facts.get("progress"), facts.get("scheduled")
+def check_progress(metadata: dict[str, Any], where: object) -> None:
+    """Raise PefllError if the progress in a checkpoint's metadata makes no sense; `where` names the run."""
+    numbers, scheduled = metadata.get("progress"), metadata.get("scheduled")
     makes_sense = (
         isinstance(numbers, dict)
         and {"best_round", "best_value", "train_seconds", "eval_seconds", "ledger"} <= numbers.keys()

@@ -9,6 +9,7 @@ from typing import Any
 from pefll.core.tree import Tree, named_leaves
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import copy_to_host, fetched
+from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Writer
 from pefll.runs.config import Config
 from pefll.runs.progress import SAVED, Progress
@@ -24,7 +25,7 @@ class Saver:
         engine: of the run.
         config: of the run.
         folder: of the run, or None.
-        facts: about the problem, so that a checkpoint can be used without the data.
+        model_spec: so that a checkpoint can be used without the data.
         round_: rounds done before.
         on_checkpoint: called with the round of each checkpoint that is on disk.
     """
@@ -34,11 +35,11 @@ class Saver:
         engine: Engine,
         config: Config,
         folder: RunFolder | None,
-        facts: dict[str, Any],
+        model_spec: ModelSpec,
         round_: int,
         on_checkpoint: Callable[[int], None] = lambda round_: None,
     ) -> None:
-        self._engine, self._config, self._facts, self._folder = engine, config, facts, folder
+        self._engine, self._config, self._model_spec, self._folder = engine, config, model_spec, folder
         self._writer = Writer(folder.checkpoints, folder.sync_history, folder.go_on) if folder else None
         self._at, self._round = time.monotonic(), round_
         self._on_checkpoint, self._under_way = on_checkpoint, -1
@@ -73,19 +74,19 @@ class Saver:
         # The best state is often this one, which is in the host's memory already.
         best = server if progress.best_round == progress.round else fetched(progress.best, device)
         parts = {"server": server, "best": best}
-        facts: dict[str, Any] = {"problem": self._facts}
+        metadata: dict[str, Any] = {"problem": self._model_spec.to_json()}
         if progress.scheduled is not None:
             state, round_, value = progress.scheduled
             parts["scheduled"] = fetched(state, device)
-            facts["scheduled"] = {"round": round_, "value": value}
-        facts["progress"] = {name: getattr(progress, name) for name in SAVED} | {"ledger": vars(ledger).copy()}
+            metadata["scheduled"] = {"round": round_, "value": value}
+        metadata["progress"] = {name: getattr(progress, name) for name in SAVED} | {"ledger": vars(ledger).copy()}
         tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
         history = None
         if self._folder is not None and (run := self._folder.run_id()):
             history, last = self._folder.history_to_keep(self._config.eval_every)
-            facts["run"] = {"id": run, "config": self._config.toml(), "history": last}
+            metadata["run"] = {"id": run, "config": self._config.toml(), "history": last}
         self.wait()
-        self._writer.begin(progress.round, tensors, facts, history)
+        self._writer.begin(progress.round, tensors, metadata, history)
         self._at, self._round, self._under_way = time.monotonic(), progress.round, progress.round
 
     def save_now(self, progress: Progress) -> None:

@@ -245,7 +245,7 @@ def _load_finished(spec: RunSpec, saved: checkpoint.Checkpoint, ended: OnRunEnd 
     template = method_template(spec.method, spec.config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     summary, history = spec.folder.summary() or {}, spec.folder.history()
-    run = Run(spec.config, spec.method, best, final, spec.facts, summary, spec.federation, history)
+    run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, spec.federation, history)
     if ended is not None:
         ended(spec, run)
     return run
@@ -286,9 +286,8 @@ def _train_and_test(
     finally:
         for each in callbacks:
             each.on_end(active)
-    run = Run(
-        spec.config, spec.method, progress.best, progress.server, spec.facts, summary, spec.federation, active.history
-    )
+    best, final = progress.best, progress.server
+    run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, spec.federation, active.history)
     if ended is not None:
         ended(spec, run)
     return run

@@ -53,7 +53,7 @@ def train(
     began = time.monotonic() - progress.wall_seconds
     for each in callbacks:
         each.on_start(run)
-    saver = Saver(engine, config, run.spec.folder, run.spec.facts, run.round, partial(_saved, callbacks, run))
+    saver = Saver(engine, config, run.spec.folder, run.spec.model_spec, run.round, partial(_saved, callbacks, run))
     pipeline = Pipeline(engine, run.spec, progress, saver)
     try:
         while run.round < config.rounds and not run.stopped_by and not (asked_to_stop and pipeline.idle):

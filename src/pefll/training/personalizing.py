@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from pefll.core.progress import monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
-from pefll.models.spec import parse_facts
 from pefll.runs.modelfile import DAMAGED, read_header, read_tensors
 from pefll.runs.personal import PersonalModel
 from pefll.training.run import Run
@@ -75,7 +75,8 @@ def write_each(
                     kept.append(one.client)
                 else:
                     model = run.personalize(one.x, one.y)
-                    PersonalModel(model.network, model.facts | {"made_from": source}).save(path, overwrite=force)
+                    spec = dataclasses.replace(model.spec, made_from=source)
+                    PersonalModel(model.network, spec).save(path, overwrite=force)
                     made.append(one.client)
                 index.append({"user": one.client, "file": path.name, "samples": len(one.x)})
             except PefllError as error:
@@ -130,8 +131,7 @@ def _damage(path: Path, source: str) -> PefllError | None:
         if error.code not in DAMAGED:
             raise
         return error
-    facts = parse_facts(header.facts)
-    if not isinstance(facts, dict) or facts.get("made_from") != source:
+    if header.spec.made_from != source:
         force = argument("force", True)
         raise PefllError(
             f"{path} exists and was made by another run or from other samples; replace it with {force}",

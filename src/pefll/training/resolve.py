@@ -17,6 +17,7 @@ from pefll.engines.cohort import Engine
 from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
 from pefll.methods import build_method
 from pefll.methods.contract import Method
+from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Checkpoint
 from pefll.runs.claim import check_claim, finished_state
 from pefll.runs.config import Config
@@ -32,7 +33,7 @@ class RunSpec:
         config: its settings, as in config.toml.
         federation: the clients and their samples.
         model: the name of the client model.
-        facts: about the problem, for readers of a checkpoint or a personal model who have no data.
+        model_spec: spec of the client model, for readers of a checkpoint or a personal model who have no data.
         method: what is trained, bound to the problem.
         hardware: device, engine, precision, processes.
         clients_per_round: c.
@@ -49,7 +50,7 @@ class RunSpec:
     config: Config
     federation: Federation
     model: str
-    facts: dict[str, Any]
+    model_spec: ModelSpec
     method: Method[Any]
     hardware: Hardware
     clients_per_round: int
@@ -111,10 +112,10 @@ def resolve(
         holds_out: see `RunSpec`.
     """
     config = dataclasses.replace(config, data_sha256=federation.fingerprint())
-    problem, facts = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+    problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
     folder = None if out is None else RunFolder(Path(out))
     # Checked first, so that another run's folder is refused at once. `claimed` checks again under the lock.
-    check_claim(folder, config, facts)
+    check_claim(folder, config, model_spec)
     kept = None if tunes else folder  # a search keeps scores and no weights
     finished, hardware = finished_state(kept, config.rounds), TO_READ
     c = clients_per_round(config, federation)
@@ -134,8 +135,8 @@ def resolve(
     return RunSpec(
         config=config,
         federation=federation,
-        model=facts["model"] or config.model,
-        facts=facts,
+        model=model_spec.model or config.model,
+        model_spec=model_spec,
         method=method,
         hardware=hardware,
         clients_per_round=c,
@@ -149,17 +150,17 @@ def resolve(
 
 def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, maps: bool = True) -> RunSpec:
     """Return the spec of a run on an engine that is open already; see `resolve` and `RunSpec`."""
-    _, facts = describe_problem(engine.federation, config.model)
+    _, model_spec = describe_problem(engine.federation, config.model)
     if not engine.method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
     folder = None if out is None else RunFolder(Path(out))
-    check_claim(folder, config, facts)
+    check_claim(folder, config, model_spec)
     precision = pick_precision(config.precision, engine.device)
     return RunSpec(
         config=config,
         federation=engine.federation,
-        model=facts["model"],
-        facts=facts,
+        model=model_spec.model,
+        model_spec=model_spec,
         method=engine.method,
         hardware=Hardware(engine.device, engine.name, precision, engine.processes),
         clients_per_round=clients_per_round(config, engine.federation),

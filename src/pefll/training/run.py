@@ -43,9 +43,9 @@ from pefll.engines.serial import SerialEngine
 from pefll.methods import typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
-from pefll.models.check import check_same_model, probe
+from pefll.models.check import probe
 from pefll.models.neighbours import NeighbourModel
-from pefll.models.spec import check_problem
+from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
@@ -117,7 +117,7 @@ class Run:
         method: with its hyper-parameters.
         server: the method's state at the best round.
         final: the method's state after the last round.
-        facts: about the models' input and output; see `PersonalModel.facts`.
+        model_spec: the input, output and origin of its models.
         summary: results, as in summary.json; empty if the run is not finished.
         federation: the data; None for a run loaded from its folder.
         history: evaluations during training, oldest first, as in history.jsonl.
@@ -127,7 +127,7 @@ class Run:
     method: Method[Any]
     server: Tree
     final: Tree
-    facts: dict[str, Any]
+    model_spec: ModelSpec
     summary: dict[str, Any]
     federation: Federation | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -178,9 +178,10 @@ class Run:
         if federation is not None:
             check_is_federation(federation)
         data = federation or self.federation or federation_of(self.config, console)
-        if data.input_shape != tuple(self.facts["input_shape"]) or data.classes != self.facts["classes"]:
+        spec = self.model_spec
+        if data.input_shape != spec.input_shape or data.classes != spec.classes:
             raise PefllError(
-                f"the run was trained on {self.facts['classes']} classes of shape {tuple(self.facts['input_shape'])}, "
+                f"the run was trained on {spec.classes} classes of shape {spec.input_shape}, "
                 f"but {data.name} has {data.classes} of shape {data.input_shape}",
                 code="PEFLL-T121",
             )
@@ -209,8 +210,9 @@ class Run:
     @property
     def columns(self) -> Columns:
         """The names of columns in tables like those that the run was trained on."""
-        features, label, client = map(self.facts.get, ("feature_names", "label_column", "client_column"))
-        return Columns(features or (), label or self.config.label, client or self.config.client_column)
+        spec, config = self.model_spec, self.config
+        label, client = spec.label_column or config.label, spec.client_column or config.client_column
+        return Columns(spec.feature_names, label, client)
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a new client; with PeFLL, this is one forward pass and no training.
@@ -222,10 +224,11 @@ class Run:
         """
         if is_frame(x):
             x, y = self._from_frame(x, y)
-        x = check_input(x, self.facts)
+        spec = self.model_spec
+        x = check_input(x, spec)
         if y is None and self.method.uses_labels:
             self._check_refining()
-            kind = "convnet" if len(self.facts["input_shape"]) == 3 else "mlp"
+            kind = "convnet" if len(spec.input_shape) == 3 else "mlp"
             words = either(
                 f"--method pefll --set embedding={kind}-unlabeled",
                 f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
@@ -233,14 +236,14 @@ class Run:
             raise PefllError(
                 f"this run needs labels to personalise; train a run that needs none with {words}", code="PEFLL-T122"
             )
-        labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, self.facts["class_names"], "y")
+        labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, spec.class_names, "y")
         samples = Samples(
             x=x,
             y=labels,
-            classes=self.facts["classes"],
-            normalise=Normalise(*map(tuple, self.facts["normalise"])) if self.facts["normalise"] else None,
+            classes=spec.classes,
+            normalise=Normalise(*spec.normalise) if spec.normalise else None,
             name="the new client",
-            tokens=self.facts["tokens"],
+            tokens=spec.tokens,
         )
         one = _one_client(samples, num_seen=0)
         if y is None:
@@ -252,8 +255,8 @@ class Run:
             # Some methods make models that are more than a network with other weights.
             make = getattr(self.method, "personal_module", None)
             module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
-        facts = self.facts | ({"neighbours": module.settings} if isinstance(module, NeighbourModel) else {})
-        return PersonalModel(module.eval(), facts)
+        neighbours = module.settings if isinstance(module, NeighbourModel) else None
+        return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours))
 
     def _check_refining(self) -> None:
         """Raise PefllError if clients need labels only for steps on their device."""
@@ -303,7 +306,7 @@ class Run:
         columns = self.columns._replace(client=client) if client else self.columns
         if not columns.features:
             warn_of_positions()
-        return from_frame(x, columns, y, tokens=self.facts["tokens"])
+        return from_frame(x, columns, y, tokens=self.model_spec.tokens)
 
     def _from_frame(self, frame: Any, y: Any) -> tuple[Any, Any]:
         """Return one client's samples and labels in a table; PefllError if the table has several clients."""
@@ -322,7 +325,7 @@ class Run:
         if not columns.features:
             warn_of_positions()
         chosen = features_in(frame, columns, "the table")
-        return matrix_by_name(frame, chosen, "the table", tokens=self.facts["tokens"]), y
+        return matrix_by_name(frame, chosen, "the table", tokens=self.model_spec.tokens), y
 
 
 def load(
@@ -359,39 +362,36 @@ def load(
     if age := folder.note_of_age():
         note(age)
     saved = checkpoint.latest(folder.checkpoints, note, folder.run_id())
-    check_progress(saved.facts, path)
-    check_problem(saved.facts.get("problem"), path)
+    check_progress(saved.metadata, path)
+    spec = spec_of_checkpoint(saved.metadata, path)
     summary = folder.summary() or {}
     if saved.round < max(last_round(summary, config.rounds), rounds_of(summary)):
-        best = saved.facts["progress"]["best_round"]
+        best = saved.metadata["progress"]["best_round"]
         note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
     elif not summary:
         note(f"{path} has no summary.json: it was never tested, or the file is gone; {folder.going_on} makes it")
-    facts = saved.facts["problem"]
-    if model is None and not facts["model"]:
+    if model is None and not spec.model:
         raise PefllError(
             f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)",
             code="PEFLL-T123",
         )
     if model is None or isinstance(model, str):
-        module = build_checked_model(model or facts["model"], tuple(facts["input_shape"]), facts["classes"])
+        module = build_checked_model(model or spec.model, spec.input_shape, spec.classes)
     else:
         module = model
-    problem = Problem(
-        Network(module), tuple(facts["input_shape"]), facts["classes"], facts["num_clients"], facts["tokens"]
-    )
+    problem = Problem(Network(module), spec.input_shape, spec.classes, spec.num_clients, spec.tokens)
     learner = build_checked_method(_method_of(config, method, path), problem, config.settings)
     template = method_template(learner, config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # After `restore`, which has a clearer sentence for a model of another size.
-    found = {"weights": problem.model.size, "probe": probe(problem.model, problem.input_shape, problem.tokens)}
-    check_same_model(facts, found, str(path))
+    scores = probe(problem.model, problem.input_shape, problem.tokens)
+    check_same_model(spec, dataclasses.replace(spec, weights=problem.model.size, probe=scores), str(path))
     try:
         history = folder.history()
     except PefllError as error:  # personal models need none
         note(str(error))
         history = []
-    return Run(config, learner, best, final, facts, summary, history=history)
+    return Run(config, learner, best, final, spec, summary, history=history)
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:

@@ -250,22 +250,22 @@ def test_a_reply_is_found_again_for_the_very_same_request_only():
     first = RequestKey(("adapt", "()"), (torch.tensor([0.0, 1.0]), torch.tensor(3)))
     reply = Reply([torch.ones(2)], [1.0])
     cache.note_reply(1, 7, first, reply)
-    assert cache.reply_to(1, 7, RequestKey(first.facts, tuple(leaf.clone() for leaf in first.tensors))) is reply
+    assert cache.reply_to(1, 7, RequestKey(first.texts, tuple(leaf.clone() for leaf in first.tensors))) is reply
     assert cache.reply_to(2, 7, first) is None
     assert cache.reply_to(1, 8, first) is None
     number = torch.tensor(3)
-    for facts, tensors in (
+    for texts, tensors in (
         (("describe", "()"), first.tensors),
-        (first.facts, (torch.tensor([-0.0, 1.0]), number)),
-        (first.facts, (torch.tensor([0.0, 1.0], dtype=torch.float64), number)),
-        (first.facts, (torch.tensor([[0.0, 1.0]]), number)),
-        (first.facts, first.tensors[:1]),
+        (first.texts, (torch.tensor([-0.0, 1.0]), number)),
+        (first.texts, (torch.tensor([0.0, 1.0], dtype=torch.float64), number)),
+        (first.texts, (torch.tensor([[0.0, 1.0]]), number)),
+        (first.texts, first.tensors[:1]),
     ):
-        assert cache.reply_to(1, 7, RequestKey(facts, tensors)) is None
+        assert cache.reply_to(1, 7, RequestKey(texts, tensors)) is None
     another = Reply([torch.zeros(2)], [0.0])
-    cache.note_reply(1, 7, RequestKey(first.facts, (torch.tensor([2.0, 1.0]), number)), another)
+    cache.note_reply(1, 7, RequestKey(first.texts, (torch.tensor([2.0, 1.0]), number)), another)
     assert cache.reply_to(1, 7, first) is reply
-    assert cache.reply_to(1, 7, RequestKey(first.facts, (torch.tensor([2.0, 1.0]), number))) is another
+    assert cache.reply_to(1, 7, RequestKey(first.texts, (torch.tensor([2.0, 1.0]), number))) is another
 
 
 def test_lengths_whose_square_is_too_large_for_their_type_are_compared_all_the_same():

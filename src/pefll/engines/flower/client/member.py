@@ -48,8 +48,8 @@ class Member:
     def from_context(cls, context: Any) -> Member:
         """Read it from Flower's `Context`, which has the node's own config and the run's."""
         run = context.run_config
-        facts = _node_settings(tuple(context.node_config.items()), str(run.get("simulation-data", "")))
-        return cls(**facts, agreement=Agreement.from_config(run))
+        settings = _node_settings(tuple(context.node_config.items()), str(run.get("simulation-data", "")))
+        return cls(**settings, agreement=Agreement.from_config(run))
 
     def federation(self) -> Federation:
         """Return this client's samples, checked against the agreement; they are read again if their file changes."""

@@ -143,16 +143,13 @@ def _read(**given: Any) -> Agreement:
             text(given[name], name)
         whole_number(given["seed"], "seed")
         whole_number(given["num_clients"], "num_clients", 1)
-        ModelSpec.from_facts(given)
+        spec = ModelSpec.from_json(given)
         if not isinstance(given["settings"], dict):
             raise ValueError("its settings are not a table of names and values")
     except (PefllError, ValueError) as error:
         raise bad_run_config(error) from None
-    for name in ("input_shape", "class_names", "feature_names"):
-        given[name] = tuple(given[name])
-    if given["normalise"] is not None:
-        given["normalise"] = Normalise(*(tuple(map(float, part)) for part in given["normalise"]))
-    return Agreement(**given)
+    given |= {name: getattr(spec, name) for name in ("input_shape", "class_names", "feature_names")}
+    return Agreement(**given | {"normalise": Normalise(*spec.normalise) if spec.normalise else None})
 
 
 @lru_cache(maxsize=4)

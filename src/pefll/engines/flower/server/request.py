@@ -51,17 +51,17 @@ class RequestKey(NamedTuple):
     """Everything that a client's reply depends on, besides the client and the round.
 
     Attributes:
-        facts: names, small numbers, and hashes of the shared tensors.
+        texts: names, small numbers, and hashes of the shared tensors.
         tensors: sent to this client only. They are compared instead of hashed: only a repeated round needs it.
     """
 
-    facts: tuple[str, ...]
+    texts: tuple[str, ...]
     tensors: tuple[Tensor, ...]
 
     def same_as(self, other: RequestKey) -> bool:
         """Whether two requests are equal bit for bit."""
         return (
-            self.facts == other.facts
+            self.texts == other.texts
             and len(self.tensors) == len(other.tensors)
             and all(_same_bits(mine, its) for mine, its in zip(self.tensors, other.tensors, strict=True))
         )
