@@ -1,1 +1,1 @@
-"""What everything else may use and what uses nothing of ours: errors, files, randomness, trees, words."""
+"""Helpers for all other packages: errors, files, randomness, trees, wording. This package imports none of them."""
