@@ -158,7 +158,7 @@ def test_tables_whose_labels_have_another_name(pefll, refused, tmp_path):
     small = (*SMALL[2:], "--out", tmp_path / "run")
     said = pefll("train", "--data", named, *small)
     assert said.code == 2
-    assert "no column 'label' with labels; there are a, b, y, client: say which one it is with --label" in said.err
+    assert "no column 'label' with labels; there are a, b, y, client: name the right one with --label" in said.err
     assert pefll("train", "--data", named, "--label", "y", *small).code == 0
     one = table(tmp_path / "one.csv", clients=1)
     wrong = ("--data", one, "--label", "z", "--out", tmp_path / "m")

@@ -121,7 +121,7 @@ NAN[7, 1] = np.nan
         ({"y": [1, "b", 2] * 4}, "PEFLL-D111"),
         ({"classes": 2}, r"with 2 classes.*PEFLL-D139"),
         ({"classes": 0}, r"classes is 0.*PEFLL-A002"),
-        ({"classes": 2, "y": ["a", "b", "c"] * 4}, r"is 2, but there are 3.*PEFLL-D102"),
+        ({"classes": 2, "y": ["a", "b", "c"] * 4}, r"is 2, but y has 3.*PEFLL-D102"),
         ({"client": CLIENT[:5]}, r"client has 5.*PEFLL-D135"),
         ({"client": [None] * 12}, r"client.*PEFLL-D111"),
         ({"client": CLIENT + 0.5}, "PEFLL-D112"),
