@@ -1,4 +1,4 @@
-"""What a model takes and returns, read from files that may be damaged or come from a stranger."""
+"""Inputs and outputs of a model, read from files that may be damaged or come from a stranger."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
 from pefll.models import MODELS
 
-# The largest size of an axis; products of sizes stay exact.
+# The largest size of an axis. It is small enough for exact products of sizes.
 MOST = 1 << 31
-AXES = 8  # of a sample, at most
+AXES = 8  # most axes of a sample
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model takes and returns, checked. Files hold it as a JSON object with further keys, the "facts"."""
+    """Checked inputs and outputs of a model. In files they are part of a JSON object, the "facts"."""
 
     model: str  # a key of `MODELS`, "package.module:function", or "" for a module given in Python
-    input_shape: tuple[int, ...]  # of one sample
+    input_shape: tuple[int, ...]  # shape of one sample
     classes: int
     normalise: tuple[tuple[float, ...], ...] | None  # mean and standard deviation per channel of uint8 pixels
     tokens: bool
-    class_names: tuple[str, ...]  # one per class, or empty
-    feature_names: tuple[str, ...]  # one per column of a table, or empty
-    label_column: str  # of a table, or empty
-    client_column: str  # of a table, or empty
+    class_names: tuple[str, ...]  # one name per class, or empty
+    feature_names: tuple[str, ...]  # one name per column of a table, or empty
+    label_column: str  # name of a table's column of labels, or empty
+    client_column: str  # name of a table's column of clients, or empty
     neighbours: dict[str, Any] | None  # settings of a `NeighbourModel`
 
     @classmethod
     def from_facts(cls, facts: Any) -> ModelSpec:
-        """Return the spec that facts hold; ValueError says in a few words what is wrong with them."""
+        """Return the spec in the facts of a file; ValueError says in a few words what is wrong with the facts."""
         if not isinstance(facts, dict):
             raise ValueError("its facts are not a table of names and values")
         for name in ("model", "input_shape", "classes", "normalise", "tokens", "class_names"):
             if name not in facts:
                 raise ValueError(f"its facts have no {name}")
-        # Files of earlier versions do not have these names.
+        # Files of earlier versions lack these keys.
         facts = {"feature_names": [], "label_column": "", "client_column": "", "neighbours": None} | facts
         model, shape, classes, tokens = (facts[name] for name in ("model", "input_shape", "classes", "tokens"))
         features, normalise, neighbours = (facts[name] for name in ("feature_names", "normalise", "neighbours"))
@@ -81,12 +81,12 @@ def parse_facts(text: str) -> Any:
 
 
 def check_problem(problem: Any, where: object) -> None:
-    """Raise PefllError for a checkpoint of the run `where` with damaged facts, `problem`, about its model."""
+    """Raise PefllError if `problem`, the facts in a checkpoint of the run `where`, is damaged."""
     try:
         ModelSpec.from_facts(problem)
         if not _is_size(problem.get("num_clients")):
             raise ValueError("its num_clients is not a number of clients")
-        # Earlier versions wrote neither weights nor probe.
+        # Checkpoints of earlier versions have neither weights nor probe.
         if not _is_size(problem.get("weights", 1)) or not _is_probe(problem.get("probe") or []):
             raise ValueError("its weights or its probe are not numbers")
     except ValueError as error:
