@@ -25,15 +25,15 @@ class PerFedAvg(Averaging):
 
     Attributes:
         variant: fo ignores the second derivative; hf approximates it by a difference of gradients.
-        epochs: passes over a client's samples.
-        batch_size: of each of a step's independent batches.
-        inner_lr: α, of the step on a client's own samples.
-        client_lr: β, of the steps on the global model.
-        client_momentum: of the steps on the global model.
-        client_clip: maximum norm of a gradient; 0 for no clipping.
-        weight_decay: of the steps on the global model.
-        difference: δ of hf, the distance between the two gradients. TF32 has too few digits for it; float32 has enough.
-        personal_steps: steps of rate α that personalise the global model.
+        epochs: passes over a client's samples in a round.
+        batch_size: samples in each of the independent batches of a step.
+        inner_lr: α, learning rate of the step on a client's own samples.
+        client_lr: β, learning rate of the steps of the global model.
+        client_momentum: momentum of the steps of the global model.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
+        weight_decay: weight decay of the steps of the global model.
+        difference: δ, distance between the gradients that hf compares. Float32 has enough digits for it, TF32 has not.
+        personal_steps: number of steps with rate α that make a personal model from the global model.
     """
 
     variant: str = "fo"
@@ -59,16 +59,16 @@ class PerFedAvg(Averaging):
 
     @property
     def local_epochs(self) -> int:
-        """Gradients of each sample that a client computes in a round: two per step, or four with hf."""
+        """Number of gradients per sample that a client computes in a round: two per step, or four with hf."""
         return self.epochs * (2 if self.variant == "fo" else 4)
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the global model after `personal_steps` steps on each client, [c, D]."""
+        """Return for each client the global model after `personal_steps` steps on its samples, [c, D]."""
         theta: Tensor = cohort.run(self.adapt, everyone(server.theta)).value
         return theta
 
     def train(self, client: Client, theta: Tensor) -> Update:
-        """Train along the meta-gradient; each step draws batches D, D' and, for hf, D''."""
+        """Train the global model along the meta-gradient. Each step draws batches D, D' and, for hf, D''."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         outer, steps = client.epochs("train", self.batch_size, self.epochs)
         inner, _ = client.epochs("inner", self.batch_size, self.epochs)
@@ -89,7 +89,7 @@ class PerFedAvg(Averaging):
         return v - self.inner_lr * (ahead - behind) / (2 * self.difference)
 
     def adapt(self, client: Client, theta: Tensor) -> ClientState:
-        """Take plain steps of rate α on a client's own samples; the client keeps its model [D]."""
+        """Take plain SGD steps with rate α on a client's own samples; the client keeps its model [D]."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
         return ClientState(
             sgd_on_loss(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))
