@@ -1,1 +1,1 @@
-"""Helpers for all other packages: errors, files, randomness, trees, wording. This package imports none of them."""
+"""Helpers that every other package may import: errors, files, randomness, trees, wording. core imports no other."""

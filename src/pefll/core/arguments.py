@@ -58,12 +58,10 @@ def share(value: Any, name: str) -> float:
     """Return a fraction, at least 0 and below 1; PefllError for anything else, such as a list of clients."""
     given = plain(value)
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise PefllError(
-            f"{name} is {shown(value)}; it must be a share of the whole, for example 0.1", code="PEFLL-A006"
-        )
+        raise PefllError(f"{name} is {shown(value)}; it must be a fraction, for example 0.1", code="PEFLL-A006")
     found = number(given, name)
     if not 0 <= found < 1:
-        raise PefllError(f"{name} is {found}; it must be a share from 0 to below 1, for example 0.1", "PEFLL-A007")
+        raise PefllError(f"{name} is {found}; it must be at least 0 and below 1, for example 0.1", "PEFLL-A007")
     return found
 
 

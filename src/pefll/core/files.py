@@ -21,7 +21,7 @@ from typing import Any
 from pefll.core import locking
 from pefll.core.errors import PefllError
 
-# Names of temporary files, in which content is written first. No other program uses or guesses such names.
+# Names of temporary files. Content is written there first. No other program uses or guesses such names.
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pefll-tmp")
 # Names that Windows reserves for devices, with or without a suffix.
 _DEVICES = re.compile(
@@ -153,9 +153,8 @@ def _sweep_once(folder: Path) -> None:
 def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
     """Remove the incomplete files of killed writers from a folder.
 
-    A running writer has a lock on its file, also if it runs on another machine. On file systems without locks, nothing
-    is removed. `older` matches temporary names of earlier versions, which did not lock. Use it only if no other process
-    writes to the folder.
+    A running writer has a lock on its file, also on another machine. On file systems without locks, nothing is removed.
+    `older` matches names of earlier versions, which did not lock. Use it only if no other process writes to the folder.
     """
     with suppress(OSError):
         with os.scandir(folder) as entries:
@@ -260,7 +259,7 @@ def _plain_cell(value: Any) -> Any:
 
 
 def _first_visible(text: str) -> str:
-    """Return the first visible character that is not a space, as a plain one if it is wide; "" if there is none."""
+    """Return the first visible character except spaces, with wide letters made plain; "" if there is none."""
     plain = (letter for wide in text for letter in unicodedata.normalize("NFKC", wide))
     return next((letter for letter in plain if unicodedata.category(letter)[0] not in "CZ"), "")
 
@@ -274,7 +273,7 @@ def open_limited(path: Path, most: int) -> Iterator[io.BufferedReader]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise ValueError(f"it has {size:,} bytes, where at most {most:,} make sense")
+            raise ValueError(f"it has {size:,} bytes, but at most {most:,} are allowed")
         yield file
 
 

@@ -11,7 +11,7 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of the results of `function` for each tensor of `tree` and its counterparts in `others`."""
+    """Apply `function` to each tensor of `tree` and its counterparts in `others`; return the tree of the results."""
     if isinstance(tree, tuple):
         return type(tree)(*(map_tree(function, *parts) for parts in zip(tree, *others, strict=True)))
     return function(tree, *others)

@@ -92,7 +92,7 @@ def discard(name: str, data_dir: Path) -> None:
 
 
 def discard_orphans(data_dir: Path) -> None:
-    """Remove entries whose stamp has a `path`, a user's file, that no longer exists."""
+    """Remove the entries of users' files that no longer exist. The stamp of such an entry has the file's `path`."""
     for entry in (data_dir / FOLDER).glob("*"):
         sources = (_manifest(entry) or {}).get("sources")
         path = sources.get("path") if isinstance(sources, dict) else None

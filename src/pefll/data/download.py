@@ -99,7 +99,7 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
             complete = _transfer(archive.url, part, report)
         except urllib.error.HTTPError as error:
             if error.code == _RANGE_NOT_SATISFIABLE and before:
-                complete = True  # if the file is too long instead, its md5 is wrong
+                complete = True  # the server has no more bytes; if `part` is too long, its md5 is wrong
             else:
                 raise PefllError(
                     f"{archive.url} answered {error.code} {error.reason}; {by_hand}", code="PEFLL-D130"

@@ -45,7 +45,7 @@ class Samples:
         y: [N] int64 labels in [0, classes).
         classes: number of classes.
         split: [N] int8 with 0 train, 1 validation, 2 test; None if the data is not split.
-        client: [N] int64 owner of each sample, 0..n-1; None if the data names no owners. We call them natural clients.
+        client: [N] int64, the natural client (owner in the data) of each sample, 0..n-1; None if the data has none.
         normalise: channel statistics of uint8 pixels. None for features and tokens. Also None for images whose
             statistics are computed later, from training samples only.
         name: name of the data set.
@@ -288,7 +288,7 @@ class Federation:
         return replace(self, **arrays)
 
     def holding_out(self, share: float) -> Federation:
-        """Return a federation of the seen clients only, in which the last ones, a share of all, are unseen."""
+        """Return a federation of the seen clients only. The last of them, a fraction `share`, become unseen."""
         held = max(1, round(share * self.num_seen))
         if not 0 < share < 1 or held >= self.num_seen:
             raise PefllError(

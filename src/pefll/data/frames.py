@@ -257,11 +257,11 @@ def _read_parquet(path: Path, pyarrow: Any) -> Any:
         )
         width = kind.byte_width if pyarrow.types.is_fixed_size_binary(kind) else 0
         for group in map(about.row_group, range(about.num_row_groups)):
-            part = group.column(place)  # exists because no column is nested; equal values take few bytes in the file
+            part = group.column(place)  # `place` is right because no column is nested; equal values take few bytes
             rows = max(part.num_values, group.num_rows, 0)
             needed += max(part.total_uncompressed_size, rows * (NUMBER if is_number else OBJECT + width))
     check_growth(str(path), stored, needed)
-    # The file has a shared text only once. A dictionary keeps that, so that the size of all rows can be computed first.
+    # The file stores equal texts once. So does a dictionary array, so that the full size can be checked first.
     table = pyarrow.parquet.read_table(path, read_dictionary=texts)
     for chunk in (chunk for column in table.columns for chunk in column.chunks):
         if isinstance(chunk, pyarrow.DictionaryArray) and _is_text(pyarrow.types, chunk.dictionary.type):

@@ -19,7 +19,7 @@ from pefll.data.limits import NUMBER, OBJECT, check_growth
 
 # Methods of compression that NumPy writes. Others may need much memory, or modules that are missing.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENCRYPTED = 1  # a bit of a member's flags
+_ENCRYPTED = 1  # bit in the flags of an encrypted array
 _BROKEN = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, MemoryError, RecursionError),
     *(RuntimeError, NotImplementedError, UnicodeError, SyntaxError, zipfile.BadZipFile, zlib.error),
@@ -126,7 +126,7 @@ def _header(file: IO[bytes]) -> _Header:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("allow_pickle")  # like NumPy's own error
+        raise ValueError("allow_pickle")  # NumPy's own error has this word too; see `read_npz`
     if any(length < 0 for length in shape):
         raise ValueError("negative length")
     return _Header(file.tell(), shape, dtype)

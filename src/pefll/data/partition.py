@@ -14,7 +14,7 @@ from pefll.core.randomness import generator
 from pefll.core.wording import counted, first_few
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
 
-_FEW = 10_000  # number of clients that fits any memory; if there are too few samples, later errors say more
+_FEW = 10_000  # this many clients always fit into memory; later checks explain a lack of samples better
 
 
 def by_class(
@@ -28,8 +28,8 @@ def by_class(
 ) -> Federation:
     """Return a federation whose clients have a few classes each, as in the paper; each sample has one owner.
 
-    All classes get the same number of clients, or differ by one. One client after the other draws its classes at random
-    among those that lack most clients. In each split, the clients of a class share its samples equally, up to one.
+    All classes have equal numbers of clients, up to one. One client after the other draws its classes at random
+    among those that lack most clients. In each split, the clients of a class get equal numbers of samples, up to one.
 
     Args:
         samples: samples to give to clients.
@@ -217,7 +217,7 @@ def _number_clients(samples: Samples, client: Array, wanted: int | None, random:
 
 
 def _check_training(count: Array, samples: Samples, number: Array) -> None:
-    """Raise PefllError for clients without training samples; `count` [n, 3] has one row per new number of a client."""
+    """Raise PefllError for clients without training samples; `count` [n, 3] is indexed by clients' new numbers."""
     if int(count[:, TRAIN].min()) >= 1:
         return
     bad = np.flatnonzero((number >= 0) & (count[number, TRAIN] < 1)).tolist()
@@ -301,7 +301,7 @@ def _rows_by_class(samples: Samples, split: Array, which: int, random: np.random
 
 
 def _draw_classes(clients: int, each: int, classes: int, random: np.random.Generator) -> Array:
-    """Return which classes each client has, bool [clients, classes]. Classes differ by at most one client."""
+    """Return which classes each client has, bool [clients, classes]. Classes get equally many clients, up to one."""
     left = np.full(classes, clients * each // classes)
     left[random.permutation(classes)[: clients * each % classes]] += 1
     has_class = np.zeros((clients, classes), dtype=bool)

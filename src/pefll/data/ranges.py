@@ -26,7 +26,7 @@ class Odd(NamedTuple):
 
     factor: float
     client: int
-    column: str  # its name and range
+    column: str  # name and range of the column
 
 
 def out_of_proportion(federation: Federation) -> list[str]:

@@ -119,8 +119,8 @@ def load_samples(
         name_or_path: a key of `DATASETS`, or a path to an `.npz`, CSV or Parquet file or a folder of images.
         data_dir: the folder of the named data sets and of the cache.
         report: is called with a sentence before slow steps.
-        label: name of the column or array of labels in a user's file. Only the default name may be absent.
-        client: name of the column or array of clients in a user's file. Only the default name may be absent.
+        label: name of the column or array of labels in a user's file.
+        client: name of the column or array of clients in a user's file; the default name may be absent.
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
     label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)

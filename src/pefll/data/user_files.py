@@ -151,7 +151,7 @@ def read_client(
         features: names of a table's columns that make up x, in the order of the model; by default all other columns.
         class_names: names of the model's classes, for labels that are texts.
         tokens: whether x holds tokens, which stay whole numbers.
-        alone: raise PefllError for a file with samples of several clients.
+        alone: whether to raise PefllError for a file with samples of several clients.
         instead: end of that error: what else a user can do with such a file.
         client_named: whether the user gave the name `client`; then it must exist.
     """

@@ -1,4 +1,4 @@
-"""One file per method, with the name of its paper. A method imports another only if it is a variation of it."""
+"""One file per method. A method imports another method only if it is a variation of that method."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pefll.data.client import Batch, Client
 from pefll.data.federation import VALIDATION
 from pefll.models.network import Network, Parameters
 from pefll.tasks import Classification, Task
-from pefll.tasks import Score as Score  # what a method's `predict` returns
+from pefll.tasks import Score as Score  # return type of a method's `predict`
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Tree = Any  # a tensor, or a NamedTuple of trees

@@ -49,7 +49,7 @@ class KNNPer(Averaging):
         scale: a neighbour at distance d has weight exp(-d² / scale).
         few_neighbours: the smaller choice of k, the number of neighbours.
         many_neighbours: the larger choice of k, the number of neighbours.
-        max_weight: largest weight λ of the neighbours, which is 0, 0.1, 0.2, ...; 0 for the global model only.
+        max_weight: largest λ that a client may choose among 0, 0.1, 0.2, ...; 0 for the global model only.
     """
 
     local_steps: int = 50

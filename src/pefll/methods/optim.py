@@ -140,7 +140,7 @@ def move_mean(mean: Tree, values: Tree, step: Tensor, decay: float) -> Tree:
         mean: a NamedTuple of tensors, or NoMean.
         values: the newest parameters, a NamedTuple like `mean`.
         step: int64 [], number t of the step; 1 for the first step.
-        decay: less than 1. If t / (t + 9) is less than that, it is used instead, so that the mean forgets its start.
+        decay: less than 1. Step t uses t / (t + 9) if that is less, so that the mean forgets its start.
     """
     if isinstance(mean, NoMean):
         return mean

@@ -151,8 +151,7 @@ class PeFLL(refining.Refining):
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
         theta, pullback = network_vjp(self.h, partial(self.generate, server), server.hypernetwork, v)
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
-        # η_h needs the mean over clients. Dividing Δθ by c is cheaper than dividing Δη_h, which is much longer. Δv_i
-        # belongs to one client, so for it the division is undone.
+        # η_h needs the mean over clients. It is cheaper to divide Δθ by c than Δη_h. For Δv_i, the division is undone.
         d_hypernetwork, d_v = pullback(delta / cohort.size)
         d_v = cohort.size * d_v
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up

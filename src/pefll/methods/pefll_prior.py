@@ -1,7 +1,7 @@
 """PeFLL with a label prior, which rules out classes that a client does not have. It is not in the paper.
 
 A client's descriptor also has its share of each class. The server adds the logarithm of these shares to the generated
-output bias. This is Bayes' rule for a client with another label distribution. A client without labels reports equal
+output bias. This is Bayes' rule for a client with its own label distribution. A client without labels reports equal
 shares, which do not change its predictions.
 """
 

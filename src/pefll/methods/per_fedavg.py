@@ -32,7 +32,7 @@ class PerFedAvg(Averaging):
         client_momentum: momentum of the steps of the global model.
         client_clip: maximum norm of a local gradient; 0 for no clipping.
         weight_decay: weight decay of the steps of the global model.
-        difference: δ, distance between the gradients that hf compares. Float32 has enough digits for it, TF32 has not.
+        difference: δ, step of the finite difference of gradients in hf; float32 has enough digits for it, TF32 has not.
         personal_steps: number of steps with rate α that make a personal model from the global model.
     """
 

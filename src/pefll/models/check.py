@@ -59,7 +59,7 @@ def _check_layer(where: str, layer: nn.Module) -> None:
 
 
 def _check_parameters(where: str, layer: nn.Module, registered: set[nn.Module]) -> None:
-    """Raise PefllError for lazy or complex parameters, and for layers that are not in `registered`, the model's."""
+    """Raise PefllError for lazy or complex parameters, and for layers that torch has not `registered` in the model."""
     for key, value in layer.named_parameters(recurse=False):
         if is_lazy(value):
             raise PefllError(

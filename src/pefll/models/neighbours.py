@@ -30,7 +30,7 @@ def neighbour_shares(
     Returns:
         shares [b, C] for each number in `counts`; zeros for a sample without neighbours.
     """
-    centre = bank.mean(dim=0)  # moved to the origin: far from it, the distances below would lose precision
+    centre = bank.mean(dim=0)  # becomes the origin, because distances of points far from the origin lose precision
     features, bank = features - centre, bank - centre
     squares = features.square().sum(1)[:, None] + bank.square().sum(1) - 2 * features @ bank.T
     closeness = (-squares.clamp(min=0) / scale).masked_fill(~allowed, -torch.inf)
