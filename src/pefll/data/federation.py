@@ -293,7 +293,7 @@ class Federation:
         if not 0 < share < 1 or held >= self.num_seen:
             raise PefllError(
                 f"{self.name}: {share} of {counted(self.num_seen, 'seen client')} cannot be held out; give a share "
-                "with at least one client that is held out and one that is not",
+                "that holds out at least one client and keeps at least one",
                 code="PEFLL-D145",
             )
         seen = slice(0, self.num_seen)
@@ -403,7 +403,7 @@ def check_is_federation(value: Any) -> None:
         given = f"a {type(value).__name__}" if isinstance(value, tuple | list | dict) else shown(value)
         raise PefllError(
             f"a federation is needed, not {given}: make one with pefll.federation_from_arrays(x, y, client), "
-            "or of samples with pefll.make_federation(samples, ...)",
+            "or from samples with pefll.make_federation(samples, ...)",
             code="PEFLL-A019",
         )
 

@@ -107,7 +107,7 @@ def _shape(image_module: Any, path: Path) -> tuple[int, int, int]:
         width, height = image.size
         check_picture(str(path), width, height, len(image.getbands()))
         if image.mode.startswith(("I", "F")):
-            raise PefllError(f"{path} has more than 8 bits per channel; save it with 8", code="PEFLL-D155")
+            raise PefllError(f"{path} has more than 8 bits per channel; save it with 8 bits", code="PEFLL-D155")
         return (1 if _is_grey(image) else 3), height, width
 
 

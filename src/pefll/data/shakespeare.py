@@ -94,7 +94,7 @@ def _from_roles(path: Path, stride: int) -> Samples:
             names.append(name)
     if not names:
         raise PefllError(
-            f"{path} has no role with enough text; one needs {LENGTH + 1} characters in its last tenth",
+            f"{path} has no role with enough text; a role needs {LENGTH + 1} characters in its last tenth",
             code="PEFLL-D200",
         )
     windows = [sliding_window_view(tokens, LENGTH + 1)[::stride] for _, _, tokens in parts]

@@ -120,7 +120,7 @@ def last_linear(module: nn.Module) -> str:
     called = [name for name in calls if name in names]
     if not called:
         raise PefllError(
-            f"the model {type(module).__name__} has no nn.Linear layer to be its head; make its last layer one",
+            f"the model {type(module).__name__} has no nn.Linear layer as its head; make its last layer an nn.Linear",
             code="PEFLL-N023",
         )
     return called[-1]

@@ -52,8 +52,8 @@ class Tracer(fx.Tracer):
     """A thread-safe `fx.Tracer`.
 
     While torch traces, it replaces `nn.Module.__call__` and `__getattr__` for the whole process. So modules in other
-    threads call the methods below too, which must not trace them. Two traces at the same time could leave the
-    replacements in place for ever. A lock prevents that.
+    threads also call the methods below, but these must trace the modules of one thread only. Two traces at the same
+    time could leave the replacements there for ever. A lock prevents that.
     """
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
@@ -118,8 +118,8 @@ def _names_are_kept(graph: fx.Graph, module: nn.Module) -> bool:
 def _settle_writes(graph: fx.Graph, module: nn.Module) -> bool:
     """Replace `x += y` by x + y; return False if later code reads a view of x, which would lack the change.
 
-    Fused blocks keep their results for the backward pass, so nothing may write to them. Other in-place operations, such
-    as `x.add_(y)`, stay in the graph. For these, return False if the view may become a copy (`view` to `reshape`).
+    `x += y` must go: x may be the result of a fused block, which the backward pass needs. Others, such as `x.add_(y)`,
+    stay in the graph. For them, return False if the later view is a `view`: it becomes a `reshape`, which may copy.
     """
     place = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
