@@ -9,8 +9,8 @@ import numpy as np
 from pefll.core.wording import first_few
 from pefll.data.federation import TRAIN, Federation, feature_called
 
-# A column's range at a client is the largest distance from the column's median. It is out of proportion if it is this
-# many times the median range of clients. Incomes differ by a factor of 100, wrong units or 1e10 for "missing" by more.
+# A client's range in a column is the largest distance of its values from the column's median. Warn if a range is this
+# many times the median client's. Incomes differ by a factor of 100; wrong units, or 1e10 for "missing", by more.
 OUT_OF_PROPORTION = 1e3
 # A smaller range counts as this one, because networks expect inputs of about 1.
 ORDINARY = 1.0
