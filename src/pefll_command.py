@@ -1,4 +1,4 @@
-"""The command `pefll`. It is outside of the package, so that Ctrl-C works while the package is imported."""
+"""The command `pefll`. This file is outside of the package, so that Ctrl-C works while the package is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
         sys.stderr.write("stopped before anything was begun\n")
         sys.exit(130)
     finally:
-        # Libraries take a second to shut down; Ctrl-C would only print a traceback now.
+        # Libraries take a second to shut down. In that second, Ctrl-C would only print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -200,7 +200,7 @@ def test_a_link_under_a_guessed_name_is_not_followed(tmp_path, monkeypatch):
 def test_a_file_that_is_too_long_is_not_read(tmp_path):
     (tmp_path / "a").write_bytes(b"12345")
     assert read_limited(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(ValueError, match="it has 5 bytes, where at most 4 make sense"):
+    with pytest.raises(ValueError, match="it has 5 bytes, but at most 4 are allowed"):
         read_limited(tmp_path / "a", 4)
     with pytest.raises(PefllError, match=r"\b5 bytes.*PEFLL-A105"):
         read_json(tmp_path / "a", 4)

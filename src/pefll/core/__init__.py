@@ -1,1 +1,1 @@
-"""What everything else may use and what uses nothing of ours: errors, files, randomness, trees, words."""
+"""Helpers that every other package may import: errors, files, randomness, trees, wording. core imports no other."""

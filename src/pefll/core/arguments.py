@@ -1,4 +1,4 @@
-"""Checks of arguments: each function returns a plain value, or raises PefllError with one sentence."""
+"""Checks of a user's arguments. Each function returns a plain Python value, or raises PefllError."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pefll.core.errors import PefllError
 # Seeds, counts and rounds become int64 in arrays, on a GPU and in messages.
 MOST = (1 << 63) - 1
 
-MOST_BYTES = 255  # of a file's name, on usual file systems
+MOST_BYTES = 255  # longest name of a file on usual file systems
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy number, or an array or tensor without axes, as a Python value; anything else unchanged."""
+    """Return the Python value of a NumPy number or of an array or tensor without axes; other values unchanged."""
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         try:
             return value.item()
@@ -27,7 +27,7 @@ def plain(value: Any) -> Any:
 
 
 def whole_number(value: Any, name: str, least: int | None = None, most: int = MOST) -> int:
-    """Return a whole number from `least` to `most`; PefllError for anything else, also for 3.0, "3" and True."""
+    """Return an integer from `least` to `most`; PefllError for anything else, including 3.0, "3" and True."""
     number = plain(value)
     if isinstance(number, bool) or not isinstance(number, int):
         advice = f", for example {int(number)}" if isinstance(number, float) and number.is_integer() else ""
@@ -41,7 +41,7 @@ def whole_number(value: Any, name: str, least: int | None = None, most: int = MO
 
 
 def number(value: Any, name: str) -> float:
-    """Return a finite number; PefllError for anything else, also for True and texts."""
+    """Return a finite number as a float; PefllError for anything else, including True and texts."""
     given = plain(value)
     if isinstance(given, bool) or not isinstance(given, int | float):
         raise PefllError(f"{name} is {shown(value)}; it must be a number", code="PEFLL-A004")
@@ -55,15 +55,13 @@ def number(value: Any, name: str) -> float:
 
 
 def share(value: Any, name: str) -> float:
-    """Return a share from 0 to below 1; PefllError for anything else, such as a list of clients."""
+    """Return a fraction, at least 0 and below 1; PefllError for anything else, such as a list of clients."""
     given = plain(value)
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise PefllError(
-            f"{name} is {shown(value)}; it must be a share of the whole, for example 0.1", code="PEFLL-A006"
-        )
+        raise PefllError(f"{name} is {shown(value)}; it must be a fraction, for example 0.1", code="PEFLL-A006")
     found = number(given, name)
     if not 0 <= found < 1:
-        raise PefllError(f"{name} is {found}; it must be a share from 0 to below 1, for example 0.1", "PEFLL-A007")
+        raise PefllError(f"{name} is {found}; it must be at least 0 and below 1, for example 0.1", "PEFLL-A007")
     return found
 
 
@@ -85,7 +83,7 @@ def truth(value: Any, name: str) -> bool:
 
 
 def path(value: Any, name: str = "the path") -> Path:
-    """Return a path from a text or a `Path`; PefllError for anything else and for impossible file names."""
+    """Return the `Path` of a text or a `Path`; PefllError for other values and for impossible file names."""
     given = plain(value)
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
         raise PefllError(f"{name} is {shown(value)}; it must be a text or a pathlib.Path", code="PEFLL-A010")
@@ -108,9 +106,9 @@ def listed(values: Any, name: str, example: str) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a sentence: short, on one line; of a large one only the type."""
+    """Return a value as short text in one line, for an error sentence. A large value becomes its type."""
     if isinstance(value, int) and not isinstance(value, bool):
-        # Python refuses to print thousands of digits, so they are estimated.
+        # Python refuses to print thousands of digits, so the number of digits is estimated.
         digits = int(value.bit_length() * math.log10(2)) + 1
         return f"{value:,}" if value.bit_length() < 80 else f"a whole number of {digits:,} digits"
     if isinstance(value, type):
@@ -122,7 +120,7 @@ def shown(value: Any) -> str:
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value's `repr` is cheap; that of a million arrays is not."""
+    """Return whether the `repr` of a value is cheap; a list of a million arrays has an expensive one."""
     if isinstance(value, int):
         return value.bit_length() < 80
     size = getattr(value, "size", None)

@@ -30,7 +30,7 @@ class Diverged(PefllError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
-    """Return the error for an unknown name of some `kind`, for example "method"; it suggests a similar known name."""
+    """Return the error for an unknown name. It suggests a similar known name. `kind` is for example "method"."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.74)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, JSON and CSV."""
+"""Writes files atomically, so that each is complete or absent; reads and writes JSON and CSV."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from typing import Any
 from pefll.core import locking
 from pefll.core.errors import PefllError
 
-# Names of files that are being written: unguessable, and used by no other program.
+# Names of temporary files. Content is written there first. No other program uses or guesses such names.
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pefll-tmp")
-# Names that Windows reserves for devices, with any ending.
+# Names that Windows reserves for devices, with or without a suffix.
 _DEVICES = re.compile(
     r"(con|prn|aux|nul|clock\$|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3]) *(\..*)?", re.IGNORECASE
 )
-# Unicode's categories of characters that nobody sees: control, format, ends of lines and of paragraphs.
+# Unicode categories of invisible characters: control, format, line separator, paragraph separator.
 _INVISIBLE = ("Cc", "Cf", "Zl", "Zp")
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _HASHED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
-_LONGEST = 200  # bytes of a name; file systems allow 255, and endings are added
+_LONGEST = 200  # bytes of a name; file systems allow 255, but suffixes are added
 _SPACE = "free some space"
 _REMEDIES = {errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE, errno.EFBIG: "raise the limit that `ulimit -f` shows"}
 # First characters of a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-# The closing quote is optional, so that an unclosed string is scanned once and not again from each quote.
+# The closing quote is optional: otherwise an unclosed string would be scanned again from each of its quotes.
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 @contextmanager
 def sentences_for_disk_errors(what: str, then: str = "") -> Iterator[None]:
-    """Turn an OSError inside the block into a PefllError that names the file, `what`, and the reason.
+    """Turn an OSError inside the block into a PefllError that names the reason and the file, `what`.
 
-    `then` says what to do after correcting the cause; by default choose another place.
+    `then` tells the user what to do after correcting the cause. Without it, the error suggests another place.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def sentences_for_disk_errors(what: str, then: str = "") -> Iterator[None]:
 
 
 def check_folder(path: Path) -> None:
-    """Raise PefllError if a folder can neither be written to nor created. It is not created here."""
+    """Raise PefllError unless a folder can be written to or created. This function does not create it."""
     nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
     with sentences_for_disk_errors(str(path)):
         if not nearest.is_dir():
@@ -71,13 +71,13 @@ def make_folder(path: Path, private: bool = False) -> None:
 
     With `private` only the owner may enter a new folder; an existing one does not change.
     """
-    check_folder(path)  # its message is plainer than "File exists" if a file is in the way
+    check_folder(path)  # if `path` is a file, its message is clearer than "File exists"
     with sentences_for_disk_errors(str(path)):
         path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's entries to disk, if its file system can. Without it a new file may be lost in a crash."""
+    """Write a folder's list of files to disk, if its file system can. Otherwise a crash may lose a new file."""
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -92,7 +92,7 @@ def sync_folder(folder: Path) -> None:
 def write_whole(path: Path, content: bytes, private: bool = False) -> None:
     """Write a file atomically: a reader sees the old content or the new, never a part.
 
-    A symbolic link is replaced, not followed. With `private` only the owner may read the file, whatever the umask.
+    A symbolic link is replaced, not followed. With `private` only the owner may read the file, for any umask.
     """
     if path.name in ("", ".."):
         raise PefllError(f"cannot write {path}: it is a folder; add a file's name to it", code="PEFLL-A109")
@@ -109,18 +109,18 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
                 if locking.fcntl is not None:
-                    temporary.replace(path)  # still locked, so that no other process sweeps it
+                    temporary.replace(path)  # while it is locked, so that no other process removes it
             if locking.fcntl is None:
-                temporary.replace(path)  # systems without these locks do not rename open files
+                temporary.replace(path)  # systems without such locks cannot rename open files
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
 
 def _open_temporary(path: Path, mode: int) -> tuple[Path, int]:
-    """Return a new file beside a path under an unguessable name, and its handle, locked while open.
+    """Create a file with an unguessable name beside `path`; return its path and its handle, which is locked.
 
-    An existing file or link is never opened.
+    It never opens an existing file or link.
     """
     name = path.name.encode("utf-8", "surrogateescape")[:_LONGEST].decode("utf-8", "ignore")
     while True:
@@ -133,7 +133,7 @@ def _open_temporary(path: Path, mode: int) -> tuple[Path, int]:
             locking.lock(handle)
         if os.fstat(handle).st_nlink:
             return temporary, handle
-        os.close(handle)  # another process swept it before it was locked
+        os.close(handle)  # another process removed the file before it was locked
 
 
 _swept: set[str] = set()
@@ -141,7 +141,7 @@ _sweeping = threading.Lock()
 
 
 def _sweep_once(folder: Path) -> None:
-    """Sweep a folder before this process first writes to it."""
+    """Call `sweep` on a folder before this process first writes to it."""
     name = os.path.abspath(folder)
     with _sweeping:
         if name in _swept:
@@ -153,8 +153,8 @@ def _sweep_once(folder: Path) -> None:
 def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
     """Remove the incomplete files of killed writers from a folder.
 
-    A living writer holds a lock on its file, here or on another machine. On file systems without locks nothing is
-    removed. `older` matches names of earlier versions, which held no locks; only for a caller that owns the folder.
+    A running writer has a lock on its file, also on another machine. On file systems without locks, nothing is removed.
+    `older` matches names of earlier versions, which did not lock. Use it only if no other process writes to the folder.
     """
     with suppress(OSError):
         with os.scandir(folder) as entries:
@@ -165,7 +165,7 @@ def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a name is one of an incomplete file."""
+    """Return whether a name is that of an incomplete file."""
     return bool(_TEMPORARY.fullmatch(name))
 
 
@@ -182,7 +182,7 @@ def _remove_unless_locked(path: Path) -> None:
 
 
 def set_aside(path: Path, why: str = "damaged") -> Path:
-    """Rename a file or folder instead of deleting it, and return its new name; `why` is a part of it."""
+    """Rename a file or folder instead of deleting it, and return the new path, which contains `why`."""
     with sentences_for_disk_errors(str(path)):
         number = 1
         while os.path.lexists(kept := path.with_name(f"{path.name}.{why}-{number}")):
@@ -193,7 +193,7 @@ def set_aside(path: Path, why: str = "damaged") -> Path:
 
 
 def check_file_name(name: str, what: str) -> None:
-    """Raise PefllError for a file name that does not work on every system; `what` is the file, for the error."""
+    """Raise PefllError for a file name that does not work on every system. The error calls the file `what`."""
     reason = ""
     if not name or name.startswith(".") or name.endswith((".", " ")) or name != name.strip():
         reason = "it is empty, or begins with a dot or a space, or ends with one"
@@ -201,7 +201,7 @@ def check_file_name(name: str, what: str) -> None:
         reason = 'it has an invisible character or one of < > : " / \\ | ? *'
     elif any(0xD800 <= ord(letter) < 0xE000 for letter in name):
         reason = "it is not valid Unicode"
-    elif _DEVICES.fullmatch(unicodedata.normalize("NFKC", name)):  # some systems read wide letters as plain ones
+    elif _DEVICES.fullmatch(unicodedata.normalize("NFKC", name)):  # some systems treat wide letters as plain ones
         reason = "Windows reserves that name for a device"
     elif len(name.encode()) > _LONGEST:
         reason = f"it is longer than {_LONGEST} bytes"
@@ -210,9 +210,9 @@ def check_file_name(name: str, what: str) -> None:
 
 
 def safe_file_name(text: str) -> str:
-    """Return a unique file name for any text, also on file systems that ignore case.
+    """Return a file name for any text; different texts get different names, also on file systems that ignore case.
 
-    Plain names do not change; others keep their plain characters and get a hash of the whole text.
+    Plain names do not change. Other texts keep their plain characters, and a hash of the text is added.
     """
     if _PLAIN.fullmatch(text) and not _DEVICES.fullmatch(text) and not _HASHED.fullmatch(text):
         return text
@@ -224,17 +224,17 @@ _WHOLE_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s*\]")
 
 
 def write_json(path: Path, content: Any, private: bool = False) -> None:
-    """Write JSON atomically, one entry per line, but lists of whole numbers in one line; see `write_whole`."""
+    """Write JSON atomically, with one line per entry and per list of whole numbers; see `write_whole`."""
     text = json.dumps(content, indent=2)
-    # JSON escapes line breaks inside texts, so this finds lists only.
+    # JSON escapes line breaks inside texts, so the pattern matches only lists.
     text = _WHOLE_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     write_whole(path, (text + "\n").encode(), private)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with equal keys as a table with a heading, atomically.
+    """Write rows that have the same keys as a CSV table with a heading, atomically.
 
-    Text that a spreadsheet would read as a formula gets an apostrophe in front; numbers do not change.
+    An apostrophe is put before text that a spreadsheet would read as a formula. Numbers do not change.
     """
     table = io.StringIO()
     columns = csv.writer(table, lineterminator="\n")
@@ -248,7 +248,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _plain_cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet reads as a formula."""
+    """Return a cell's value, changed if a spreadsheet would read it as a formula."""
     if not isinstance(value, str) or not (value.startswith(_FORMULA) or _first_visible(value) in _FORMULA):
         return value
     try:
@@ -259,7 +259,7 @@ def _plain_cell(value: Any) -> Any:
 
 
 def _first_visible(text: str) -> str:
-    """Return the first character that is neither a space nor invisible, a wide one as a plain one; "" without any."""
+    """Return the first visible character except spaces, with wide letters made plain; "" if there is none."""
     plain = (letter for wide in text for letter in unicodedata.normalize("NFKC", wide))
     return next((letter for letter in plain if unicodedata.category(letter)[0] not in "CZ"), "")
 
@@ -268,12 +268,12 @@ def _first_visible(text: str) -> str:
 def open_limited(path: Path, most: int) -> Iterator[io.BufferedReader]:
     """Open a file to read it in the block; ValueError if it has more than `most` bytes.
 
-    A sparse file of any size takes no space on a disk, but its content would fill the memory.
+    A hostile sparse file takes no space on disk, but reading it would fill the memory.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise ValueError(f"it has {size:,} bytes, where at most {most:,} make sense")
+            raise ValueError(f"it has {size:,} bytes, but at most {most:,} are allowed")
         yield file
 
 
@@ -294,9 +294,9 @@ def read_json(path: Path, most: int | None = None) -> Any:
 
 
 def parse_json(content: bytes | str, depth: int | None = None) -> Any:
-    """Return the content of JSON, a text or UTF-8; ValueError if it is not JSON or nested too deeply.
+    """Return the value of a JSON text or of UTF-8 bytes; ValueError if it is not JSON or nested too deeply.
 
-    `depth` is the largest number of levels of brackets; None for Python's own limit.
+    `depth` is the maximum number of nested brackets; None means Python's limit.
     """
     text = content if isinstance(content, str) else content.decode()
     if depth is not None and is_nested_deeper(text, depth):
@@ -309,7 +309,7 @@ def parse_json(content: bytes | str, depth: int | None = None) -> Any:
 
 def is_nested_deeper(text: str, most: int) -> bool:
     """Return whether a JSON text has more than `most` levels of brackets."""
-    if text.count("[") + text.count("{") <= most:  # fast, and true for nearly every message
+    if text.count("[") + text.count("{") <= most:  # a fast test that suffices for nearly every message
         return False
     depth = 0
     for found in _BRACKET.finditer(text):

@@ -1,4 +1,4 @@
-"""The memory that this process can still get."""
+"""How much memory this process can still get."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def total_memory() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that this process can still get, also within a container's limit; None if unknown.
+    """Return the bytes that this process can still get, within the limits of its container; None if unknown.
 
-    The file cache counts as available. Systems that report only their total, such as macOS, return that.
+    The file cache counts as available. Systems such as macOS report only their total, so it is returned there.
     """
     known = [_meminfo("MemAvailable") or total_memory(), *_left_in_cgroups()]
     return min((each for each in known if each is not None), default=None)
 
 
 def _meminfo(key: str) -> int | None:
-    """Return a row of /proc/meminfo in bytes."""
+    """Return the bytes in the row `key` of /proc/meminfo; None if there is no such row."""
     rows = _rows(MEMINFO) if sys.platform.startswith("linux") else []
     return next((1024 * int(row[1]) for row in rows if row[0] == f"{key}:" and row[1:] and row[1].isdecimal()), None)
 
 
 def _left_in_cgroups() -> list[int]:
-    """Return the bytes left in each cgroup of this process and in their parents."""
+    """Return the bytes left in each cgroup of this process and in the parents of these cgroups."""
     left = []
     for folder, limit, used in _cgroups():
         most, now = _number_in(folder / limit), _number_in(folder / used)
@@ -63,7 +63,7 @@ def _cgroups() -> list[tuple[Path, str, str]]:
             continue
         top = CGROUPS if second else CGROUPS / "memory"
         names = ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        # In a container this process's group may be mounted as the top one.
+        # In a container, the cgroup of this process may be mounted as the top one.
         folder = top / place.lstrip("/")
         folders = {top, *(each for each in (folder, *folder.parents) if each.is_relative_to(top))}
         found += [(each, *names) for each in sorted(folders)]
@@ -71,7 +71,7 @@ def _cgroups() -> list[tuple[Path, str, str]]:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    """Return the words of each row of a file; none if it cannot be read."""
+    """Return the words of each row of a file; an empty list if the file cannot be read."""
     try:
         return [row.split() for row in path.read_text().splitlines() if row.strip()]
     except OSError:
@@ -84,6 +84,6 @@ def _number_in(path: Path) -> int | None:
 
 
 def _statistic(path: Path, names: tuple[str, ...]) -> int:
-    """Return the largest of some rows of a memory.stat file in bytes; 0 if there is none."""
+    """Return the largest value, in bytes, among the rows `names` of a memory.stat file; 0 if it has none of them."""
     rows = [row for row in _rows(path) if len(row) == 2 and row[0] in names and row[1].isdecimal()]
     return max((int(value) for _, value in rows), default=0)

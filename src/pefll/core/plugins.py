@@ -1,7 +1,7 @@
 """Plug-ins: a user's own code, named as `package.module:name` on the command line or in Python.
 
-Files and servers name code too: a run's config, a result, a federation's settings. These may come from a stranger. So
-their code is imported only if the user has named it too, in this process or in the environment.
+Files and servers name code too, for example a run's config or a federation's settings. A stranger may have written
+them. So such code is imported only if the user has also named it, in this process or in the environment.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 
-# Environment variable: names of code that child processes may import, separated by commas.
+# Environment variable with the names of the code that child processes may import, separated by commas.
 CODE = "PEFLL_CODE"
 _allowed: set[str] = set()
 
 
 class OwnCodeFailed(Exception):
-    """A user's code failed in another process. The exception's text says how and where."""
+    """A user's code failed in another process. The text of the exception is that of `fault`."""
 
 
 def fault(error: BaseException) -> str:
     """Return how and where a user's code failed, for example "ValueError in mine.py, line 6: bad shape".
 
-    The place is the innermost line outside of this package and of installed packages. Return "" if there is none.
+    The line is the innermost one outside of this package and of installed packages. Without such a line, return "".
     """
     if isinstance(error.__cause__, OwnCodeFailed):
         return str(error.__cause__)
@@ -45,12 +45,12 @@ def fault(error: BaseException) -> str:
 
 
 def allow(*names: object) -> None:
-    """Allow the import of code that the user named, for example `"package.module:function"`; ignore other values."""
+    """Allow the import of code that the user named, such as `"package.module:function"`; ignore other values."""
     _allowed.update(name for name in names if isinstance(name, str) and ":" in name)
 
 
 def allow_only(*names: object) -> None:
-    """Allow only these names, not earlier ones or the environment's: for a process that runs what a server asks."""
+    """Allow only these names. Forget earlier names and those in the environment, because a server may ask for them."""
     _allowed.clear()
     os.environ.pop(CODE, None)
     allow(*names)
@@ -64,7 +64,7 @@ def is_allowed(reference: str) -> bool:
 def import_name(reference: str, what: str) -> Any:
     """Import and return the object `package.module:name`. The module may also be in the current folder.
 
-    PefllError if the user did not name it, or it cannot be imported. `what` is its kind, for example `"model"`.
+    PefllError if the user did not name it, or if the import fails. `what` describes it, for example `"model"`.
     """
     if not is_allowed(reference):
         raise PefllError(
@@ -75,7 +75,7 @@ def import_name(reference: str, what: str) -> Any:
         )
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `python -m` does so by itself, a console script does not
+        sys.path.insert(0, os.getcwd())  # `python -m` adds this folder, a console script does not
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-# One lock, because two threads that take several in different orders would deadlock.
+# A single lock: with several, two threads that take them in different orders would deadlock.
 lock = threading.RLock()
 
 # Without this, a child that is forked while another thread holds the lock would wait forever.

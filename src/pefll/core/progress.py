@@ -17,23 +17,23 @@ LINE_SECONDS, QUIET_SECONDS = 10.0, 2.0
 
 
 def say(console: Console, sentence: str) -> None:
-    """Print a sentence in one line, so that it can be copied; brackets in it are not markup."""
+    """Print a sentence in one line, so that users can copy it. Brackets in it are not markup."""
     try:
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     except OSError:
-        if console.file is sys.stdout:  # results must not get lost
+        if console.file is sys.stdout:  # standard output has the results, which must not get lost
             raise
-        # Other output is news: a closed terminal must not end a run.
+        # Other output is progress only: a run must go on although its terminal was closed.
 
 
 class Monitor(AbstractContextManager["Monitor"]):
-    """Shows how far a job is. This base class shows nothing."""
+    """Shows the progress of one job. This base class shows nothing."""
 
     def __exit__(self, *_: object) -> None:
         return
 
     def at(self, done: int, news: str = "") -> None:
-        """Show that `done` steps are done, and `news`, the latest measurement in words."""
+        """Show that `done` steps are done, and the latest measurement, the text `news`."""
 
     def say(self, sentence: str) -> None:
         """Print a sentence without disturbing the bar."""
@@ -46,9 +46,9 @@ class Display(AbstractContextManager["Display"]):
         return
 
     def line(self, title: str, total: int, done: int = 0) -> Monitor:
-        """Return a monitor for a job of `total` steps; as a context it leaves the display at its end.
+        """Return a monitor for a job of `total` steps. At the end of its `with` block, it disappears.
 
-        `done` steps were done before, and do not count for the time left.
+        `done` steps were done earlier. The estimate of the time left ignores them.
         """
         del title, total, done
         return Monitor()
@@ -75,7 +75,7 @@ class Bars(Display):
     def __enter__(self) -> Self:
         try:
             self._progress.start()
-        except LiveError:  # older versions of rich show one display at a time, and another thread's came first
+        except LiveError:  # older versions of rich allow one display at a time, and another thread has one
             self._is_shown = False
         return self
 
@@ -98,7 +98,7 @@ class Bar(Monitor):
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            self._progress.refresh()  # shows the last step
+            self._progress.refresh()  # show the last step
         self._progress.remove_task(self._task)
 
     def at(self, done: int, news: str = "") -> None:
@@ -114,7 +114,7 @@ class Bar(Monitor):
 
 
 class Log(Display):
-    """Lines of all jobs in order of time, where there is no terminal."""
+    """Prints the progress of all jobs as lines of text, for output that is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -125,7 +125,7 @@ class Log(Display):
 
 
 class Lines(Monitor):
-    """Plain lines: at most one in ten seconds, and one at the end of a job of more than two."""
+    """Prints at most one line in ten seconds, and one at the end of a job that took more than two seconds."""
 
     def __init__(self, console: Console, title: str, total: int, done: int) -> None:
         self._console, self._title, self._total, self._first = console, title, total, done

@@ -1,8 +1,8 @@
 """Randomness is a function, not a state.
 
 Every random number of a run is a pure function of (seed, purpose, round, client), in 64-bit integer arithmetic. It has
-the same value on a CPU, on a GPU and inside a CUDA graph, where the round is a counter in device memory. So a client
-needs no random state between rounds, a run resumes bit-exact, and a lost client does not change others' batches.
+the same value on a CPU, on a GPU and inside a CUDA graph, where the round is a counter in device memory. So clients
+store no random state between rounds. A resumed run continues bit-exactly. Losing a client changes no other's batches.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pefll.core.reference import reference
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
-# Rounds of the card shuffle in `choose`. tests/test_randomness.py shows that all pairs are equally likely.
+# Number of shuffles in `choose`. tests/test_randomness.py shows that they make all pairs equally likely.
 SHUFFLES = 20
 
 
 def _signed(value: int) -> int:
-    """Return the int64 with the bits of the unsigned `value`."""
+    """Return the signed int64 that has the same bits as the unsigned `value`."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -35,7 +35,7 @@ CONSTANTS = tuple(_signed(value) for value in (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 right and fill with zeros; torch's shift copies the sign."""
+    """Shift int64 values right and fill with zeros; torch's own shift fills with the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -47,25 +47,25 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def root_of(seed: int, purpose: str) -> int:
-    """Return 64 bits for a seed and a purpose, computed on the host."""
+    """Return a 64-bit hash of a seed and a purpose, computed on the host."""
     digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return _signed(int.from_bytes(digest, "little"))
 
 
 @reference
 def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
-    """Return the keys of streams of random numbers, int64 [...] of the coordinates' shape.
+    """Return keys, each of which gives one stream of random numbers: int64 [...], in the shape of the coordinates.
 
     Args:
-        seed: of the run.
-        purpose: what the numbers are for, for example `"cohort"`.
+        seed: seed of the run.
+        purpose: use of the numbers, for example `"cohort"`.
         coordinates: integers, or int64 tensors of one shape, such as round and client.
-        device: where to compute if no coordinate is a tensor.
+        device: device of the keys if no coordinate is a tensor.
     """
     for coordinate in coordinates:
         if isinstance(coordinate, Tensor):
             device = coordinate.device
-    # `full` is a kernel: CUDA graphs can capture it, unlike a copy from the host.
+    # CUDA graphs can capture `full`, which is a kernel, but no copy from the host.
     state = torch.full((), root_of(seed, purpose), dtype=torch.int64, device=device)
     for coordinate in coordinates:
         state = _scramble((state ^ coordinate) + _signed(_GOLDEN))
@@ -83,14 +83,14 @@ def spread(state: Tensor, count: int) -> Tensor:
 def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     """Return `count` different integers below `total` in random order, int64 [..., count].
 
-    The numbers 0..count-1 go through the swap-or-not shuffle of Hoang, Morris and Rogaway. It never stores all `total`
-    cards, so the cost does not depend on `total`. If `count` exceeds `total`, the first `total` entries are a
+    The swap-or-not shuffle of Hoang, Morris and Rogaway maps each of 0..count-1 to its new number. It never stores all
+    `total` numbers, so the cost does not depend on `total`. If `count` exceeds `total`, the first `total` entries are a
     permutation and the rest repeat it.
 
     Args:
         state: int64 [...], one key per draw.
         total: int64 broadcastable to [...], at least 1.
-        count: how many to choose.
+        count: number of integers to choose.
     """
     if isinstance(total, int):
         total = torch.full((), total, dtype=torch.int64, device=state.device)
@@ -102,22 +102,22 @@ def choose(state: Tensor, total: Tensor | int, count: int) -> Tensor:
     card = torch.remainder(torch.arange(count, device=state.device), total) + torch.zeros_like(state).unsqueeze(-1)
     for shuffle in range(SHUFFLES):
         partner = torch.remainder(mirrors[..., shuffle, None] - card, total)
-        # One coin per pair {card, partner}: the top bit of a universal hash of the larger one.
+        # One coin decides whether card and partner swap: the sign bit of a universal hash of the larger of the two.
         coin = torch.maximum(card, partner) * factors[..., shuffle, None] + terms[..., shuffle, None]
         card = torch.where(coin < 0, partner, card)
     return card
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """Return a NumPy generator for work on the host: partitions and splits."""
+    """Return a NumPy generator for random draws on the host, such as partitions and splits."""
     return np.random.default_rng(root_of(seed, purpose) & ((1 << 64) - 1))
 
 
 @contextmanager
 def initial_weights(seed: int, purpose: str) -> Iterator[None]:
-    """Seed torch's CPU generator inside the block, where layers draw initial weights; restore it afterwards.
+    """Seed torch's CPU generator for layers that draw initial weights inside the block; restore it afterwards.
 
-    The process has one such generator, so only one thread at a time is in such a block.
+    All threads share this generator, so only one thread at a time can be in the block.
     """
     with process.lock, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it would also change a user's CUDA generators.

@@ -1,7 +1,7 @@
 """Plain functions, called references, that faster versions may replace.
 
-`pefll.backend` registers faster versions of a reference, each with a condition. A call uses the first version with a
-true condition, else the plain function. PEFLL_KERNELS=0 in the environment switches all faster versions off.
+`pefll.backend` registers faster versions of a reference, each with a condition. A call uses the first version whose
+condition is true, else the plain function. PEFLL_KERNELS=0 in the environment switches all faster versions off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def reference(plain: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(plain)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs:  # versions get arguments by position
+        if kwargs:  # faster versions take their arguments by position
             bound = signature.bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs  # type: ignore[assignment]
         for applies, version in versions:
@@ -42,7 +42,7 @@ def reference(plain: Callable[P, R]) -> Callable[P, R]:
 def fast(of: Callable[..., Any], when: Callable[..., bool]) -> Callable[[Version], Version]:
     """Register a faster version of the reference `of`.
 
-    `when` takes the same arguments and returns whether the version applies. The first that applies is used.
+    `when` takes the arguments of a call and returns whether the version can handle them.
     """
 
     def register(version: Version) -> Version:

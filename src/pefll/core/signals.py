@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a run records them and stops when it can."""
+"""Handlers of Ctrl-C, SIGTERM and SIGHUP. A run records these signals and stops after its current rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPING = "stopping after the rounds that are under way; Ctrl-C again ends at once"
-TIME_IS_UP = 14  # in place of a signal when a run's seconds are over: the number of SIGALRM
+TIME_IS_UP = 14  # recorded like a signal when a run's time limit is over; 14 is the number of SIGALRM
 HANGUP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Unix systems only
 STOPS = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])]
 
@@ -18,9 +18,9 @@ class Stopped(KeyboardInterrupt):
     """The run stopped because of a signal. Its rounds are saved if it has a folder.
 
     Attributes:
-        round: rounds done.
-        signal: the signal's number, or TIME_IS_UP.
-        testing: whether the final test was stopped, of which nothing is saved.
+        round: number of finished rounds.
+        signal: number of the signal, or TIME_IS_UP.
+        testing: whether the final test was stopped; the test saves nothing before its end.
     """
 
     def __init__(self, round_: int, number: int, testing: bool = False) -> None:
@@ -29,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Signals(list[int]):
-    """The signals received so far. `tell` gets a sentence at the first one."""
+    """The list of signals received so far. At the first signal, it calls `tell` with a sentence."""
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Signals(list[int]):
     def raising(self, error: Callable[[int], BaseException]) -> Iterator[None]:
         """Raise `error(signal)` inside the block when a signal comes, or at once if one came before.
 
-        For long work that leaves nothing incomplete when it is interrupted.
+        Use it for long work that may be interrupted anywhere.
         """
         if self:
             raise error(self[0])
@@ -51,11 +51,11 @@ class Signals(list[int]):
             self._error = None
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal, as its handler; the second one raises KeyboardInterrupt."""
+        """Handle a signal: record it. The second signal raises KeyboardInterrupt."""
         del frame
         if number == HANGUP and self:
-            return  # a closed terminal sends it twice: directly, and through the shell
-        # SIGHUP never counts as the second signal: its copy may arrive between the line above and this one.
+            return  # a closed terminal sends SIGHUP twice: directly, and through the shell
+        # SIGHUP never counts as the second signal: its second copy may arrive right after the check above.
         again = number != HANGUP and any(earlier != TIME_IS_UP for earlier in self)
         self.append(number)
         if again:
@@ -63,7 +63,7 @@ class Signals(list[int]):
         if self._error is not None:
             raise self._error(number)
         if self._tell is not None:
-            # In a thread: this one may have been interrupted while it was printing.
+            # In another thread: the signal may have interrupted this thread while it was printing.
             threading.Thread(target=self._tell, args=(STOPPING,), daemon=True).start()
 
 
@@ -74,11 +74,11 @@ def stop_signals(seconds: float | None = None, tell: Callable[[str], None] | Non
     SIGHUP does not count as the second one: a user who asked to stop may close the terminal.
 
     Args:
-        seconds: after which TIME_IS_UP is added to the list; None for never.
-        tell: gets a sentence at the first signal; None for silence.
+        seconds: time until TIME_IS_UP is added to the list; None for never.
+        tell: is called with a sentence at the first signal; None for silence.
     """
     received = Signals(tell)
-    # Only the main thread may handle signals. With `nohup` SIGHUP stays ignored.
+    # Only the main thread can handle signals. A run under `nohup` still ignores SIGHUP.
     caught = STOPS if threading.current_thread() is threading.main_thread() else []
     if HANGUP and signal.getsignal(HANGUP) is signal.SIG_IGN:
         caught = [number for number in caught if number != HANGUP]

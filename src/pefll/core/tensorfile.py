@@ -1,4 +1,4 @@
-"""Safetensors files: written in parts, so that there is no second copy in memory."""
+"""Reads and writes safetensors files. It writes in parts, so that memory never holds a second copy of all tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 
-# The names that safetensors gives to types.
+# Names of types in safetensors files.
 TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -37,7 +37,7 @@ SIZES = {name: dtype.itemsize for dtype, name in TYPES.items()}
 def parts(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> Iterator[memoryview]:
     """Yield the parts of a safetensors file: the length of its header, the header, each tensor.
 
-    The safetensors library copies all tensors first, and blocks other threads meanwhile.
+    The safetensors library itself would first copy all tensors and block other threads meanwhile.
     """
     # Larger types first, so that each tensor starts at a multiple of its type's size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))

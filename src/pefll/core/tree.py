@@ -1,4 +1,4 @@
-"""Functions on trees: states and messages are tensors, or NamedTuples of trees."""
+"""Functions on trees. A tree is a tensor, or a NamedTuple of trees. States and messages are trees."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of `function` applied to every tensor of `tree`, and to the same tensors of `others`."""
+    """Apply `function` to each tensor of `tree` and its counterparts in `others`; return the tree of the results."""
     if isinstance(tree, tuple):
         return type(tree)(*(map_tree(function, *parts) for parts in zip(tree, *others, strict=True)))
     return function(tree, *others)
 
 
 def leaves(tree: Tree, but: type | None = None) -> Iterator[Tensor]:
-    """Yield the tensors of `tree` in a fixed order, except those in parts of type `but`."""
+    """Yield the tensors of `tree` in a fixed order, but skip subtrees of type `but`."""
     if but is not None and isinstance(tree, but):
         return
     if isinstance(tree, tuple):
@@ -41,7 +41,7 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def from_named(template: Tree, values: dict[str, Tensor]) -> Tree:
-    """Return a tree like `template` with the tensors of `values`, by their names in `named_leaves`."""
+    """Return a tree like `template` with the tensors in `values`, whose keys are the names of `named_leaves`."""
     by_place = iter([values[name] for name, _ in named_leaves(template)])
     return map_tree(lambda _: next(by_place), template)
 

@@ -1,4 +1,4 @@
-"""Numbers, lists and names of arguments in sentences."""
+"""Wording of numbers, lists and names of arguments in sentences for users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _gave_a_command: ContextVar[bool] = ContextVar("gave_a_command", default=False)
 
 @contextmanager
 def for_the_command_line(on: bool = True) -> Iterator[None]:
-    """Make sentences inside the block name options of commands, not arguments of functions; `on=False` undoes it."""
+    """Inside the block, sentences name options of commands, not arguments of functions; `on=False` undoes that."""
     before = _gave_a_command.set(on)
     try:
         yield
@@ -30,8 +30,8 @@ def either(command: str, python: str) -> str:
 def argument(name: str, value: object = None, *, option: str = "") -> str:
     """Return an argument as the reader writes it: `device='cpu'`, or `--device cpu` on the command line.
 
-    Without a value it is the name alone. An option whose value is True has none. `option` is the command's name for it
-    if that differs.
+    Without a value, only the name is returned. An option with the value True is a flag, shown without a value. `option`
+    is the name on the command line, if it differs.
     """
     option = option or f"--{name.replace('_', '-')}"
     if value is None:
@@ -47,7 +47,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def without_samples(number: int, clients: int, split: str) -> str:
-    """Return the sentence that `number` of `clients` have no sample in a split, so accuracies leave them out."""
+    """Return a sentence: `number` of `clients` clients have no sample in a split, so accuracies leave them out."""
     if number == clients:
         return f"No client has a {split} sample, so there is no accuracy: clients need more than one sample each."
     has = "has" if number == 1 else "have"
@@ -57,13 +57,13 @@ def without_samples(number: int, clients: int, split: str) -> str:
 def first_few(names: Iterable[object], most: int = 5) -> str:
     """Return names for a sentence, for example `"1, 2 and 3"` or `"1, 2, 3, 4, 5 and 12 more"`."""
     words = [str(name) for name in names]
-    if len(words) > most + 1:  # a single further name is shown instead of "1 more"
+    if len(words) > most + 1:  # instead of "1 more", that one name is shown
         words = [*words[:most], f"{len(words) - most:,} more"]
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def similar(name: str, known: Iterable[str]) -> str:
-    """Return the first of `known` that has the letters and digits of `name`, in upper or lower case; "" if none has."""
+    """Return the first name in `known` with the letters and digits of `name`, ignoring case; "" if there is none."""
     wanted = _letters(name)
     return next((each for each in known if wanted and _letters(each) == wanted), "")
 

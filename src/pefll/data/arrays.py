@@ -1,4 +1,4 @@
-"""Samples from a user's arrays; all data of users is checked here."""
+"""Makes samples from a user's arrays, and checks all data of users."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import counted
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
 
-# Names of the three splits in users' files.
+# Words for the three splits in users' files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
 _SPLIT_WORDS |= {"test": TEST, "testing": TEST}
-# Without `classes`, a label above this and above the number of samples is a mistake.
+# If a user does not give `classes`, a label above this and above the number of samples is an error.
 _MANY_CLASSES = 1000
 _MOST_CLASSES = 1_000_000
-_LONG_NAME = 1000  # characters of a class or client
+_LONG_NAME = 1000  # most characters in the name of a class or client
 
 
 def samples_from_arrays(
@@ -37,13 +37,13 @@ def samples_from_arrays(
 
     Args:
         x: [N, ...] numbers, see `inputs`.
-        y: [N] labels: whole numbers from 0 (not floats), or texts, which are sorted and numbered.
+        y: [N] labels: whole numbers from 0 (not floats), or texts. Texts are sorted and numbered.
         client: [N] the owner of each sample: any whole numbers or texts.
-        split: [N] 0, 1, 2 or train, validation, test; None to let the partition split.
-        classes: the number of classes; by default the largest label + 1.
-        name: of the data, for errors and records.
-        tokens: x holds tokens (integers that a model embeds).
-        feature_names: of the columns of x [N, features].
+        split: [N] 0, 1, 2 or train, validation, test; None if the partition chooses the splits.
+        classes: number of classes; by default the largest label + 1.
+        name: name of the data, for errors and records.
+        tokens: whether x holds tokens (integers that a model embeds).
+        feature_names: names of the columns of x [N, features].
     """
     name, tokens = text(name, "name"), truth(tokens, "tokens")
     if classes is not None:
@@ -55,12 +55,12 @@ def samples_from_arrays(
         if classes > max(_MANY_CLASSES, len(labels)):
             raise PefllError(
                 f"{name}: there is a label {classes - 1:,} among {counted(len(labels), 'sample')}; "
-                "number the classes from 0 without gaps, or say how many there are, in Python, with classes=...",
+                "number the classes from 0 without gaps, or pass their number in Python as classes=...",
                 code="PEFLL-D101",
             )
     elif classes < len(class_names):
         raise PefllError(
-            f"{name}: classes is {classes!r}, but there are {len(class_names)} classes; give at least that",
+            f"{name}: classes is {classes!r}, but y has {len(class_names)} classes; give at least that number",
             code="PEFLL-D102",
         )
     owner, client_names, client_keys = (None, (), None) if client is None else _clients(client, name)
@@ -80,11 +80,11 @@ def samples_from_arrays(
 
 
 def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
-    """Return a user's inputs x [N, ...] as they are stored.
+    """Return a user's inputs x [N, ...] in the shape and type in which `Samples` stores them.
 
-    Images may be channels-first [N, C, H, W], channels-last [N, H, W, 3] or [N, H, W, 1], or grey [N, H, W]; the
-    result is channels-first. An array whose second axis is 1 or 3 counts as channels-first. uint8 images stay uint8.
-    Tokens keep their shape and become int64 unless they are uint8. All else becomes float32.
+    Images may be channels-first [N, C, H, W], channels-last [N, H, W, 3] or [N, H, W, 1], or grey [N, H, W]. The
+    result is channels-first. If the second axis has length 1 or 3, x counts as channels-first. uint8 stays uint8.
+    Tokens keep their shape and become int64, unless they are uint8. All other inputs become float32.
     """
     array = as_array(x, "x", name)
     if array.dtype.kind not in "uif":
@@ -118,9 +118,9 @@ def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
 
 
 def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array:
-    """Return labels y [N] of a new client as classes of an existing federation, int64 [N].
+    """Return the labels y [N] of a new client as class numbers of an existing federation, int64 [N].
 
-    Texts must be among `class_names`, the federation's, which may be empty for labels that are numbers.
+    Labels that are texts must be among `class_names`, the federation's. For numbers, `class_names` may be empty.
     """
     labels, own = _labels(y, name)
     if not own:
@@ -138,7 +138,7 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array
 
 
 def owners_of(client: Any, name: str = "arrays") -> tuple[Array, tuple[int | str, ...]]:
-    """Return each sample's place among the clients, int64 [N], and the clients' sorted names or numbers."""
+    """Return each sample's client as an index, int64 [N], and the sorted names or numbers that it indexes."""
     owner, names, keys = _clients(client, name)
     if names:
         return owner, names
@@ -146,7 +146,7 @@ def owners_of(client: Any, name: str = "arrays") -> tuple[Array, tuple[int | str
 
 
 def as_array(values: Any, what: str, name: str) -> Array:
-    """Return a user's array, list or tensor as a NumPy array; `what` and `name` are for errors."""
+    """Return a user's array, list or tensor as a NumPy array; errors use `what` and `name`."""
     if isinstance(values, torch.utils.data.Dataset | torch.utils.data.DataLoader):
         raise PefllError(
             f"{name}: {what} is {shown(values)} of torch; give arrays or tensors, for example dataset.data and "
@@ -166,13 +166,13 @@ def as_array(values: Any, what: str, name: str) -> Array:
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError, OverflowError, NotImplementedError, MemoryError) as error:
         raise PefllError(
-            f"{name}: {what} cannot be made into one array; are its parts equal in size? {first_line(error)}",
+            f"{name}: {what} cannot be made into one array; do its entries differ in shape? {first_line(error)}",
             code="PEFLL-D109",
         ) from None
 
 
 def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
-    """Return values as int64 [N] or as texts [N] of dtype object; `floats` allows whole numbers as floats."""
+    """Return values as int64 [N], or texts as dtype object [N]; `floats` allows floats that are whole numbers."""
     array = as_array(values, what, name)
     if array.ndim != 1:
         raise PefllError(
@@ -181,7 +181,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8", "replace")
     if array.dtype.kind == "U":
-        # Lists are converted again: NumPy silently turns the numbers of a mixed list into texts.
+        # A list is converted again, to objects: NumPy silently turned the numbers of a mixed list into texts.
         array = np.asarray(values if isinstance(values, list | tuple) else array, dtype=object)
     if array.dtype.kind == "O":
         if all(isinstance(value, str) for value in array):
@@ -191,7 +191,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             _check_int64(array, what, name)
             return array.astype(np.int64)
         raise PefllError(
-            f"{name}: {what} mixes kinds or has empty entries; it must be all whole numbers or all texts",
+            f"{name}: {what} mixes types or has empty entries; it must be all whole numbers or all texts",
             code="PEFLL-D111",
         )
     if array.dtype.kind == "f":
@@ -199,7 +199,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         if bad.any():
             place = int(bad.argmax())
             raise PefllError(
-                f"{name}: {what} {array[place]} of sample {place} is not a whole number; mend it or leave the "
+                f"{name}: {what} {array[place]} of sample {place} is not a whole number; correct it or leave the "
                 "sample out",
                 code="PEFLL-D112",
             )
@@ -231,14 +231,14 @@ def _check_names(texts: Array, what: str, name: str) -> None:
     longest = max((len(each) for each in texts), default=0)
     if longest > _LONG_NAME:
         raise PefllError(
-            f"{name}: there is a {what} of {longest:,} characters, where {_LONG_NAME:,} are the most; is this "
+            f"{name}: there is a {what} of {longest:,} characters, but at most {_LONG_NAME:,} are allowed; is this "
             "the right column?",
             code="PEFLL-D009",
         )
 
 
 def _number_texts(texts: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return the place of each text among the sorted unique texts, int64 [N], and these."""
+    """Return the number of each text, int64 [N], and the sorted unique texts, which these numbers index."""
     different = set(texts.tolist())
     # If all texts are numbers, "10" comes after "9".
     by_value = all(word.isdecimal() for word in different)
@@ -253,7 +253,7 @@ def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
 
 
 def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...], Array | None]:
-    """Return clients numbered 0..n-1, int64 [N], and their names, or their numbers if these are not 0..n-1."""
+    """Return each sample's client 0..n-1, int64 [N], the clients' names, and their numbers if these are not 0..n-1."""
     keys = _column(client, "client", name)
     if keys.dtype == object:
         return (*_number_texts(keys), None)
@@ -263,7 +263,7 @@ def _clients(client: Any, name: str) -> tuple[Array, tuple[str, ...], Array | No
     if high - low > 4 * len(keys) + 1024:
         different, place = np.unique(keys, return_inverse=True)
         return place.reshape(-1), (), different
-    # Without wide gaps a table is faster than sorting.
+    # If the numbers have no wide gaps, a table of all numbers is faster than sorting.
     present = np.bincount(keys - low) > 0
     if low == 0 and present.all():
         return keys, (), None

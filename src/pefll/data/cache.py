@@ -1,4 +1,4 @@
-"""A cache of parsed data sets as `.npy` files: slow formats are read once."""
+"""A cache of parsed data sets as `.npy` files, so that slow formats are read only once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
 from pefll.data.federation import Normalise, Samples
 
-# Increase it when a loader changes what it returns; older entries are then made again.
+# Increase this number when a loader returns other samples than before. Then older entries are made again.
 VERSION = 3
 FOLDER = ".pefll-cache"
 _MANIFEST = "manifest.json"
 _ARRAYS = ("x", "y", "split", "client", "client_keys")
-# Fields of `Samples` that the manifest holds.
+# Fields of `Samples` that are in the manifest.
 _VALUES = ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names")
 _COLUMNS = ("label_column", "client_column")  # absent from older entries
 
 Report = Callable[[str], None]
-# The state of the files that an entry was made from, as JSON values.
+# State of the files from which an entry was made, as JSON values.
 Stamp = Mapping[str, Any]
 
 
@@ -39,17 +39,17 @@ def cached(
     report: Report | None = None,
     what: str = "",
 ) -> Samples:
-    """Return what `build` returns, or the same from the cache if `stamp` is that of the entry.
+    """Return the samples of `build`, from the cache if the entry there has the same `stamp`.
 
     A damaged entry is made again. If the folder cannot be written, nothing is cached.
 
     Args:
-        name: of the entry, a folder in `data_dir/.pefll-cache`.
+        name: name of the entry, a folder in `data_dir/.pefll-cache`.
         data_dir: the data folder.
         stamp: the state of the files that `build` reads, see `stamp_of`.
         build: makes the samples.
         report: is called with a sentence before slow steps.
-        what: the data in these sentences; by default the name and the folder.
+        what: name of the data in these sentences; by default the entry's name and the folder.
 
     Returns:
         Samples whose arrays are mapped from disk if they are cached.
@@ -68,7 +68,7 @@ def cached(
     except OSError as error:
         say(f"{entry} cannot be written ({error.strerror}); the files will be read again the next time")
         return built
-    # The mapped copy: the built arrays are freed.
+    # Return the arrays mapped from disk, so that the built ones are freed.
     return _read(entry, stamp) or built
 
 
@@ -92,7 +92,7 @@ def discard(name: str, data_dir: Path) -> None:
 
 
 def discard_orphans(data_dir: Path) -> None:
-    """Remove entries of a user's files that no longer exist: their stamp has a `path`."""
+    """Remove the entries of users' files that no longer exist. The stamp of such an entry has the file's `path`."""
     for entry in (data_dir / FOLDER).glob("*"):
         sources = (_manifest(entry) or {}).get("sources")
         path = sources.get("path") if isinstance(sources, dict) else None
@@ -101,7 +101,7 @@ def discard_orphans(data_dir: Path) -> None:
 
 
 def stamp_of(sources: Sequence[Path], data_dir: Path) -> dict[str, list[int]]:
-    """Return the sizes and times of files in the data folder."""
+    """Return the size and modification time of each file, by its path in the data folder."""
     stamp = {}
     for path in sources:
         status = path.stat()
@@ -128,7 +128,7 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
             path = entry / f"{name}.npy"
             if name not in _ARRAYS or path.stat().st_size != note["bytes"]:
                 return None
-            # Copy-on-write: torch wants writable arrays, and the file must not change.
+            # Copy-on-write ("c"): torch needs writable arrays, but the file must not change.
             arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
         about = dict.fromkeys(_COLUMNS, "") | manifest["about"]
         values = {name: about[name] for name in (*_VALUES, *_COLUMNS)}
@@ -142,7 +142,7 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
 
 
 def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
-    """Write an entry into a temporary folder and rename that."""
+    """Write an entry into a temporary folder, then rename the folder."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{entry.name}.new-", dir=entry.parent))
     try:
@@ -157,7 +157,7 @@ def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
         about = {name: getattr(samples, name) for name in (*_VALUES, *_COLUMNS)}
         manifest = {"version": VERSION, "sources": stamp, "arrays": notes, "about": about}
         (fresh / _MANIFEST).write_text(json.dumps(manifest))
-        # A folder with files cannot be replaced. Programs that have the old files mapped keep their pages.
+        # Only an empty or missing folder can be replaced. Programs that have mapped the old files can still read them.
         shutil.rmtree(entry, ignore_errors=True)
         os.replace(fresh, entry)
     finally:

@@ -1,4 +1,4 @@
-"""A check of a data folder: which data sets are there, missing or damaged."""
+"""A check of a data folder: which data sets are complete, missing or damaged."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Finding(NamedTuple):
 
 
 def check(data_dir: Path | str, report: cache.Report | None = None) -> list[Finding]:
-    """Return one finding for each known data set, after reading all its files in a folder.
+    """Read all files of each known data set in a folder, and return one finding per data set.
 
-    It removes cache entries with a wrong SHA-256. It calls `report` before each data set.
+    It removes cache entries with a wrong SHA-256. It calls `report` with a sentence before each data set.
     """
     data_dir = Path(data_dir).expanduser()
     if not data_dir.is_dir():

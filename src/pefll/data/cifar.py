@@ -15,7 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN, Array, Normalise, Samples
 from pefll.data.unpickle import read_pickle
 
-# Published md5 of the official files.
+# Published md5 sums of the official files.
 CHECKSUMS_10: Mapping[str, str] = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -33,22 +33,22 @@ CHECKSUMS_100: Mapping[str, str] = {
 
 
 class Layout(NamedTuple):
-    """The files of one of the two data sets, the keys in them, and channel statistics of the training images."""
+    """Names and keys of the files of one data set, and the channel statistics of its training images."""
 
     name: str
     folder: str
     archive: str
     train: tuple[str, ...]
     test: str
-    meta: str  # has the class names
-    label: bytes  # a key
-    label_names: bytes  # a key
+    meta: str  # file with the class names
+    label: bytes  # key of the labels
+    label_names: bytes  # key of the class names
     classes: int
     normalise: Normalise
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read."""
+        """Names of all files to read."""
         return (*self.train, self.test, self.meta)
 
 
@@ -95,7 +95,7 @@ def load_cifar100(data_dir: Path, checksums: Mapping[str, str] | None = CHECKSUM
 
 
 def found(layout: Layout, data_dir: Path) -> list[Path]:
-    """Return the files to load: those of the folder, or the archive if some are missing and it exists."""
+    """Return the files to load: those in the folder; or the archive, if it exists and some files are missing."""
     there = [path for name in layout.files if (path := data_dir / layout.folder / name).is_file()]
     archive = data_dir / layout.archive
     return [archive] if len(there) < len(layout.files) and archive.is_file() else there
@@ -105,7 +105,7 @@ def _load(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -
     raw, source = _read_files(layout, data_dir, checksums)
     images, labels, split = [], [], []
     for name in (*layout.train, layout.test):
-        # Removed from the dictionary: the memory of each file is freed.
+        # `pop` removes the file's bytes from the dictionary, which frees their memory.
         x, y = _parse(layout, raw.pop(name), f"{source}/{name}")
         images.append(x)
         labels.append(y)
@@ -122,9 +122,9 @@ def _load(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -
 
 
 def _read_files(layout: Layout, data_dir: Path, checksums: Mapping[str, str] | None) -> tuple[dict[str, bytes], Path]:
-    """Return the bytes of every file, and whether the folder or the archive has them.
+    """Return the bytes of every file, and the folder or archive that they are from.
 
-    The archive replaces a folder with missing or damaged files.
+    If the folder has missing or damaged files, the archive is read.
     """
     folder, archive = data_dir / layout.folder, data_dir / layout.archive
     get = f"run `pefll data get {layout.name}`"
@@ -165,7 +165,7 @@ def _unpack(layout: Layout, archive: Path) -> dict[str, bytes]:
     wanted = {f"{layout.folder}/{name}": name for name in layout.files}
     raw: dict[str, bytes] = {}
     try:
-        # In one pass: random access to a compressed archive is slow. Nothing is written to disk.
+        # The archive is read in one pass, since random access to it is slow. Nothing is written to disk.
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
                 stream = tar.extractfile(member) if member.name in wanted and member.isfile() else None

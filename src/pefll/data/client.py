@@ -13,7 +13,7 @@ from pefll.core import randomness
 from pefll.core.reference import reference
 from pefll.data.federation import TRAIN, Federation
 
-# Samples in a block of `Client.everything`. It limits the memory for clients with much data.
+# Number of samples in a block of `Client.everything`. Blocks limit the memory for clients with much data.
 BLOCK = 512
 
 
@@ -21,8 +21,8 @@ class Batch(NamedTuple):
     """Samples of one client.
 
     Attributes:
-        x: [b, ...], input of the networks.
-        y: int64 [b].
+        x: [b, ...], inputs of the networks.
+        y: int64 [b], labels.
         weight: [b], 1 for a sample and 0 for padding.
     """
 
@@ -41,20 +41,20 @@ class Batch(NamedTuple):
 
 @reference
 def weighted_sum(weight: Tensor, values: Tensor) -> Tensor:
-    """Return the sum of values [b] or [b, n] with weights [b]."""
+    """Return the sum over b of values [b] or [b, n], weighted by `weight` [b]."""
     return torch.matmul(weight, values)
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Batches of a client, one per step, made when they are read.
+    """Batches of a client, one per step. A batch's inputs are gathered when the batch is read.
 
     Attributes:
-        federation: the arrays.
-        rows: int64 [steps, b], the samples.
+        federation: has the arrays of samples.
+        rows: int64 [steps, b], indices of the samples in these arrays.
         labels: int64 [steps, b].
         weight: [b], as in `Batch`.
-        dtype: of the networks' inputs.
+        dtype: type of the networks' inputs.
     """
 
     federation: Federation
@@ -71,24 +71,24 @@ class Batches:
             yield Batch(self.federation.take(self.rows[step], self.dtype), self.labels[step], self.weight)
 
     def at(self, step: Tensor) -> Batch:
-        """Return the batch of a step that is a tensor, int64 [], on the device of the samples."""
+        """Return the batch of a step, given as a tensor int64 [] on the device of the samples."""
         rows, labels = (each.index_select(0, step.view(1)).squeeze(0) for each in (self.rows, self.labels))
         return Batch(self.federation.take(rows, self.dtype), labels, self.weight)
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """One client in one round. Under `torch.func.vmap` its tensors are those of all clients of a cohort.
+    """One client in one round. Under `torch.func.vmap`, one such object stands for all clients of a cohort.
 
     Attributes:
-        federation: the arrays; only rows of this client are read.
-        seed: of the run.
+        federation: has the arrays of samples; only this client's rows are read.
+        seed: seed of the run.
         id: int64 [], the client's number.
-        round: int64 [].
-        offset: int64 [3], where its rows start, per split.
-        count: int64 [3], its samples per split.
-        capacity: the largest count per split among the clients that are mapped together; smaller ones are padded.
-        dtype: of the networks' inputs.
+        round: int64 [], number of the round.
+        offset: int64 [3], start of the client's rows, per split.
+        count: int64 [3], number of the client's samples, per split.
+        capacity: the largest count per split among all clients of a `vmap`; a smaller client's samples are padded.
+        dtype: type of the networks' inputs.
     """
 
     federation: Federation
@@ -103,8 +103,8 @@ class Client:
     def batches(self, purpose: str, size: int | None, steps: int) -> Batches:
         """Return `steps` batches, each a random choice of `size` different training samples.
 
-        The same purpose in the same round gives the same batches. With size None, or more samples than the client has,
-        a batch holds all of them.
+        The same purpose in the same round gives the same batches. If size is None or exceeds the client's number of
+        samples, each batch has all of them.
         """
         width = self.capacity[TRAIN] if size is None else min(size, self.capacity[TRAIN])
         place, weight = self._places(TRAIN, 0, width)
@@ -117,17 +117,17 @@ class Client:
         return Batches(self.federation, rows, self.federation.y[rows], weight, self.dtype)
 
     def epochs(self, purpose: str, size: int, epochs: int) -> tuple[Batches, Tensor]:
-        """Return batches for some passes over the training samples, and how many of them are this client's, int64 [].
+        """Return batches for `epochs` passes over the training samples, and how many the client must use, int64 [].
 
-        Batches are drawn as in `batches`. All clients of a cohort get as many as the largest needs; each uses its own
-        number of them.
+        Batches are drawn as in `batches`. All clients of a cohort get the number of batches that the largest client
+        needs. Each client uses only the first ones, as many as it needs.
         """
         most = -(-self.capacity[TRAIN] // size)
         own = (self.count[TRAIN] + size - 1) // size
         return self.batches(purpose, size, epochs * most), epochs * own
 
     def everything(self, split: int = TRAIN) -> Iterator[Batch]:
-        """Yield all samples of a split in blocks."""
+        """Yield all samples of a split as batches of at most `BLOCK` samples."""
         for start in range(0, self.capacity[split], BLOCK):
             place, weight = self._places(split, start, min(start + BLOCK, self.capacity[split]))
             inside = torch.minimum(place, (self.count[split] - 1).clamp(min=0))
@@ -136,7 +136,7 @@ class Client:
 
     def has_class(self) -> Tensor:
         """Return which classes occur among the training labels, bool [classes]."""
-        # Padding repeats labels of the client, so it adds no class.
+        # Padding repeats the client's own labels, so it adds no class.
         return self._has_label()[0].any(dim=0)
 
     def label_shares(self) -> Tensor:
@@ -153,7 +153,7 @@ class Client:
         return labels[:, None] == torch.arange(self.federation.classes, device=self.count.device), weight
 
     def _places(self, split: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return start..stop-1, and the weight of each: 1 for a sample of the split, 0 for padding."""
+        """Return the numbers start..stop-1, and the weight of each: 1 for a sample of the split, 0 for padding."""
         place = torch.arange(start, stop, device=self.count.device)
         return place, (place < self.count[split]).to(self.dtype)
 

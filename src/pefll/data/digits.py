@@ -12,7 +12,7 @@ from pefll.data.federation import Samples
 def load(data_dir: Path) -> Samples:
     """Return the digits, uint8 [1797, 1, 8, 8], 10 classes, without clients, split or channel statistics.
 
-    `data_dir` is not read; all data sets have this signature.
+    `data_dir` is not read. It is an argument because all data sets have this signature.
     """
     from sklearn.datasets import load_digits  # slow to import
 

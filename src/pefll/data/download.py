@@ -1,4 +1,4 @@
-"""Downloads of official archives, with resumption and a check of their md5."""
+"""Downloads official archives, resumes interrupted downloads, and checks the md5."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pefll.core import locking
 from pefll.core.errors import PefllError, unknown
 
-# Is called with the bytes so far and the bytes in total (None if the server does not say).
+# A function that is called with the bytes so far and the bytes in total (None if the server does not say).
 Progress = Callable[[int, int | None], None]
 _BLOCK = 1 << 18
 _TIMEOUT = 30.0
@@ -63,7 +63,7 @@ RECIPES = {
 
 
 def get(name: str, data_dir: Path | str, report: Progress | None = None) -> Path | None:
-    """Return a data set's official archive, downloaded into the data folder; None if it needs no file.
+    """Download a data set's official archive into the data folder and return its path; None if it needs no file.
 
     `report` is called with (bytes so far, bytes in total).
     """
@@ -83,12 +83,12 @@ def get(name: str, data_dir: Path | str, report: Progress | None = None) -> Path
 
 
 def part_of(archive: Archive, data_dir: Path) -> Path:
-    """Return the file of an unfinished download."""
+    """Return the path of an archive's unfinished download."""
     return data_dir / f"{archive.file}.part"
 
 
 def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> Path:
-    """Return the downloaded archive; continues `FILE.part` if it exists. See `get`."""
+    """Download an archive, starting from `FILE.part` if that exists, and return its path. See `get`."""
     target, part = data_dir / archive.file, part_of(archive, data_dir)
     if target.is_file() and _md5(target) == archive.md5:
         return target
@@ -99,7 +99,7 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
             complete = _transfer(archive.url, part, report)
         except urllib.error.HTTPError as error:
             if error.code == _RANGE_NOT_SATISFIABLE and before:
-                complete = True  # or too long; the md5 tells
+                complete = True  # the server has no more bytes; if `part` is too long, its md5 is wrong
             else:
                 raise PefllError(
                     f"{archive.url} answered {error.code} {error.reason}; {by_hand}", code="PEFLL-D130"
@@ -121,7 +121,7 @@ def fetch(archive: Archive, data_dir: Path, report: Progress | None = None) -> P
 
 
 def _transfer(url: str, part: Path, report: Progress | None) -> bool:
-    """Append what the server sends to `part`; return whether it is complete."""
+    """Download the rest of a file into `part`; return whether the file is complete."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "pefll"})
     if done:
@@ -134,7 +134,7 @@ def _transfer(url: str, part: Path, report: Progress | None) -> bool:
             done = 0  # the server ignores ranges and sends the whole file
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length and length.isdecimal() else None
-        # The name is predictable, so a link in its place is not followed.
+        # The name is predictable, so an attacker could put a link there. `PRIVATE` does not follow links.
         how = os.O_WRONLY | os.O_CREAT | locking.PRIVATE | (os.O_APPEND if done else os.O_TRUNC)
         with os.fdopen(os.open(part, how, 0o666), "ab" if done else "wb") as file:
             while block := reply.read(_BLOCK):
@@ -150,7 +150,7 @@ def _finish(archive: Archive, part: Path, target: Path, by_hand: str) -> Path:
     if _md5(part) != archive.md5:
         part.unlink()
         raise PefllError(
-            f"what {archive.url} sent is not the official file (wrong md5) and was removed; {by_hand}",
+            f"the file from {archive.url} is not the official one (wrong md5) and was removed; {by_hand}",
             code="PEFLL-D133",
         )
     os.replace(part, target)

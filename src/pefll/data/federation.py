@@ -1,4 +1,4 @@
-"""Samples, and federations of clients, as flat arrays without a Python object per client."""
+"""Samples and federations of clients. They are flat arrays, without a Python object per client."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pefll.core.wording import counted
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")
-# Bytes that are hashed at a time.
+# Number of bytes that are hashed at a time.
 _HASHED = 1 << 24
 # Networks square and sum their inputs. Larger inputs soon exceed float32, which ends at 3e38.
 LARGEST = 1e15
 
-# What a federation takes over from its samples.
+# Attributes that a federation copies from its samples.
 _MEANING = ("classes", "normalise", "tokens", "name", "class_names", "feature_names", "label_column", "client_column")
 
 Array = npt.NDArray[Any]
 
 
 class Normalise(NamedTuple):
-    """Channel statistics of pixels; a network's input is (x / 255 - mean) / std."""
+    """Mean and standard deviation of pixels per channel; a network's input is (x / 255 - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -43,19 +43,19 @@ class Samples:
     Attributes:
         x: [N, ...] uint8 pixels (channels first), float32 features, or uint8/int64 tokens of text.
         y: [N] int64 labels in [0, classes).
-        classes: the number of classes.
+        classes: number of classes.
         split: [N] int8 with 0 train, 1 validation, 2 test; None if the data is not split.
-        client: [N] int64 natural owner of each sample, 0..n-1; None if the data names none.
+        client: [N] int64, the natural client (owner in the data) of each sample, 0..n-1; None if the data has none.
         normalise: channel statistics of uint8 pixels. None for features and tokens. Also None for images whose
             statistics are computed later, from training samples only.
-        name: of the data set.
-        class_names: one per class, or empty.
-        client_names: one per natural client; empty if clients have numbers.
+        name: name of the data set.
+        class_names: one name per class, or empty.
+        client_names: one name per natural client; empty if clients have numbers.
         tokens: whether x holds integers that a model embeds; they are never scaled.
-        feature_names: one per column of a table, or empty.
-        client_keys: int64, the clients' numbers in the data; None if they are 0..n-1.
-        label_column: the table's column of labels, or empty.
-        client_column: the table's column of clients, or empty.
+        feature_names: one name per column of a table, or empty.
+        client_keys: int64 [n], the clients' numbers in the data; None if they are 0..n-1.
+        label_column: name of the table's column of labels, or empty.
+        client_column: name of the table's column of clients, or empty.
     """
 
     x: Array
@@ -77,7 +77,7 @@ class Samples:
         check_samples(self)
 
     def name_of(self, client: int) -> str:
-        """Return the data's name of natural client 0..n-1."""
+        """Return the name that the data gives to natural client 0..n-1."""
         return _name_of(client, self.client_names, self.client_keys)
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ def check_samples(samples: Samples) -> None:
 
 
 def _check_range(samples: Samples) -> None:
-    """Raise PefllError for the first value that is not finite or beyond `LARGEST`; it names client and column."""
+    """Raise PefllError, with client and column, for the first value that is not finite or beyond `LARGEST`."""
     x = samples.x
     block = max(1, (1 << 24) // max(1, x[0].size))  # limits the memory of the mask
     for start in range(0, len(x), block):
@@ -161,13 +161,13 @@ def _check_range(samples: Samples) -> None:
         others = f" (its others are {usual.min():.3g} to {usual.max():.3g})" if len(usual) else ""
         raise PefllError(
             f"{samples.name}: sample {sample} of x{owner} has {value:.3g} in {where}{others}; no network can be "
-            f"trained on values beyond {LARGEST:g}: mend or scale it",
+            f"trained on values beyond {LARGEST:g}: correct or scale it",
             code="PEFLL-D011",
         )
 
 
 def feature_called(column: int, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """Return the name of one value of a sample: its table column, or its place in an array of `shape`."""
+    """Return words for one value of a sample: the name of its table column, or its position in `shape`."""
     if names:
         return f"column {names[column]!r}"
     place = [int(each) for each in np.unravel_index(column, shape)]
@@ -179,18 +179,18 @@ class Federation:
     """Clients and their samples.
 
     Client i's samples of split s are the rows `rows[offset[s, i] : offset[s, i] + count[s, i]]` of `x` and `y`. Clients
-    0..num_seen-1 take part in training, the others never do. Attributes that `Samples` has too mean the same.
+    0..num_seen-1 take part in training (seen), the others never do (unseen). `Samples` explains the other attributes.
 
     Attributes:
         x: [N, ...] in the stored type (uint8 pixels stay uint8).
-        y: int64 [N].
+        y: int64 [N], labels.
         rows: int64 [R], indices into x and y, grouped by client and split.
-        offset: int64 [3, n].
-        count: int64 [3, n].
-        num_seen: clients 0..num_seen-1 are seen.
-        partition: in words, for example `"by-class 2"`.
+        offset: int64 [3, n], start of each client's part of `rows`, per split.
+        count: int64 [3, n], number of each client's samples, per split.
+        num_seen: number of seen clients.
+        partition: the partition in words, for example `"by-class 2"`.
         keys: int64 [n], numbers of natural clients in the data; None if they have names or the partition made them.
-        names: of natural clients, or empty.
+        names: names of natural clients, or empty.
     """
 
     x: Tensor
@@ -229,7 +229,7 @@ class Federation:
             )
 
     def name_of(self, client: int) -> str:
-        """Return the data's name of a client, or its number in the federation."""
+        """Return the name or number of a client in the data; without these, its number in the federation."""
         return _name_of(client, self.names, self.keys)
 
     def __repr__(self) -> str:
@@ -242,17 +242,17 @@ class Federation:
 
     @property
     def num_clients(self) -> int:
-        """All clients, seen and unseen."""
+        """Number of all clients, seen and unseen."""
         return self.count.shape[1]
 
     @property
     def num_unseen(self) -> int:
-        """Clients that never take part in training."""
+        """Number of clients that never take part in training."""
         return self.num_clients - self.num_seen
 
     @property
     def num_untested(self) -> int:
-        """Clients without a test sample; 0 if their data is on other machines."""
+        """Number of clients without a test sample; 0 if the clients' data is on other machines."""
         return int((self.count[TEST] == 0).sum()) if len(self.rows) else 0
 
     @property
@@ -267,14 +267,14 @@ class Federation:
 
     @property
     def device(self) -> torch.device:
-        """Where the arrays are."""
+        """The device of the arrays."""
         return self.x.device
 
     def to(self, device: torch.device | str, copies: dict[object, Tensor] | None = None) -> Federation:
         """Return the same federation with its arrays on `device`.
 
-        Calls with the same `copies` move an array that their federations share only once. Keep these federations until
-        the last call: arrays are identified by their addresses.
+        Federations may share arrays. Calls with the same `copies` move each array only once. Keep the federations alive
+        until the last call, because `copies` identifies arrays by their addresses.
         """
         moved = {} if copies is None else copies
 
@@ -288,12 +288,12 @@ class Federation:
         return replace(self, **arrays)
 
     def holding_out(self, share: float) -> Federation:
-        """Return the seen clients as a federation in which a share of them, the last, are unseen."""
+        """Return a federation of the seen clients only. The last of them, a fraction `share`, become unseen."""
         held = max(1, round(share * self.num_seen))
         if not 0 < share < 1 or held >= self.num_seen:
             raise PefllError(
                 f"{self.name}: {share} of {counted(self.num_seen, 'seen client')} cannot be held out; give a share "
-                "that leaves at least one client on each side",
+                "that holds out at least one client and keeps at least one",
                 code="PEFLL-D145",
             )
         seen = slice(0, self.num_seen)
@@ -312,7 +312,7 @@ class Federation:
         return self.rows[start : start + int(self.count[split, client])]
 
     def rows_of_clients(self, split: int, first: int = 0, last: int | None = None) -> Array:
-        """Return the indices into x and y of clients first..last-1 in a split, client after client, int64 [R]."""
+        """Return the indices into x and y of the samples of clients first..last-1 in a split, by client, int64 [R]."""
         offset = self.offset[split, first:last].cpu().numpy()
         count = self.count[split, first:last].cpu().numpy()
         start = np.cumsum(count) - count
@@ -320,14 +320,14 @@ class Federation:
         return rows
 
     def histograms(self, split: int = TRAIN) -> Array:
-        """Return how many samples of each class every client has, int64 [n, classes]."""
+        """Return each client's number of samples per class, int64 [n, classes]."""
         labels = self.y.cpu().numpy()[self.rows_of_clients(split)]
         owner = np.repeat(np.arange(self.num_clients), self.count[split].cpu().numpy())
         table = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return table.reshape(self.num_clients, self.classes)
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of everything that training depends on: samples, their owners and splits, their meaning."""
+        """Return a SHA-256 of all that training depends on: samples, owners, splits, classes and normalisation."""
         if "sha256" not in self._cache:
             digest = hashlib.sha256()
             digest.update(repr((self.num_seen, self.classes, self.normalise, self.tokens)).encode())
@@ -335,20 +335,20 @@ class Federation:
                 digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
                 step = max(1, _HASHED // max(1, tensor[:1].nbytes))
                 for start in range(0, len(tensor), step):
-                    # On the CPU this does not copy.
+                    # For a tensor on the CPU, this line copies nothing.
                     block = tensor[start : start + step].cpu().contiguous().numpy()
                     digest.update(block.reshape(-1).view(np.uint8).data)
             self._cache["sha256"] = digest.hexdigest()
         return str(self._cache["sha256"])
 
     def take(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return samples `rows` [b] as the input of networks, [b, ...]."""
+        """Return the samples with indices `rows` [b] as inputs of networks, [b, ...]."""
         return gather(self, rows, dtype)
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return stored samples x [b, ...] as the input of networks.
+        """Return stored samples x [b, ...] as inputs of networks.
 
-        Pixels are normalised and features are unchanged, both as `dtype`. Tokens become int64.
+        Pixels are normalised. Pixels and features are converted to `dtype`, tokens to int64.
         """
         if self.tokens:
             return x.long()
@@ -364,8 +364,8 @@ class Federation:
         return x.to(dtype, copy=True).mul_(scale).add_(shift)
 
     def affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the scale and the shift of pixels, each [channels, 1, 1]."""
-        # Cached on the device: a CUDA graph must not copy from the host.
+        """Return the scale and the shift that normalise pixels, each [channels, 1, 1]."""
+        # Both are cached on the device, because a CUDA graph must not copy from the host.
         if dtype not in self._cache:
             assert self.normalise is not None
             shape = (-1,) + (1,) * (len(self.input_shape) - 1)
@@ -377,20 +377,20 @@ class Federation:
 
 @reference
 def gather(federation: Federation, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return samples `rows` [b] of a federation as the input of networks, [b, ...]."""
-    # `index_select` copies whole samples, indexing copies number by number.
+    """Return the samples of a federation with indices `rows` [b] as inputs of networks, [b, ...]."""
+    # `index_select` copies a sample at once; indexing with brackets copies number by number.
     return federation.prepare(federation.x.index_select(0, rows), dtype)
 
 
 def _tensor(array: Array) -> Tensor:
-    """Return an array as a tensor, if possible without a copy; nobody writes to it."""
+    """Return an array as a tensor, if possible without a copy. Callers must not write to the tensor."""
     contiguous = np.ascontiguousarray(array)
-    # torch warns of read-only and mapped arrays, and a warning filter would apply to the whole process.
+    # torch warns of read-only arrays. A filter for this warning would apply to the whole process.
     return torch.from_numpy(contiguous if contiguous.flags.writeable else np.asarray(_CalledWritable(contiguous)))
 
 
 class _CalledWritable:
-    """Memory of an array, declared as writable. It keeps the array alive."""
+    """Presents the memory of a read-only array as writable, and keeps the array alive."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -403,7 +403,7 @@ def check_is_federation(value: Any) -> None:
         given = f"a {type(value).__name__}" if isinstance(value, tuple | list | dict) else shown(value)
         raise PefllError(
             f"a federation is needed, not {given}: make one with pefll.federation_from_arrays(x, y, client), "
-            "or of samples with pefll.make_federation(samples, ...)",
+            "or from samples with pefll.make_federation(samples, ...)",
             code="PEFLL-A019",
         )
 
@@ -411,14 +411,16 @@ def check_is_federation(value: Any) -> None:
 def assemble(
     samples: Samples, owner: Array, split: Array, num_seen: int, partition: str, rows: Array | None = None
 ) -> Federation:
-    """Return the federation that gives samples to clients; within a client and split, entries keep their order.
+    """Return the federation in which entry r gives sample `rows[r]` to client `owner[r]`, in the split `split[r]`.
+
+    Within a client and split, the entries keep their order.
 
     Args:
-        samples: of which x, y and their meaning are taken.
-        owner: int64 [R], the client of each entry, 0..n-1; negative for an entry that nobody gets.
+        samples: the samples.
+        owner: int64 [R], the client of each entry, 0..n-1; negative if no client gets the sample.
         split: int8 [R], the split of each entry.
-        num_seen: clients 0..num_seen-1 are seen.
-        partition: in words.
+        num_seen: number of seen clients, which are the first.
+        partition: the partition in words.
         rows: int64 [R], the sample of each entry; by default entry r is sample r.
     """
     taken = np.flatnonzero(owner >= 0)

@@ -1,4 +1,4 @@
-"""FEMNIST from LEAF's JSON: handwritten characters; clients are writers."""
+"""FEMNIST from LEAF's JSON files: handwritten characters. Each client is a writer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pefll.data import leaf
 from pefll.data.federation import Array, Normalise, Samples
 
 _SIDE, _PADDED = 28, 32
-_PAPER = 255  # LEAF's images are black on white, so they are padded with white
+_PAPER = 255  # white, the colour of the padding: LEAF's images are black on white
 CLASS_NAMES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
 
 def load(data_dir: Path) -> Samples:
     """Return FEMNIST from `femnist/{train,test}/*.json`, padded to 32x32.
 
-    x is uint8 [N, 1, 32, 32], which networks get as values in [0, 1]. It has 62 classes and LEAF's split.
+    x is uint8 [N, 1, 32, 32]; networks get it as values in [0, 1]. There are 62 classes, and the split is LEAF's.
     """
     folder = data_dir / "femnist"
     clients: dict[str, int] = {}
@@ -42,7 +42,7 @@ def load(data_dir: Path) -> Samples:
         classes=len(CLASS_NAMES),
         split=np.repeat(np.asarray(splits, dtype=np.int8), sizes),
         client=np.repeat(np.asarray(owners, dtype=np.int64), sizes),
-        # LEAF's values are bytes divided by 255; networks get these values.
+        # LEAF's values are bytes divided by 255. Mean 0 and deviation 1 give networks the same values.
         normalise=Normalise((0.0,), (1.0,)),
         name="femnist",
         class_names=CLASS_NAMES,
@@ -51,7 +51,7 @@ def load(data_dir: Path) -> Samples:
 
 
 def _pixels(user: leaf.User) -> Array:
-    """Return uint8 [n, 28, 28]."""
+    """Return a user's images, uint8 [n, 28, 28]."""
     try:
         x = np.asarray(user.x, dtype=np.float32).reshape(-1, _SIDE, _SIDE)
     except (ValueError, TypeError, OverflowError):
@@ -68,7 +68,7 @@ def _pixels(user: leaf.User) -> Array:
 
 
 def _labels(user: leaf.User) -> Array:
-    """Return int64 [n]."""
+    """Return a user's labels, int64 [n]."""
     if not all(type(label) is int and 0 <= label < len(CLASS_NAMES) for label in user.y):
         raise PefllError(
             f"{user.where} is damaged: labels of user {user.name!r} are not whole numbers 0..61", code="PEFLL-D151"
@@ -77,7 +77,7 @@ def _labels(user: leaf.User) -> Array:
 
 
 def _pad(images: list[Array], total: int) -> Array:
-    """Return images [n, 28, 28] as one array [total, 1, 32, 32]; empties the list to save memory."""
+    """Return images [n, 28, 28] padded in one array [total, 1, 32, 32]; empty the list to save memory."""
     padded = np.empty((total, 1, _PADDED, _PADDED), dtype=np.uint8)
     border = (_PADDED - _SIDE) // 2
     inside = slice(border, border + _SIDE)

@@ -1,4 +1,4 @@
-"""Samples from folders of images: client/class/*.png, or one client's class/*.png."""
+"""Samples from folders of images: client/class/*.png, or class/*.png for one client."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pefll.data.federation import SPLITS, Array, Samples
 from pefll.data.limits import check_growth, check_picture
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
-_DEPTH = 3  # folders above an image, at most: split/client/class
-_MENTIONED = 2  # files that an error names
+_DEPTH = 3  # most folders above an image: split/client/class
+_MENTIONED = 2  # number of files that an error names
 
 
 def from_folder(folder: Path, classes: int | None = None) -> Samples:
     """Return samples from `client/class/*.png`, or from `train/client/class/*.png` with `test/` and `validation/`.
 
-    x is uint8 [N, 1 or 3, H, W]. Clients and classes have the folders' names, sorted.
+    x is uint8 [N, 1 or 3, H, W]. Clients and classes are sorted, and named after their folders.
     """
     tops = _folders(folder)
     by_split = bool(tops) and all(top.name in SPLITS for top in tops)
@@ -55,7 +55,7 @@ def is_of_clients(folder: Path) -> bool:
 
 
 def _layout_error(folder: Path, layout: str, example: str) -> PefllError:
-    """Return the error for a folder without images in `layout`: it names expected and existing files."""
+    """Return the error for a folder without images in `layout`. The error names expected and existing files."""
     kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
     there = first_few((path.relative_to(folder) for path in islice(_files(folder, _DEPTH), _MENTIONED)), _MENTIONED)
     return PefllError(
@@ -66,19 +66,19 @@ def _layout_error(folder: Path, layout: str, example: str) -> PefllError:
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the files of a folder, then those of its folders, sorted, at most `depth` folders deep."""
+    """Yield the sorted files of a folder, then those of its subfolders, at most `depth` folders deep."""
     yield from sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     for below in _folders(folder) if depth else []:
         yield from _files(below, depth - 1)
 
 
 def read_images(files: Sequence[Path]) -> Array:
-    """Return images of one size, uint8 [N, 1, H, W] if all are grey, else [N, 3, H, W]."""
+    """Return images, all of the same size, as uint8 [N, 1, H, W] if all are grey, else [N, 3, H, W]."""
     try:
         from PIL import Image
     except ImportError:
         raise PefllError("reading images needs Pillow: pip install 'pefll[files]'", code="PEFLL-D153") from None
-    # All headers come before any pixel: a few bytes may stand for a huge picture.
+    # Read all headers before any pixel, because a file of a few bytes may contain a huge picture.
     channels, height, width = _shape(Image, files[0])
     for path in files[1:]:
         other = _shape(Image, path)
@@ -96,7 +96,7 @@ def read_images(files: Sequence[Path]) -> Array:
     for place, path in enumerate(files):
         with _opened(Image, path) as image:
             pixels = np.asarray(image.convert("L" if _is_grey(image) else "RGB"))
-            # Grey images among coloured ones are broadcast.
+            # A grey image among coloured ones is copied to all three channels.
             x[place] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return x
 
@@ -107,7 +107,7 @@ def _shape(image_module: Any, path: Path) -> tuple[int, int, int]:
         width, height = image.size
         check_picture(str(path), width, height, len(image.getbands()))
         if image.mode.startswith(("I", "F")):
-            raise PefllError(f"{path} has more than 8 bits per channel; save it with 8", code="PEFLL-D155")
+            raise PefllError(f"{path} has more than 8 bits per channel; save it with 8 bits", code="PEFLL-D155")
         return (1 if _is_grey(image) else 3), height, width
 
 
@@ -117,7 +117,7 @@ def _is_grey(image: Any) -> bool:
 
 @contextmanager
 def _opened(image_module: Any, path: Path) -> Iterator[Any]:
-    """Open an image; PefllError if that fails, or anything that is done with it inside the block."""
+    """Open an image for the block; PefllError if opening it fails, or reading it inside the block."""
     try:
         with image_module.open(path) as image:
             yield image
@@ -132,7 +132,7 @@ def _opened(image_module: Any, path: Path) -> Iterator[Any]:
 
 
 def state(folder: Path) -> str:
-    """Return a SHA-256 of the names, sizes and times of everything that `from_folder` reads. It opens no file."""
+    """Return a SHA-256 of the names, sizes and times of all files that `from_folder` reads, without opening them."""
     digest = hashlib.sha256()
     for line in sorted(_state_lines(str(folder), "", _DEPTH)):
         digest.update(line.encode("utf-8", "surrogateescape"))
@@ -140,7 +140,7 @@ def state(folder: Path) -> str:
 
 
 def _state_lines(folder: str, below: str, depth: int) -> Iterator[str]:
-    """Yield a line for every folder and image, at most `depth` folders deep, which ends loops of links."""
+    """Yield a line for every folder and image, at most `depth` folders deep. The limit ends loops of links."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):

@@ -1,4 +1,4 @@
-"""Samples from tables: CSV, Parquet, and any data-frame-like object."""
+"""Samples from tables: CSV files, Parquet files and data frames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pefll.data.limits import NUMBER, OBJECT, check_growth
 CSV = (".csv", ".tsv")
 PARQUET = (".parquet", ".pq")
 TABLES = (*CSV, *PARQUET)
-# Bytes that pandas takes while it reads a CSV: for a cell, also for one that is not in the file, and for a column.
+# Memory that pandas needs to read a CSV, in bytes per cell and per column. Cells that a short line lacks count too.
 _CSV_CELL, _CSV_COLUMN = 25, 2_000
 _CHUNK = 1 << 20  # bytes
 
@@ -41,12 +41,12 @@ def from_frame(
 
     Args:
         frame: a pandas or polars data frame, a pyarrow table, or a dictionary of columns.
-        label: the column of labels.
-        client: the column of clients, or None.
-        split: the column with train, validation, test; None to let the partition split.
-        features: the columns of numbers that make up x, in order; by default all others.
-        classes: the number of classes; by default the largest label + 1.
-        name: of the data, for errors and records.
+        label: name of the column of labels.
+        client: name of the column of clients, or None.
+        split: name of the column with train, validation, test; None if the partition chooses the splits.
+        features: names of the columns of x, which hold numbers, in order; by default all other columns.
+        classes: number of classes; by default the largest label + 1.
+        name: name of the data, for errors and records.
     """
     label = text(label, "label", "y")
     client, split = (
@@ -56,7 +56,7 @@ def from_frame(
         features = (features,)
     elif features is not None:
         features = [text(each, "a feature") for each in listed(features, "features", "['age', 'height']")]
-    # First: a missing label column is an error before features are chosen.
+    # Read labels first, so that a missing label column is reported before any error of the features.
     labels = column(frame, label, name)
     chosen = feature_names(frame, (label, client, split), name) if features is None else tuple(features)
     samples = samples_from_arrays(
@@ -84,14 +84,14 @@ def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame"
 
 
 def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
-    """Return the named columns in this order, float32 [N, features], or int64 for tokens."""
+    """Return the columns `features` in this order, float32 [N, features], or int64 for tokens."""
     if not features:
         raise PefllError(f"{name}: there are no feature columns; name some", code="PEFLL-D158")
-    keys = _keys_by_name(frame)  # once: per column it would take quadratic time
+    keys = _keys_by_name(frame)  # only once, because once per column would take quadratic time
     first = _column(frame, keys, features[0], name)
     if not len(first):
         raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
-    # Column by column: a float64 copy of a wide table would need much memory.
+    # Convert one column at a time, because a float64 copy of a wide table would need much memory.
     x = np.empty((len(first), len(features)), dtype=np.int64 if tokens else np.float32)
     for place, each in enumerate(features):
         values = _column(frame, keys, each, name)
@@ -114,14 +114,14 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
 
 
 def is_frame(values: Any) -> bool:
-    """Return whether something is a table with named columns."""
+    """Return whether a value is a table with named columns."""
     return isinstance(values, dict) or hasattr(values, "columns") or hasattr(values, "column_names")
 
 
 def matrix_by_name(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:
-    """Return the columns that a model was trained on as a `feature_matrix`, in the model's order.
+    """Return the columns `features`, on which a model was trained, as a `feature_matrix` in the model's order.
 
-    Other columns are ignored. PefllError names columns that are missing or duplicated.
+    Other columns are ignored. Raise PefllError for missing or duplicate columns.
     """
     there = Counter(columns(frame))
     missing = [each for each in features if not there[each]]
@@ -146,8 +146,8 @@ def columns(frame: Any) -> list[str]:
 
 
 def _keys(frame: Any) -> list[Any]:
-    """Return the keys of a table's columns, which in pandas may be numbers."""
-    # pyarrow tables have both attributes; their `columns` are values.
+    """Return the keys of a table's columns. In pandas, keys may be numbers."""
+    # A pyarrow table has both attributes, but its `columns` holds values, not names.
     names = getattr(frame, "column_names", getattr(frame, "columns", frame if isinstance(frame, dict) else None))
     if names is None:
         raise PefllError(
@@ -163,7 +163,7 @@ def column(frame: Any, name: str, where: str) -> Array:
 
 
 def find_column(frame: Any, name: str, where: str) -> Array | None:
-    """Return a column, [N], or a level of a pandas index with that name; None if there is neither."""
+    """Return the column or the level of a pandas index with this name, [N]; None if there is neither."""
     if name in columns(frame):
         return column(frame, name, where)
     levels = index_levels(frame)
@@ -173,13 +173,13 @@ def find_column(frame: Any, name: str, where: str) -> Array | None:
 
 
 def index_levels(frame: Any) -> list[str | None]:
-    """Return the names of the levels of a pandas index; none for other tables."""
+    """Return the names of the levels of a pandas index; an empty list for other tables."""
     levels = () if isinstance(frame, dict) else getattr(getattr(frame, "index", None), "names", None)
     return [None if level is None else str(level) for level in levels or ()]
 
 
 def _keys_by_name(frame: Any) -> dict[str, Any]:
-    """Return the keys of a table's columns by name."""
+    """Return the key of each column of a table, by the column's name."""
     return {str(key): key for key in _keys(frame)}
 
 
@@ -194,7 +194,7 @@ def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
 
 
 def _first_names(names: Iterable[str], most: int = 50) -> str:
-    """Return the first names of columns, for a sentence."""
+    """Return the first `most` names, for an error sentence."""
     known = list(names)
     return ", ".join(known[:most]) + (f" and {len(known) - most:,} more" if len(known) > most else "")
 
@@ -224,10 +224,10 @@ def read_frame(path: Path) -> Any:
 
 
 def _check_csv(path: Path, separator: str) -> None:
-    """Raise PefllError for a CSV that would take too much memory: a short line is filled up to the longest one."""
+    """Raise PefllError for a CSV that needs too much memory: pandas fills short lines up to the full width."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as text_file:
         filled = (row for row in csv.reader(text_file, delimiter=separator) if len(row) > 1 or "".join(row).strip())
-        # A first line of values that is longer than the names makes more columns.
+        # If the first line of values is longer than the line of names, pandas adds columns.
         width = max((len(row) for row in islice(filled, 2)), default=0)
     lines = 1
     with path.open("rb") as file:
@@ -237,7 +237,7 @@ def _check_csv(path: Path, separator: str) -> None:
 
 
 def _read_parquet(path: Path, pyarrow: Any) -> Any:
-    """Return the table in a Parquet file; PefllError for one that would take too much memory."""
+    """Return the table in a Parquet file; PefllError if the table would take too much memory."""
     stored, needed, texts = path.stat().st_size, 0, []
     about = pyarrow.parquet.read_metadata(path)
     for place, field in enumerate(about.schema.to_arrow_schema()):
@@ -251,17 +251,17 @@ def _read_parquet(path: Path, pyarrow: Any) -> Any:
             )
         if _is_text(pyarrow.types, kind):
             texts.append(field.name)
-        # Dates, times and decimal numbers become Python objects, as texts do.
+        # Dates, times and decimal numbers become Python objects, like texts.
         is_number = pyarrow.types.is_primitive(kind) and not (
             pyarrow.types.is_date(kind) or pyarrow.types.is_time(kind)
         )
         width = kind.byte_width if pyarrow.types.is_fixed_size_binary(kind) else 0
         for group in map(about.row_group, range(about.num_row_groups)):
-            part = group.column(place)  # of a flat table; equal values take few bytes in it
+            part = group.column(place)  # `place` is right because no column is nested; equal values take few bytes
             rows = max(part.num_values, group.num_rows, 0)
             needed += max(part.total_uncompressed_size, rows * (NUMBER if is_number else OBJECT + width))
     check_growth(str(path), stored, needed)
-    # A text that many rows share is once in the file. Read as a dictionary, it is once in memory, and can be measured.
+    # The file stores equal texts once. So does a dictionary array, so that the full size can be checked first.
     table = pyarrow.parquet.read_table(path, read_dictionary=texts)
     for chunk in (chunk for column in table.columns for chunk in column.chunks):
         if isinstance(chunk, pyarrow.DictionaryArray) and _is_text(pyarrow.types, chunk.dictionary.type):
@@ -272,6 +272,6 @@ def _read_parquet(path: Path, pyarrow: Any) -> Any:
 
 
 def _is_text(types: Any, kind: Any) -> bool:
-    """Return whether a type of pyarrow is one of texts or bytes of any length; `types` is `pyarrow.types`."""
+    """Return whether the pyarrow type `kind` has texts or bytes of any length; `types` is `pyarrow.types`."""
     asked = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
     return any(is_kind(kind) for is_kind in asked)

@@ -1,4 +1,4 @@
-"""Users from LEAF's JSON files: {users, num_samples, user_data: {user: {x: [...], y: [...]}}}."""
+"""Reads users from LEAF's JSON files: {users, num_samples, user_data: {user: {x: [...], y: [...]}}}."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pefll.data.federation import TEST, TRAIN
 from pefll.data.limits import check_growth
 
 FOLDERS = {"train": TRAIN, "test": TEST}
-# Memory per byte of a file: "1.0, " takes 8 bytes in a list, 24 as a number, and the text itself.
+# Bytes of memory per byte of a file. "1.0, " takes 8 bytes in a list, 24 as a number, and the text itself.
 EXPANSION = 8
 
 
@@ -32,7 +32,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def users(folder: Path) -> Iterator[User]:
-    """Yield the users of all files; one file is in memory at a time."""
+    """Yield the users of all files. Only one file at a time is in memory."""
     for path in shards(folder):
         try:
             stored = path.stat().st_size
@@ -60,7 +60,7 @@ def _users_of_shard(content: Any, path: Path) -> Iterator[User]:
             code="PEFLL-D166",
         )
     for name, size in zip(names, sizes, strict=True):
-        # Removed: the memory of a user's numbers is freed once they are an array.
+        # `pop` removes the user's lists here, so that their memory is freed after the caller made an array of them.
         own = data.pop(name, None) if isinstance(name, str) else None
         if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):
             raise PefllError(f"{path} is damaged: user {name!r} has no lists x and y in user_data", code="PEFLL-D167")

@@ -1,4 +1,4 @@
-"""Limits for the memory that a file's data takes: a small file must not fill the memory."""
+"""Limits for the memory that a file's data takes, so that a small file cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pefll.core.errors import PefllError
 from pefll.core.machine import available_memory
 
 VARIABLE = "PEFLL_DATA_LIMIT_GB"
-# Images and tables compress by 2 to 30. Data that grows a hundredfold is hostile, or has little to learn from. Up to
-# `ALWAYS` bytes are allowed for any file.
+# Compression makes images and tables 2 to 30 times smaller. A file whose data is 100 times larger is hostile, or has
+# little to learn from. Every file may take up to `ALWAYS` bytes of memory.
 EXPANSION, ALWAYS = 100, 1 << 28
-PICTURE = 100_000_000  # bytes of one image
-NUMBER, OBJECT = 8, 64  # bytes of a number in an array, and at least of a Python object beside its text
+PICTURE = 100_000_000  # most bytes of one image
+NUMBER, OBJECT = 8, 64  # bytes of a number in an array; least bytes of a Python object, without its text
 
 
 def check_growth(what: str, stored: int, needed: int) -> None:
-    """Raise PefllError for a file of `stored` bytes that would take too many bytes of memory (`needed`)."""
+    """Raise PefllError if `needed` bytes of memory are too many for a file of `stored` bytes."""
     limit = _user_limit() or max(ALWAYS, EXPANSION * stored)
     if needed > limit:
         raise PefllError(
-            f"{what} has {_size(stored)} but would take {_size(needed)} of memory, where {_size(limit)} are the most; "
-            f"if that is right, set the environment variable {VARIABLE}={_gigabytes(needed)}",
+            f"{what} has {_size(stored)} and would take {_size(needed)} of memory, but at most {_size(limit)} is "
+            f"allowed; if you trust the file, set the environment variable {VARIABLE}={_gigabytes(needed)}",
             code="PEFLL-L002",
         )
     available = available_memory()
@@ -39,8 +39,8 @@ def check_picture(what: str, width: int, height: int, channels: int) -> None:
     needed, limit = width * height * channels, _user_limit() or PICTURE
     if needed > limit:
         raise PefllError(
-            f"{what} has {width:,}x{height:,} pixels, {_size(needed)} of memory, where {_size(limit)} are the most for "
-            f"one picture; make it smaller, or set the environment variable {VARIABLE}={_gigabytes(needed)}",
+            f"{what} has {width:,}x{height:,} pixels, {_size(needed)} of memory, but at most {_size(limit)} is allowed "
+            f"per picture; make it smaller, or set the environment variable {VARIABLE}={_gigabytes(needed)}",
             code="PEFLL-L004",
         )
 
@@ -60,7 +60,7 @@ def _user_limit() -> int | None:
 
 
 def _size(amount: int) -> str:
-    """Return bytes for a sentence, such as 1.5 MB."""
+    """Return an amount of bytes in words, such as 1.5 MB."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if amount >= unit:
             return f"{amount / unit:.3g} {name}" if amount < 1000 * unit else f"{amount // unit:,} {name}"

@@ -1,4 +1,4 @@
-"""MNIST's 70,000 digits with their writers, who are the clients."""
+"""MNIST's 70,000 digits with their writers. Each client is a writer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pefll.data.federation import Normalise, Samples
 from pefll.data.npz import read_npz
 
 FILE = Path("mnist_writers") / "mnist_by_writer.npz"
-# The usual constants, from the 60,000 training images.
+# The usual channel statistics, computed from the 60,000 training images.
 NORMALISE = Normalise((0.1307,), (0.3081,))
 
 
 def load(data_dir: Path) -> Samples:
     """Return the digits of all writers, uint8 [N, 1, 28, 28], 10 classes, without a split.
 
-    MNIST's own split is between writers, so the partition splits each writer's samples.
+    MNIST's own split puts each writer either in train or in test. So the partition splits each writer's samples again.
     """
     path = data_dir / FILE
     if not path.is_file():

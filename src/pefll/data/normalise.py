@@ -1,4 +1,4 @@
-"""Channel statistics of images, computed from training samples of seen clients."""
+"""Computes the channel statistics of images from the training samples of seen clients."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _BLOCK = 4096
 
 
 def with_channel_stats(federation: Federation) -> Federation:
-    """Return the federation with channel statistics; the same one if it has them or needs none.
+    """Return the federation with channel statistics; the same federation if it has them or needs none.
 
-    Unseen clients, validation and test samples do not count: they must not influence training.
+    Samples of unseen clients and of validation and test are ignored, because they must not influence training.
     """
     if not federation.holds_images or federation.normalise is not None or federation.num_seen == 0:
         return federation
     rows = federation.rows_of_clients(TRAIN, 0, federation.num_seen)
     channels = federation.x.shape[1]
-    # Counts of the 256 values are exact; floating sums would depend on the order of samples.
+    # Count each of the 256 values. Counts are exact; sums of floats would depend on the order of samples.
     table = np.zeros((channels, 256), dtype=np.int64)
     for start in range(0, len(rows), _BLOCK):
         block = federation.x[torch.from_numpy(rows[start : start + _BLOCK])].numpy()

@@ -1,4 +1,4 @@
-"""Arrays from `.npz` files that may be damaged or hostile."""
+"""Reads arrays from `.npz` files, which may be damaged or hostile."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pefll.core.wording import counted
 from pefll.data.federation import Array
 from pefll.data.limits import NUMBER, OBJECT, check_growth
 
-# Those that NumPy writes. Others may need much memory, or modules that are missing.
+# Methods of compression that NumPy writes. Others may need much memory, or modules that are missing.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENCRYPTED = 1  # a bit of a member's flags
+_ENCRYPTED = 1  # bit in the flags of an encrypted array
 _BROKEN = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, MemoryError, RecursionError),
     *(RuntimeError, NotImplementedError, UnicodeError, SyntaxError, zipfile.BadZipFile, zlib.error),
@@ -27,7 +27,7 @@ _BROKEN = (
 
 
 class _Header(NamedTuple):
-    """What a member's header says."""
+    """The header of an array in the file."""
 
     length: int  # bytes of the header itself
     shape: tuple[int, ...]
@@ -44,20 +44,20 @@ class _Header(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Bytes of memory: texts become Python objects, and labels, clients and splits become int64."""
+        """Bytes of memory for the array: texts become Python objects; labels, clients and splits become int64."""
         if self.dtype.kind in "US":
             return self.stored + self.entries * OBJECT
         return max(self.stored, self.entries * NUMBER) if len(self.shape) == 1 else self.stored
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the names of the arrays in an `.npz` file that `read_npz` could read."""
+    """Return the names of the arrays in a valid `.npz` file."""
     with zipfile.ZipFile(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def read_npz(path: Path, needed: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Array]:
-    """Return the named arrays of an `.npz` file; refuses pickled objects, and `optional` names may be absent.
+    """Return the named arrays of an `.npz` file. `optional` names may be absent. Pickled objects raise PefllError.
 
     The sizes in the headers are checked before any array is read.
     """
@@ -103,7 +103,7 @@ def _check_members(path: Path, archive: zipfile.ZipFile, wanted: dict[str, zipfi
                 f"{info.file_size - header.length:,}; save it again",
                 code="PEFLL-D003",
             )
-        # Such entries take no bytes in the file, but each takes some in memory.
+        # Empty entries take no bytes in the file, but each takes some in memory.
         if header.dtype.itemsize == 0 and header.entries:
             raise PefllError(
                 f"{path}: the {header.entries:,} entries of the array {name} are empty; save it again with "
@@ -126,7 +126,7 @@ def _header(file: IO[bytes]) -> _Header:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("allow_pickle")  # like NumPy's own error
+        raise ValueError("allow_pickle")  # NumPy's own error has this word too; see `read_npz`
     if any(length < 0 for length in shape):
         raise ValueError("negative length")
     return _Header(file.tell(), shape, dtype)
@@ -135,5 +135,5 @@ def _header(file: IO[bytes]) -> _Header:
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as file:
         array: Array = npy.read_array(file, allow_pickle=False)
-        file.read(1)  # reaching the end checks the checksum
+        file.read(1)  # at the end of the file, zipfile verifies the checksum
         return array

@@ -1,4 +1,4 @@
-"""Samples of several new clients, split by client."""
+"""Divides the samples of several new clients by client."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from pefll.data.federation import Array
 
 Name = int | str
 CLIENT = "client"  # default name of a column or array of clients
-# Texts of missing values.
+# What `str` gives for missing values.
 _EMPTY = ("None", "nan", "<NA>", "NaT")
 
 
 class Owned(NamedTuple):
-    """One client's name and samples, unchecked."""
+    """One client's name and samples, before any check."""
 
     client: Name
     x: Array  # [m, ...]
-    y: Array | None  # [m], labels as in the data
+    y: Array | None  # [m], labels as the data has them
 
 
 class Columns(NamedTuple):
     """Names of a table's columns, or of an .npz's arrays."""
 
-    features: Sequence[str]  # in order; empty for all other columns
-    label: str  # may be absent
-    client: str
+    features: Sequence[str]  # columns of x, in order; empty for all columns but labels, clients and split
+    label: str  # column of labels; the table may lack it
+    client: str  # column of clients
 
 
 def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
-    """Return each client's samples from x [N, ...], labels y [N] or None, and clients [N], sorted by client."""
+    """Return the samples of each client, sorted by client, from x [N, ...], y [N] or None, and owners [N]."""
     x = as_array(x, "x", name)
     y = None if y is None else as_array(y, "y", name)
     if x.ndim == 0 or len(x) == 0:
@@ -45,8 +45,8 @@ def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
     for what, array in (("client", owner), *((("y", y),) if y is not None else ())):
         if array.ndim != 1 or len(array) != len(x):
             raise PefllError(
-                f"{name}: x has {counted(len(x), 'sample')} but {what} has the shape {list(array.shape)}; give equally "
-                "many",
+                f"{name}: x has {counted(len(x), 'sample')} but {what} has the shape {list(array.shape)}; give one "
+                "entry per sample",
                 code="PEFLL-M032",
             )
     return [Owned(names[number], x[rows], _labels_at(y, rows)) for number, rows in _rows_by_client(owner, len(names))]
@@ -55,7 +55,7 @@ def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
 def from_frame(
     frame: Any, columns: Columns, y: Any = None, name: str = "the table", *, tokens: bool = False
 ) -> list[Owned]:
-    """Return each client's samples from a table; `y` [N] replaces the labels in it."""
+    """Return the samples of each client in a table. If `y` [N] is given, it replaces the table's labels."""
     client = frames.find_column(frame, columns.client, name)
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
@@ -66,15 +66,15 @@ def from_frame(
 
 
 def names_of_owners(client: str, features: Sequence[str], *, named: bool = False) -> tuple[str, ...]:
-    """Return the columns that may tell a sample's owner: `client`, and the default one unless it is a feature.
+    """Return the columns that may have the owners of samples: `client`, and `CLIENT` unless that is a feature.
 
-    With `named`, the user gave the name `client`, and no other column counts.
+    `named` means that the user gave the name `client`. Then no other column is possible.
     """
     return (client,) if named or CLIENT in (client, *features) else (client, CLIENT)
 
 
 def find_owners(frame: Any, candidates: Sequence[str], features: Sequence[str], name: str) -> tuple[str, Array] | None:
-    """Return the first of the columns `candidates` that a table has, and its values [N]; None if it has none."""
+    """Return the first of `candidates` that is a column of the table, and its values [N]; None if none is."""
     for candidate in candidates:
         if (values := frames.find_column(frame, candidate, name)) is not None:
             return candidate, values
@@ -83,7 +83,7 @@ def find_owners(frame: Any, candidates: Sequence[str], features: Sequence[str], 
 
 
 def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Sequence[str], name: str) -> None:
-    """Raise PefllError if a column looks like one of clients, as `User_ID` for `user_id`: its clients would be one."""
+    """Raise PefllError for a column such as `User_ID` if `user_id` is missing: ignoring it would merge all clients."""
     known = set(features)
     for candidate in candidates:
         if other := similar(candidate, (each for each in there if each not in known)):
@@ -108,12 +108,12 @@ def number_of_clients(owners: Any, column: str, name: str) -> int:
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:
-    """Return the names of the features; by default all columns but labels, clients and split."""
+    """Return the names of the features: `columns.features`, or else all columns but labels, clients and split."""
     return columns.features or frames.feature_names(frame, (columns.label, columns.client, "split"), name)
 
 
 def no_clients(name: str, what: str) -> PefllError:
-    """Return the error for data without clients."""
+    """Return the error for data that does not name the client of each sample."""
     column = argument("client", option="--client-column")
     return PefllError(
         f"{name} has no {what} with the client of each sample; name another with {column}", code="PEFLL-M033"
@@ -121,14 +121,14 @@ def no_clients(name: str, what: str) -> PefllError:
 
 
 def _rows_by_client(owner: Array, clients: int) -> Iterator[tuple[int, Array]]:
-    """Yield each client's number and the places of its samples, ascending."""
+    """Yield each client's number and the ascending indices of its samples."""
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=clients))
     yield from enumerate(np.split(order, ends[:-1]))
 
 
 def _labels_at(y: Array | None, rows: Array) -> Array | None:
-    """Return labels at `rows`, as whole numbers if possible: one client's missing labels turn a column into floats."""
+    """Return labels at `rows`, as integers if possible: if another client has no labels, the column holds floats."""
     if y is None:
         return None
     mine = y[rows]

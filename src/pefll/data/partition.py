@@ -1,4 +1,4 @@
-"""Partitions of samples into clients: by class, by Dirichlet proportions, or natural."""
+"""Partitions of samples among clients: by class, by Dirichlet proportions, or natural."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pefll.core.randomness import generator
 from pefll.core.wording import counted, first_few
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
 
-_FEW = 10_000  # clients that are never too many for a table; later errors say more
+_FEW = 10_000  # this many clients always fit into memory; later checks explain a lack of samples better
 
 
 def by_class(
@@ -28,17 +28,17 @@ def by_class(
 ) -> Federation:
     """Return a federation whose clients have a few classes each, as in the paper; each sample has one owner.
 
-    Clients in turn draw their classes, uniformly among the classes with most slots left. The clients of a class get
-    equal shares of its samples, up to one, in each split.
+    All classes have equal numbers of clients, up to one. One client after the other draws its classes at random
+    among those that lack most clients. In each split, the clients of a class get equal numbers of samples, up to one.
 
     Args:
-        samples: to give to clients.
-        clients: their number.
-        classes_per_client: classes of each.
-        seed: of all random draws.
-        unseen: fraction of clients that never take part in training; they are the last.
-        validation: fraction of each class's training samples.
-        test: fraction of each class's samples, if the data is not split.
+        samples: samples to give to clients.
+        clients: number of clients.
+        classes_per_client: number of classes of each client.
+        seed: seed of all random draws.
+        unseen: fraction of clients that never take part in training; these are the last clients.
+        validation: fraction of each class's training samples that become validation samples.
+        test: fraction of each class's samples that become test samples, if the data is not split.
     """
     check_is_samples(samples)
     clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
@@ -58,7 +58,7 @@ def by_class(
         by_label = _rows_by_class(samples, split, which, random)
         for label, members in enumerate(by_label):
             holders = random.permutation(np.flatnonzero(has_class[:, label]))
-            # A client can do without validation samples of a class: they only choose the round to report.
+            # A client may lack validation samples of a class, because these only choose the best round.
             if len(members) < len(holders) and which != VALIDATION:
                 raise PefllError(
                     f"{samples.name}: class {label} has {counted(len(members), f'{SPLITS[which]} sample')} for "
@@ -80,21 +80,21 @@ def dirichlet(
     validation: float = 0.2,
     test: float = 0.2,
 ) -> Federation:
-    """Return a federation of clients with equally many samples and Dirichlet-distributed class proportions.
+    """Return a federation of clients with equal numbers of samples and Dirichlet-distributed class proportions.
 
-    A client's counts of classes are multinomial, with the same proportions in all splits. Samples are drawn without
-    replacement until a class and split is used up, then again. So a sample may be drawn several times, but never in two
-    splits.
+    A client's proportions are the same in all splits; its numbers of samples per class are multinomial. Samples of a
+    class and split are drawn without replacement. When none is left, all are drawn again. So a sample may be drawn
+    several times, but never in two splits.
 
     Args:
-        samples: to give to clients.
-        clients: their number.
-        alpha: the concentration, equal for all classes; small values give uneven proportions.
-        seed: of all random draws.
-        alpha_unseen: the concentration for unseen clients; by default `alpha`.
-        unseen: fraction of clients that never take part in training; they are the last.
-        validation: fraction of each class's training samples.
-        test: fraction of each class's samples, if the data is not split.
+        samples: samples to give to clients.
+        clients: number of clients.
+        alpha: concentration of the distribution, equal for all classes; small values give uneven proportions.
+        seed: seed of all random draws.
+        alpha_unseen: concentration for unseen clients; by default `alpha`.
+        unseen: fraction of clients that never take part in training; these are the last clients.
+        validation: fraction of each class's training samples that become validation samples.
+        test: fraction of each class's samples that become test samples, if the data is not split.
     """
     check_is_samples(samples)
     clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
@@ -147,16 +147,16 @@ def natural(
 ) -> Federation:
     """Return a federation of the clients that the data names.
 
-    Clients are in random order, so the unseen ones, the last, are a random choice. Splits of the data are kept; missing
-    ones are cut at random from each client's training samples, of which at least one remains.
+    Clients are in random order. The last ones are unseen, so they are a random choice. Splits of the data are kept. If
+    validation or test is missing, it is drawn from each client's training samples, of which at least one remains.
 
     Args:
-        samples: with `client`.
-        seed: of all random draws.
+        samples: samples that have `client`.
+        seed: seed of all random draws.
         unseen: fraction of clients that never take part in training.
-        validation: fraction of each client's training samples.
-        test: fraction of each client's samples, if the data is not split.
-        clients: take only this many, chosen at random; by default all.
+        validation: fraction of each client's training samples that become validation samples.
+        test: fraction of each client's samples that become test samples, if the data is not split.
+        clients: number of clients to take, chosen at random; by default all.
     """
     check_is_samples(samples)
     seed = whole_number(seed, "seed", 0)
@@ -174,7 +174,7 @@ def natural(
     rows = np.flatnonzero(number[samples.client] >= 0) if int(number.min()) < 0 else None
     owner = number[samples.client if rows is None else samples.client[rows]]
     kind = None if samples.split is None else (samples.split if rows is None else samples.split[rows])
-    # One sort by client, split and 32 random bits. It is stable: ties must not depend on NumPy's version.
+    # One sort by client, split and 32 random bits. A stable sort orders ties the same in every version of NumPy.
     key = owner.astype(np.uint64)
     del owner
     key *= np.uint64(3)
@@ -191,7 +191,7 @@ def natural(
     owner = np.repeat(np.arange(total, dtype=np.int32), count.sum(axis=1))
     split = np.repeat(np.tile(np.arange(3, dtype=np.int8), total), count.reshape(-1))
     made = assemble(samples, owner, split, num_seen, "natural", rows=order if rows is None else rows[order])
-    who = np.empty(total, dtype=np.int64)  # the natural client behind each new number
+    who = np.empty(total, dtype=np.int64)  # the natural client that has each new number
     chosen = np.flatnonzero(number >= 0)
     who[number[chosen]] = chosen
     if samples.client_names:
@@ -200,11 +200,11 @@ def natural(
 
 
 def _number_clients(samples: Samples, client: Array, wanted: int | None, random: np.random.Generator) -> Array:
-    """Return a random new number for each client, int32 [n]; -1 for those that are left out."""
+    """Return a random new number for each client, int32 [n]; -1 for clients that are left out."""
     low = int(client.min())
     if low < 0:
         raise PefllError(f"{samples.name}: there is a client {low}; clients must be numbered from 0", code="PEFLL-D191")
-    # Numbers without samples are gaps, not clients.
+    # A number without samples is not a client.
     there = np.flatnonzero(np.bincount(client))
     if wanted is not None and wanted > len(there):
         raise PefllError(
@@ -217,7 +217,7 @@ def _number_clients(samples: Samples, client: Array, wanted: int | None, random:
 
 
 def _check_training(count: Array, samples: Samples, number: Array) -> None:
-    """Raise PefllError for clients without training samples; rows of `count` [n, 3] are the clients' new numbers."""
+    """Raise PefllError for clients without training samples; `count` [n, 3] is indexed by clients' new numbers."""
     if int(count[:, TRAIN].min()) >= 1:
         return
     bad = np.flatnonzero((number >= 0) & (count[number, TRAIN] < 1)).tolist()
@@ -235,12 +235,12 @@ def _check_training(count: Array, samples: Samples, number: Array) -> None:
 
 
 def _cut_counts(count: Array, samples: Samples, validation: float, test: float) -> None:
-    """Move part of each client's training count, in int64 [n, 3], to the splits that the data does not have."""
+    """Move part of each client's training samples in `count` [n, 3] to the splits that the data does not have."""
     moves = [(TEST, test)] if samples.split is None else []
     if not count[:, VALIDATION].any():
         moves.append((VALIDATION, validation))
     for which, fraction in moves:
-        rounded = np.floor(fraction * count[:, TRAIN] + 0.5).astype(np.int64)  # halves up
+        rounded = np.floor(fraction * count[:, TRAIN] + 0.5).astype(np.int64)  # rounds halves up
         moved = np.minimum(rounded, count[:, TRAIN] - 1)
         count[:, which] += moved
         count[:, TRAIN] -= moved
@@ -258,7 +258,7 @@ def _num_seen(clients: int, unseen: float) -> int:
 
 
 def _check_enough(samples: Samples, clients: int) -> None:
-    """Raise PefllError for more clients than samples, before large tables are made."""
+    """Raise PefllError for more clients than samples, before their tables fill the memory."""
     total = len(samples.y)
     if clients > max(total, _FEW):
         raise PefllError(
@@ -279,7 +279,7 @@ def check_is_samples(samples: object) -> None:
 
 
 def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -> Array:
-    """Return the split of each sample, int8 [N]: that of the data; missing splits are cut from every class."""
+    """Return the split of each sample, int8 [N]. Splits that the data lacks are drawn from each class's samples."""
     validation, test = share(validation, "validation"), share(test, "test")
     random = generator(seed, "partition/cut")
     split = np.zeros(len(samples.y), dtype=np.int8) if samples.split is None else samples.split.astype(np.int8)
@@ -293,7 +293,7 @@ def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -
 
 
 def _rows_by_class(samples: Samples, split: Array, which: int, random: np.random.Generator) -> list[Array]:
-    """Return the rows of each class in one split, in random order."""
+    """Return the indices of each class's samples in one split, in random order."""
     rows = random.permutation(np.flatnonzero(split == which))
     labels = samples.y[rows]
     ends = np.cumsum(np.bincount(labels, minlength=samples.classes))
@@ -301,12 +301,12 @@ def _rows_by_class(samples: Samples, split: Array, which: int, random: np.random
 
 
 def _draw_classes(clients: int, each: int, classes: int, random: np.random.Generator) -> Array:
-    """Return which classes every client has, bool [clients, classes]; classes have equally many clients up to one."""
+    """Return which classes each client has, bool [clients, classes]. Classes get equally many clients, up to one."""
     left = np.full(classes, clients * each // classes)
     left[random.permutation(classes)[: clients * each % classes]] += 1
     has_class = np.zeros((clients, classes), dtype=bool)
     for client in range(clients):
-        # The first of this order are those with most slots left, shuffled. Slots never differ by more than one.
+        # Take the classes that lack most clients, ties at random. So these numbers never differ by more than one.
         drawn = np.lexsort((random.random(classes), -left))[:each]
         has_class[client, drawn] = True
         left[drawn] -= 1

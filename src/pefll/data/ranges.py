@@ -9,30 +9,30 @@ import numpy as np
 from pefll.core.wording import first_few
 from pefll.data.federation import TRAIN, Federation, feature_called
 
-# A client's column is out of proportion if it reaches this many times as far as the median client's. Incomes differ by
-# a hundred; other units, or marks for "missing" such as 1e10, differ by more.
+# A client's range in a column is the largest distance of its values from the column's median. Warn if a range is this
+# many times the median client's. Incomes differ by a factor of 100; wrong units, or 1e10 for "missing", by more.
 OUT_OF_PROPORTION = 1e3
-# Columns that reach less far count as reaching this far: networks take inputs of about 1.
+# A smaller range counts as this one, because networks expect inputs of about 1.
 ORDINARY = 1.0
-# A column that is larger than this at every client hides the others, for example seconds since 1970.
+# A column that exceeds this at every client, for example seconds since 1970, hides the other columns.
 UNSCALED = 1e8
-# The median of a column is taken over this many samples, for this many columns: those with the largest values.
+# Medians use this many samples. Only this many columns are checked: those with the largest values.
 _SAMPLES, _COLUMNS = 20_000, 1_000
 _SHOWN = 3
 
 
 class Odd(NamedTuple):
-    """A client's column that reaches `factor` times as far as usual."""
+    """A client's column with `factor` times the usual range."""
 
     factor: float
     client: int
-    column: str  # its name and range
+    column: str  # name and range of the column
 
 
 def out_of_proportion(federation: Federation) -> list[str]:
-    """Return warnings about values that would spoil training; none for most data.
+    """Return warnings about values that would spoil training; for most data there are none.
 
-    It reads training samples only, and neither pixels nor tokens. Without a value above 1,000 it takes one pass.
+    Only training samples are read, and neither pixels nor tokens. If no value exceeds 1,000, one pass suffices.
     """
     if "proportion" not in federation._cache:
         federation._cache["proportion"] = _warnings(federation)
@@ -71,7 +71,7 @@ def _warnings(federation: Federation) -> list[str]:
         far_off.sort(key=lambda each: -each.factor)
         who = first_few(
             (
-                f"client {federation.name_of(each.client)} has {each.column}, {each.factor:.1g} times as far as usual"
+                f"client {federation.name_of(each.client)} has {each.column}, {each.factor:.1g} times the usual range"
                 for each in far_off
             ),
             _SHOWN,
@@ -80,6 +80,6 @@ def _warnings(federation: Federation) -> list[str]:
     if unscaled:
         warnings.append(
             f"{federation.name}: clients have {first_few(unscaled, _SHOWN)}; scale such columns to about -1..1, or "
-            "others will not count"
+            "training ignores the others"
         )
     return warnings

@@ -1,4 +1,4 @@
-"""Shakespeare: the next character in the lines of a role; clients are roles."""
+"""Shakespeare: predict the next character in the lines of a role. Each client is a role."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pefll.core.files import parse_json
 from pefll.data import leaf
 from pefll.data.federation import TEST, TRAIN, VALIDATION, Array, Samples
 
-# LEAF's 80 characters; a token is a place in this text.
+# LEAF's 80 characters; a token is the index of a character in this text.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
 _ROLES = Path("shakespeare") / "roles.jsonl"
-# Replacements that Unicode decomposition does not give.
+# Characters that Unicode decomposition does not make plain, and their replacements.
 _PLAIN = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u2010": "-", "\r": "\n"}
 
 
 def load(data_dir: Path, stride: int = 1) -> Samples:
     """Return windows of 80 characters, uint8 tokens [N, 80], and the token that follows each.
 
-    It reads LEAF's JSON in `shakespeare/{train,test}`, or else `shakespeare/roles.jsonl`. Of a role in the latter, the
-    last tenth of the text is test, and the last tenth before it validation if it is long enough. No window crosses a
-    cut: neighbouring windows share most characters. Roles without a training and a test window are left out.
+    It reads LEAF's JSON in `shakespeare/{train,test}`, or else `shakespeare/roles.jsonl`. Of a role in roles.jsonl, the
+    last tenth of the text is test. The last tenth before it is validation, if long enough. No window is in two splits,
+    because neighbouring windows share most characters. Roles without a training and a test window are left out.
 
     Args:
         data_dir: the folder with `shakespeare/`.
@@ -54,7 +54,7 @@ def found(data_dir: Path) -> list[Path]:
 
 def encode(text: str) -> Array:
     """Return the tokens of a text, uint8 [len(text)]; é becomes e, ’ becomes ', other unknown characters a space."""
-    # Four bytes per character make it an index. Lone surrogates become spaces.
+    # UTF-32 gives the number of each character, an index into the table. Lone surrogates become spaces.
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     tokens: Array = _token_table()[points]
     return tokens
@@ -73,7 +73,7 @@ def _token_table() -> Array:
 
 
 def _cuts(length: int) -> tuple[tuple[int, int, int], ...]:
-    """Return (split, start, stop) for each part of a role's text; nothing for a short role."""
+    """Return (split, start, stop) for each split of a role's text; () if the text is too short."""
     test = length * 9 // 10
     if length - test <= LENGTH or test <= LENGTH:
         return ()
@@ -94,7 +94,7 @@ def _from_roles(path: Path, stride: int) -> Samples:
             names.append(name)
     if not names:
         raise PefllError(
-            f"{path} has no role with enough text; one needs {LENGTH + 1} characters in its last tenth",
+            f"{path} has no role with enough text; a role needs {LENGTH + 1} characters in its last tenth",
             code="PEFLL-D200",
         )
     windows = [sliding_window_view(tokens, LENGTH + 1)[::stride] for _, _, tokens in parts]
@@ -123,7 +123,7 @@ def _samples(x: Array, y: Array, split: Array, client: Array, names: Iterable[st
 
 
 def _roles(path: Path) -> list[tuple[str, str]]:
-    """Return (user, text) of each role; lines of one user are joined."""
+    """Return (user, text) of each role; texts of the same user are joined."""
     texts: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -143,7 +143,7 @@ def _roles(path: Path) -> list[tuple[str, str]]:
 
 
 def _from_leaf(folder: Path) -> Samples:
-    """Return LEAF's windows; the last tenth of a user's training windows is validation."""
+    """Return LEAF's windows. The last tenth of a user's training windows becomes validation."""
     clients: dict[str, int] = {}
     x, y, split, owner = [], [], [], []
     for user in leaf.users(folder):

@@ -1,4 +1,4 @@
-"""Data sets by name, and federations by the name of a partition."""
+"""Loads data sets by name, and makes federations by the name of a partition."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) o
 
 @dataclass(frozen=True)
 class Source:
-    """A data set with a name; `load` and `found` take the data folder."""
+    """A data set that users load by name."""
 
     name: str
-    about: str
-    origin: str  # and licence
-    files: str  # in the data folder, in words
-    partition: str  # default
-    clients: int | None  # default; None for all natural clients
-    load: Callable[[Path], Samples]
-    found: Callable[[Path], list[Path]]  # the files to load; empty if they are absent or not needed
+    about: str  # description
+    origin: str  # origin and licence
+    files: str  # description of the files in the data folder; empty if no file is needed
+    partition: str  # default partition
+    clients: int | None  # default number of clients; None for all natural clients
+    load: Callable[[Path], Samples]  # takes the data folder
+    found: Callable[[Path], list[Path]]  # takes the data folder; returns the existing files of the data set
 
     @property
     def embedded(self) -> bool:
-        """Whether it comes with the package and needs no file."""
+        """Whether the data set needs no file."""
         return not self.files
 
 
@@ -119,15 +119,15 @@ def load_samples(
         name_or_path: a key of `DATASETS`, or a path to an `.npz`, CSV or Parquet file or a folder of images.
         data_dir: the folder of the named data sets and of the cache.
         report: is called with a sentence before slow steps.
-        label: column or array of labels in a user's file; another name than the default must exist.
-        client: column or array of clients; another name than the default must exist.
+        label: name of the column or array of labels in a user's file.
+        client: name of the column or array of clients in a user's file; the default name may be absent.
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
     label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
         path = as_path(name_or_path, "the data set's name or path").expanduser()
-        # A bare word is a misspelt name, all else a path.
+        # A single word is a misspelt name of a data set. Everything else is a path.
         if path.exists() or path.suffix or len(path.parts) > 1:
             return user_files.load(path, data_dir, report, label=label, client=client)
         raise unknown("data set", str(name_or_path), DATASETS)
@@ -141,13 +141,13 @@ def load_samples(
 def make_federation(
     samples: Samples, *, partition: str, clients: int | None, seed: int = 0, unseen: float = 0.1
 ) -> Federation:
-    """Return the federation that a partition makes of samples.
+    """Return a federation with the given partition of samples among clients.
 
     Args:
-        samples: to give to clients.
+        samples: samples to give to clients.
         partition: 'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'.
-        clients: their number; with 'natural' a random choice, or None for all.
-        seed: of all random draws.
+        clients: number of clients; with 'natural', they are chosen at random, and None takes all.
+        seed: seed of all random draws.
         unseen: fraction of clients that never take part in training.
     """
     check_is_samples(samples)
@@ -165,7 +165,7 @@ def make_federation(
 
 
 def _parse(partition: str) -> tuple[str, list[float]]:
-    """Return the kind of a partition and its numbers."""
+    """Return the first word of a partition's name, and its numbers."""
     given = plain(partition)
     if not isinstance(given, str):
         raise PefllError(f"the partition is {shown(partition)}; write {PARTITIONS}", code="PEFLL-A016")

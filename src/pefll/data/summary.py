@@ -1,4 +1,4 @@
-"""Numbers that describe a federation: samples, classes and clients."""
+"""Statistics of a federation: samples, classes and clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from pefll.core.wording import first_few
 from pefll.data.federation import SPLITS, TRAIN, Array, Federation, Samples, check_is_federation
 
-# Clients are counted in blocks. A block's table of clients and classes has about this many cells.
+# Clients are processed in blocks. A block's table of clients and classes has about this many cells.
 _CELLS = 1 << 22
 
 
@@ -24,21 +24,21 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers of a federation; triples are those of train, validation and test.
+    """Statistics of a federation. Triples have one entry each for train, validation and test.
 
     Attributes:
-        name: of the data set.
-        partition: in words.
-        num_clients: all clients.
-        num_seen: clients that take part in training.
-        num_unseen: clients that never do.
-        num_untested: clients without a test sample.
-        classes: the number of classes.
-        class_names: one per class, or empty.
-        samples: totals over all clients.
-        samples_per_client: their spread.
-        class_table: samples of each class, classes x 3.
-        classes_per_client: different classes among a client's training samples.
+        name: name of the data set.
+        partition: the partition in words.
+        num_clients: number of all clients.
+        num_seen: number of clients that take part in training.
+        num_unseen: number of clients that never take part in training.
+        num_untested: number of clients without a test sample.
+        classes: number of classes.
+        class_names: one name per class, or empty.
+        samples: triple of the number of samples of all clients.
+        samples_per_client: triple of the spread of samples over clients.
+        class_table: number of samples of each class, one triple per class.
+        classes_per_client: spread of the number of classes among a client's training samples.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Summary:
 
 
 def summarise(federation: Federation) -> Summary:
-    """Return the numbers of a federation; fast for a million clients."""
+    """Return the statistics of a federation; it is fast for a million clients."""
     check_is_federation(federation)
     n, classes = federation.num_clients, federation.classes
     labels = federation.y.cpu().numpy()
@@ -91,7 +91,7 @@ def summarise(federation: Federation) -> Summary:
 
 
 def classes_without_samples(samples: Samples) -> str:
-    """Return which classes are empty, for example `"1, 2 and 4 have no sample"`, or ""."""
+    """Return which classes are empty, for example `"1, 2 and 4 have no sample"`; "" if none is empty."""
     absent = np.flatnonzero(np.bincount(samples.y, minlength=samples.classes) == 0).tolist()
     return f"{first_few(absent)} {'has' if len(absent) == 1 else 'have'} no sample" if absent else ""
 

@@ -1,4 +1,4 @@
-"""Samples and federations from a user's own files and arrays."""
+"""Makes samples and federations from a user's files and arrays."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from pefll.data.owners import (
 )
 from pefll.data.partition import natural
 
-# Default names of columns. These may be absent; a name that a user gives must exist.
+# Default names of columns. A file may lack columns with default names. A name that a user gives must exist.
 LABEL, SPLIT = "label", "split"
-_NPZ_LABEL = "y"  # the default for .npz files, before LABEL
+_NPZ_LABEL = "y"  # default name in .npz files; LABEL is tried next
 
 
 def read_samples(
@@ -44,10 +44,10 @@ def read_samples(
 
     Args:
         path: an `.npz` with x, y and maybe client and split; a CSV or Parquet table; a folder `client/class/*.png`.
-        label: column or array of labels; the default also finds an npz's y.
-        client: column or array of clients; the default may be absent.
-        split: column or array with train, validation, test; may be absent.
-        classes: the number of classes; by default the largest label + 1.
+        label: name of the column or array of labels; in an `.npz`, the default name also finds y.
+        client: name of the column or array of clients; the default name may be absent.
+        split: name of the column or array with train, validation, test; it may be absent.
+        classes: number of classes; by default the largest label + 1.
     """
     path = arguments.path(path).expanduser()
     label, client, split = (
@@ -68,7 +68,7 @@ def read_samples(
     names = frames.columns(frame)
     if label not in names:
         raise PefllError(
-            f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: say which one it is "
+            f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: name the right one "
             f"with {argument('label')}",
             code="PEFLL-D176",
         )
@@ -92,7 +92,7 @@ def load(
     label: str = LABEL,
     client: str = CLIENT,
 ) -> Samples:
-    """Return what `read_samples` does, from the cache in the data folder if the file has not changed.
+    """Return the samples of `read_samples`, from the cache in the data folder if the file has not changed.
 
     It calls `report` with a sentence before slow steps.
     """
@@ -117,7 +117,7 @@ def load(
 
 
 def state_of(path: Path) -> str | list[int]:
-    """Return a value that changes with the size or time of a file, or of any file in a folder."""
+    """Return a value that changes with the size or modification time of a file, or of any file in a folder."""
     path = path.expanduser()
     try:
         status = path.stat()
@@ -141,25 +141,25 @@ def read_client(
     instead: str = "",
     client_named: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Return one client's samples: x [N, ...] as `inputs` stores it, and y int64 [N], or None without labels.
+    """Return one client's samples: x [N, ...] as returned by `inputs`, and y int64 [N], or None without labels.
 
     Args:
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
-        label: column or array of labels; the default, and any table's column, may be absent.
-        client: column or array of clients, which is no feature; may be absent unless `client_named`.
-        split: a table's column that is no feature.
-        features: a table's columns that make up x, in the order of the model; by default all others.
-        class_names: the classes of the model, for labels that are texts.
-        tokens: x holds tokens, which stay whole numbers.
-        alone: refuse a file with samples of several clients.
-        instead: what else a user can do with such a file, for that error.
-        client_named: the user gave the name `client`, so it must exist.
+        label: name of the column or array of labels. A table may lack it; an `.npz` may lack the default name.
+        client: name of the column or array of clients, which is not a feature; may be absent unless `client_named`.
+        split: name of a table's column that is not a feature.
+        features: names of a table's columns that make up x, in the order of the model; by default all other columns.
+        class_names: names of the model's classes, for labels that are texts.
+        tokens: whether x holds tokens, which stay whole numbers.
+        alone: whether to raise PefllError for a file with samples of several clients.
+        instead: end of that error: what else a user can do with such a file.
+        client_named: whether the user gave the name `client`; then it must exist.
     """
     path = Path(path).expanduser()
     kind = _kind(path, "class")
     x: Any
     y: Any
-    owned: tuple[str, Any] | None = None  # the file's column of clients, and its name
+    owned: tuple[str, Any] | None = None  # name and values of the file's column of clients
     candidates = names_of_owners(client, features, named=client_named)
     if kind == "folder":
         refuse_columns(path.name, label, client if client_named else CLIENT)
@@ -177,7 +177,7 @@ def read_client(
     else:
         frame = frames.read_frame(path)
         names = frames.columns(frame)
-        # Without names of features, all other columns are features, also one that is called `CLIENT`.
+        # If `features` is empty, all other columns are features, even one with the name `CLIENT`.
         if client_named and frames.find_column(frame, client, path.name) is None:
             raise _no_client_column(path, client, names)
         owned = find_owners(frame, candidates if features else (client,), (*features, label), path.name)
@@ -197,7 +197,7 @@ def read_client(
 
 
 def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:
-    """Return the samples of each client in an `.npz`, a table or a folder `client/class/*.png`; y may be None."""
+    """Return each client's samples in an `.npz`, a table or a folder `client/class/*.png`; y is None without labels."""
     path = Path(path).expanduser()
     kind = _kind(path)
     if kind == "folder":
@@ -228,18 +228,18 @@ def read_member(
     tokens: bool = False,
     seed: int = 0,
 ) -> Federation:
-    """Return a federation of one client, to take part in training.
+    """Return a federation with one client, which takes part in the training of a real federation.
 
     Args:
-        path: as for `read_client`; samples need labels.
-        classes: the number of classes of all clients together.
+        path: as for `read_client`; samples must have labels.
+        classes: number of classes in the whole federation.
         label: as for `read_client`.
-        split: column or array with train, validation and test. Without it, a tenth becomes validation and a fifth test.
+        split: column or array with train, validation and test. Without it, a fifth becomes test, a tenth validation.
         features: as for `read_client`.
         class_names: as for `read_client`.
         normalise: channel statistics that all clients use for uint8 pixels.
-        tokens: x holds tokens.
-        seed: of the splits.
+        tokens: whether x holds tokens.
+        seed: seed of the random splits.
     """
     path = Path(path).expanduser()
     x, y = read_client(
@@ -269,7 +269,7 @@ def refuse_columns(name: str, label: str, client: str = CLIENT) -> None:
 
 
 def _npz_label(path: Path, label: str) -> str:
-    """Return the name of an .npz's array of labels: as the user gave it, or else y, or else `LABEL`."""
+    """Return the name of the array of labels in an `.npz`: the user's name, or else y, or else `LABEL`."""
     if label != LABEL:
         return label
     return LABEL if set(read_npz(path, needed=(), optional=(_NPZ_LABEL, LABEL))) == {LABEL} else _NPZ_LABEL
@@ -277,14 +277,14 @@ def _npz_label(path: Path, label: str) -> str:
 
 def _no_client_column(path: Path, client: str, names: Sequence[str]) -> PefllError:
     return PefllError(
-        f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: say which one it "
-        f"is with {argument('client', option='--client-column')}",
+        f"{path.name}: there is no column {client!r} with clients; there are {', '.join(names)}: name the right one "
+        f"with {argument('client', option='--client-column')}",
         code="PEFLL-D177",
     )
 
 
 def _read_split(path: Path, split: str) -> Any:
-    """Return the split of each sample in a file; None if it has none."""
+    """Return the split of each sample in a file; None if the file has no splits."""
     kind = _kind(path)
     if kind == "npz":
         return read_npz(path, needed=(), optional=(split,)).get(split)
@@ -322,12 +322,12 @@ def federation_from_arrays(
         client: [N] the owner of each sample: any whole numbers or texts.
         split: [N] train, validation, test (or 0, 1, 2); None to split each client's samples at random.
         unseen: fraction of clients that never take part in training.
-        validation: fraction of each client's training samples.
-        test: fraction of each client's samples, if `split` is None.
-        seed: of the random splits and of the order of clients.
-        classes: the number of classes; by default the largest label + 1.
-        name: of the data.
-        tokens: x holds whole numbers that a model embeds, for example a text as [N, length].
+        validation: fraction of each client's training samples that become validation samples.
+        test: fraction of each client's samples that become test samples, if `split` is None.
+        seed: seed of the random splits and of the order of clients.
+        classes: number of classes; by default the largest label + 1.
+        name: name of the data.
+        tokens: whether x holds whole numbers that a model embeds, for example a text as [N, length].
     """
     if client is None:
         name = arguments.text(name, "name")
@@ -358,7 +358,7 @@ def federation_from_frame(
 
 
 def _kind(path: Path, layout: str = "client/class") -> str:
-    """Return "folder", "npz" or "table"; `layout` of a folder is for errors."""
+    """Return "folder", "npz" or "table". Errors name the `layout` that a folder must have."""
     if path.is_dir():
         return "folder"
     if not path.is_file():

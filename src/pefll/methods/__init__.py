@@ -1,4 +1,4 @@
-"""One file per method, named after its paper. No method imports another, except a variation of it."""
+"""One file per method. A method imports another method only if it is a variation of that method."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def method_name(method: Any) -> str:
     """Return a method's name: a key of METHODS, or `"package.module:Class"`.
 
     Args:
-        method: such a name, the name of a class in METHODS, or the class itself.
+        method: a method's name, the name of a class in METHODS, or the class itself.
 
     Raises:
         PefllError: for anything else.
@@ -82,7 +82,7 @@ def method_name(method: Any) -> str:
 
 
 def method_value(method: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a method's class or name, and its hyper-parameters that differ from the defaults.
+    """Return a method's class or name, and the hyper-parameters that differ from their defaults.
 
     Args:
         method: a name, a class, or a value such as `PeFLL(client_lr=0.02)`.
@@ -122,7 +122,7 @@ def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Metho
     Args:
         name: a key of METHODS, or `"package.module:Class"`.
         problem: the learning problem.
-        settings: values, or strings that are converted to the default's type.
+        settings: hyper-parameters by name, as values or as strings, which are converted to the default's type.
     """
     kind: Any = method_class(name)
     typed = typed_settings(name, settings)
@@ -151,7 +151,7 @@ def _as_type_of(default: Any, value: Any, what: str) -> Any:
             raise PefllError(f"{what} must be true or false, not {value!r}", code="PEFLL-S002")
         return _TRUTHS[str(value).lower()]
     wrong = PefllError(f"{what} must be {_KINDS.get(kind, kind.__name__)}, not {shown(value)}", code="PEFLL-A014")
-    # Python takes a bool for a number, and converts any object to a string. Neither is meant.
+    # Without this check, Python would accept a bool as a number and convert any object to a string.
     if kind in _KINDS and not (isinstance(value, str) or (kind is not str and type(value) in (int, float))):
         raise wrong
     try:

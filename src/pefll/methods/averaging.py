@@ -1,4 +1,4 @@
-"""The base of methods that average models: clients train the global model, the server takes the mean."""
+"""The base class of methods that average models: clients train the global model, the server takes the mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Update(NamedTuple):
 
 
 def update(client: Client, theta: Tensor) -> Update:
-    """Return a client's reply with its model [D]."""
+    """Return a client's reply: the model [D] that it trained, and its number of training samples."""
     return Update(theta, client.count[TRAIN].to(theta.dtype))
 
 
@@ -38,7 +38,7 @@ def mean(models: Tensor, samples: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Averaging(BaseMethod):
-    """One global model, the mean of the copies that clients train. A subclass writes `train`."""
+    """One global model: the mean of the copies that clients train. A subclass must define `train`."""
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first global model."""

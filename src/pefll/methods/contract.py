@@ -1,4 +1,4 @@
-"""The interface of a method, and the interface through which it reaches clients."""
+"""The interface of a method, and the interface through which a method reaches clients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pefll.data.client import Batch, Client
 from pefll.data.federation import VALIDATION
 from pefll.models.network import Network, Parameters
 from pefll.tasks import Classification, Task
-from pefll.tasks import Score as Score  # what a method's `predict` returns
+from pefll.tasks import Score as Score  # return type of a method's `predict`
 
 State = TypeVar("State", bound=tuple[Any, ...])
-Tree = Any  # a tensor, or a NamedTuple of such
-# Limit of what all clients keep in a state. Several states exist at once: the best one, the newest one, a copy.
+Tree = Any  # a tensor, or a NamedTuple of trees
+# Most bytes that all clients may keep in a state. Memory has several states at once: the best, the newest, a copy.
 MOST_KEPT_BYTES = 1 << 34
 
 
@@ -33,18 +33,18 @@ class Everyone(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A value with a leading client axis; every client gets its own slice."""
+    """A value whose first axis is the clients of a cohort; every client gets its own slice."""
 
     value: Tree
 
 
 class ClientState(NamedTuple):
-    """A value that stays on its client: it is never sent.
+    """A value that stays on its client and is never sent.
 
-    As an argument of `Cohort.run`: arrays with one row for each client of the federation; a client gets its own row.
-    In a reply: what the client keeps. The replies have one row for each client of the cohort, and `Cohort.keep` writes
-    them into the arrays of the federation. A simulation holds these arrays in the server's state, so that they are
-    saved and resumed with it.
+    As an argument of `Cohort.run`, it has one row for each client of the federation, and a client gets its own row.
+    In a reply, it is the value that the client keeps, with one row for each client of the cohort. `Cohort.keep` writes
+    these rows into the arrays of the federation. A simulation stores these arrays in the server's state, so that they
+    are saved and restored with it.
     """
 
     value: Tree
@@ -61,12 +61,12 @@ def each(value: Tree) -> Each:
 
 
 def client_state(value: Tree) -> ClientState:
-    """Client i of the federation kept `value[i]`; nothing is sent."""
+    """Client i of the federation uses `value[i]`, which it kept; nothing is sent."""
     return ClientState(value)
 
 
 class Cohort(Protocol):
-    """The clients of one round, wherever they are. A method reaches them only through this."""
+    """The clients of one round, simulated or on other machines. A method reaches clients only through a cohort."""
 
     @property
     def size(self) -> int:
@@ -75,34 +75,34 @@ class Cohort(Protocol):
 
     @property
     def ids(self) -> Tensor:
-        """Their numbers in the federation, int64 [c], on the server's device."""
+        """The clients' numbers in the federation, int64 [c], on the server's device."""
         ...
 
     @property
     def is_new(self) -> bool:
-        """Whether these clients never took part in training; either all of a cohort are new, or none is."""
+        """Whether these clients never took part in training. This is the same for all clients of a cohort."""
         ...
 
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | ClientState, **static: int) -> Tree:
-        """Run `task(client, *arguments)` on every client and return the replies with a leading client axis."""
+        """Run `task(client, *arguments)` on every client; return the replies, whose first axis is the clients."""
         ...
 
     def keep(self, memory: Tree, kept: ClientState) -> Tree:
-        """Return the arrays of all clients with the rows of this cohort replaced by what its clients keep."""
+        """Return `memory`, with one row per client of the federation, after replacing this cohort's rows by `kept`."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The learning problem: the same for every method.
+    """The learning problem, which is the same for every method.
 
     Attributes:
-        model: the clients' network; maps samples to one score per class.
-        input_shape: of one sample.
-        classes: the number of classes.
-        num_clients: all clients of the federation; PeFLL's descriptor size follows it.
+        model: the clients' network, which maps samples to one score per class.
+        input_shape: shape of one sample.
+        classes: number of classes.
+        num_clients: number of all clients of the federation; the default size of PeFLL's descriptor depends on it.
         tokens: whether samples are tokens.
-        task: what the model's output means; classification by default.
+        task: defines loss and metrics of the model's output; classification by default.
     """
 
     model: Network
@@ -117,28 +117,28 @@ class Problem:
             object.__setattr__(self, "task", Classification(self.classes))
 
     def loss(self, theta: Parameters, batch: Any) -> Tensor:
-        """Return the mean loss of a model, a vector [D] or tensors by name, on a batch, []."""
+        """Return the mean loss [] of a model on a batch; theta is a vector [D] or tensors by name."""
         return mean_loss(self.task, self.model(theta, batch.x), batch)
 
     def gradient(self, theta: Tensor, batch: Any) -> Tensor:
-        """Return the gradient of the loss at theta [D] on a batch, [D]."""
+        """Return the gradient [D] of the loss on a batch at theta [D]."""
         return gradient(self.loss, theta, batch)
 
 
 @reference
 def mean_loss(task: Task, output: Tensor, batch: Batch) -> Tensor:
-    """Return a task's loss for outputs [b, ...], averaged over the samples of a batch, []."""
+    """Return the mean [] of a task's loss over the samples of a batch, for outputs [b, ...]."""
     return batch.mean(task.loss(output, batch.y))
 
 
 def undrawn_network(build: Callable[..., nn.Module], *arguments: Any) -> Network:
-    """Return the network of the module `build(*arguments)`; draw its weights with `init` before use."""
-    with randomness.initial_weights(0, "architecture"):  # torch's own random state stays as it is
+    """Return the network of the module `build(*arguments)`; its weights must be drawn with `init`."""
+    with randomness.initial_weights(0, "architecture"):  # so that torch's random state does not change
         return Network(build(*arguments))
 
 
 def require(condition: bool, sentence: str, code: str) -> None:
-    """Raise PefllError with a sentence and a code unless a condition holds."""
+    """Raise PefllError with a sentence and a code unless the condition is true."""
     if not condition:
         raise PefllError(sentence, code=code)
 
@@ -147,8 +147,8 @@ def check_kept(clients: int, numbers: int, advice: str) -> None:
     """Raise PefllError if a state with `numbers` numbers for each of `clients` clients is too large.
 
     Args:
-        clients: n.
-        numbers: kept per client.
+        clients: number of clients.
+        numbers: amount of numbers per client.
         advice: end of the error sentence: what a user can do.
     """
     needed = 4 * clients * numbers
@@ -163,14 +163,14 @@ def check_kept(clients: int, numbers: int, advice: str) -> None:
 class Method(Protocol[State]):
     """A federated learning algorithm: a frozen dataclass whose fields are its hyper-parameters.
 
-    Functions that run on clients take a `Client` first and are written for one client.
+    Functions that run on clients have a `Client` as first argument, and are written for one client.
 
     Optional attributes:
-        personal_module(cohort, theta): returns the personal model of the cohort's one client as an `nn.Module`, if it
-            is more than the network with other weights; see `knn_per`.
-        client_tasks: names of the functions that real clients agree to run; without it, all of them.
-        describing_tasks: names of the functions whose replies real clients compare with their owner's limits.
-        kept_arguments: for each function, the arguments that may be what a client kept; real clients refuse others.
+        personal_module(cohort, theta): returns the personal model of the only client of a cohort as an `nn.Module`.
+            It is needed if that model is more than the network with personal weights; see `knn_per`.
+        client_tasks: names of the functions that real clients agree to run; without this attribute, all functions.
+        describing_tasks: names of the functions whose replies real clients check against the limits of their owner.
+        kept_arguments: for each function, the arguments that may be `ClientState`; real clients refuse others.
         personal_settings: names of the hyper-parameters that only `personalize` reads. They may change after training.
 
     The server weights a reply by its field `samples`, if it has one.
@@ -190,34 +190,34 @@ class Method(Protocol[State]):
 
     @property
     def uses_labels(self) -> bool:
-        """Whether a client needs labels to be personalised."""
+        """Whether a client needs labels to get a personal model."""
         ...
 
     @property
     def trains_new_clients(self) -> bool:
         """Whether a new client must train before it has a model.
 
-        That takes long, and the choice of the best round ignores new clients. So they are scored after training only.
+        This takes long, and the choice of the best round ignores new clients. So they are scored only after training.
         """
         ...
 
     @property
     def local_steps(self) -> int:
-        """Gradients of a batch that a client computes in a round; 0 if `local_epochs` gives the amount."""
+        """Number of batch gradients that a client computes in a round; 0 if `local_epochs` gives the amount of work."""
         ...
 
     @property
     def local_epochs(self) -> int:
-        """Gradients of each sample that a client computes in a round; 0 if `local_steps` gives the amount."""
+        """Number of gradients per sample that a client computes in a round; 0 if `local_steps` gives the amount."""
         ...
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step; 0 for all."""
+        """Number of samples per step; 0 for all samples."""
         ...
 
     def init(self, seed: int, cohort: Cohort) -> State:
-        """Return the server's state before the first round; `cohort` is the first round's."""
+        """Return the server's state before the first round; `cohort` is the cohort of the first round."""
         ...
 
     def round(self, server: State, cohort: Cohort) -> State:
@@ -239,10 +239,10 @@ class Method(Protocol[State]):
 
 @dataclass(frozen=True)
 class BaseMethod:
-    """Defaults that most methods share. A method is a frozen dataclass of hyper-parameters, made before any data.
+    """Defaults that most methods share. A method is a frozen dataclass of hyper-parameters; it needs no data.
 
-    `fit` binds it to a problem. A subclass writes `init`, `round`, `personalize`, its functions for one client, and
-    their names in `client_tasks`. It overrides other defaults as needed.
+    `fit` binds a method to a problem. A subclass defines `init`, `round`, `personalize`, functions for one client, and
+    the names of these functions in `client_tasks`. It overrides other defaults as needed.
     """
 
     bound_to: Problem | None = field(default=None, kw_only=True, repr=False, compare=False)
@@ -274,21 +274,21 @@ class BaseMethod:
 
     @property
     def uses_labels(self) -> bool:
-        """Whether a client needs labels to be personalised."""
+        """Whether a client needs labels to get a personal model."""
         return True
 
     @property
     def local_steps(self) -> int:
-        """Gradients of a batch that a client computes in a round; 0 if `local_epochs` gives the amount."""
+        """Number of batch gradients that a client computes in a round; 0 if `local_epochs` gives the amount of work."""
         return 0
 
     @property
     def local_epochs(self) -> int:
-        """Gradients of each sample that a client computes in a round; 0 if `local_steps` gives the amount."""
+        """Number of gradients per sample that a client computes in a round; 0 if `local_steps` gives the amount."""
         return 0
 
     def bind(self, problem: Problem) -> Self:
-        """Return the method bound to a problem; raise PefllError if it does not fit."""
+        """Return a copy of the method that is bound to a problem; PefllError if method and problem do not fit."""
         bound = replace(self, bound_to=problem)
         bound.check()
         return bound
@@ -312,13 +312,13 @@ def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATI
 def sum_scores(
     problem: Problem, client: Client, outputs_of: Callable[[Tensor], Tensor], split: int = VALIDATION
 ) -> Score:
-    """Return the summed scores of a function from samples to outputs, on one split of one client.
+    """Return the summed scores of the outputs of a function, on one split of one client.
 
     Args:
-        problem: gives the task.
-        client: gives the samples.
+        problem: has the task.
+        client: has the samples.
         outputs_of: maps samples [b, ...] to outputs; for classification, logarithms of probabilities up to a constant.
-        split: of the samples.
+        split: the split of the client's samples.
     """
     known = client.has_class()
     zero = torch.zeros((), dtype=client.dtype, device=client.count.device)

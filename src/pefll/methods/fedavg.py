@@ -14,15 +14,15 @@ from pefll.methods.optim import SGD, sgd_on_loss
 
 @dataclass(frozen=True)
 class FedAvg(Averaging):
-    """One model for all clients: the mean of locally trained copies, weighted by samples.
+    """One model for all clients: the mean of locally trained copies, weighted by numbers of samples.
 
     Attributes:
-        local_steps: of SGD in a round.
-        batch_size: of a local step; 0 for all samples.
-        client_lr: learning rate.
-        client_momentum: of local SGD.
+        local_steps: number of SGD steps of a client in a round.
+        batch_size: samples per local step; 0 for all samples.
+        client_lr: learning rate of local SGD.
+        client_momentum: momentum of local SGD.
         client_clip: maximum norm of a local gradient; 0 for no clipping.
-        weight_decay: of local SGD.
+        weight_decay: weight decay of local SGD.
     """
 
     local_steps: int = 50

@@ -21,7 +21,7 @@ class Server(NamedTuple):
 
     Attributes:
         body: φ, the shared representation, [B].
-        head: the initial head of a client, [h]; it never changes.
+        head: the initial head of every client, [h]; it never changes.
         heads: h_i, the heads that clients keep, [n, h].
     """
 
@@ -31,7 +31,7 @@ class Server(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A client's reply: its body [B] and its number of training samples []. It keeps its head [h]."""
+    """A client's reply: its body [B] and its number of training samples []. The client keeps its head [h]."""
 
     body: Tensor
     samples: Tensor
@@ -40,18 +40,18 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep(BaseMethod):
-    """Clients learn a shared representation together, and each learns a head of its own.
+    """All clients learn one body, a shared representation; each client learns a personal head.
 
     Attributes:
         head: auto for the model's last linear layer, none for no head (FedAvg), or the name of a layer.
-        head_epochs: passes over a client's samples in a round that train its head.
-        body_epochs: passes that train the body, after those for the head.
-        new_epochs: passes that train the head of a new client, with a fixed body; 0 for the head that all start with.
-        batch_size: of a step.
-        client_lr: learning rate.
-        client_momentum: of SGD.
-        client_clip: maximum norm of a gradient; 0 for no clipping.
-        weight_decay: of SGD.
+        head_epochs: passes over a client's samples that train its head, per round.
+        body_epochs: passes over a client's samples that train the body after the head, per round.
+        new_epochs: passes over a new client's samples that train its head; 0 for the initial head. The body stays fixed.
+        batch_size: samples per step.
+        client_lr: learning rate of local SGD.
+        client_momentum: momentum of local SGD.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
+        weight_decay: weight decay of local SGD.
     """
 
     head: str = "auto"
@@ -77,19 +77,19 @@ class FedRep(BaseMethod):
         require(fits, "batch_size and body_epochs must be at least 1", code="PEFLL-S005")
 
     def check(self) -> None:
-        """Find the head, so that a wrong name fails before the run starts."""
+        """Find the head, so that a wrong name of a layer is an error before the run starts."""
         check_kept(self.problem.num_clients, self.parts.size, "take fewer clients, or a smaller layer as the head")
 
     @cached_property
     def parts(self) -> Head | NoHead:
-        """Splits a model into body and head."""
+        """The object that splits a model into body and head."""
         if self.head == "none":
             return NoHead(self.problem.model)
         return Head(self.problem.model, None if self.head == "auto" else self.head)
 
     @property
     def local_epochs(self) -> int:
-        """Gradients of each sample that a client computes in a round."""
+        """Number of gradients per sample that a client computes in a round."""
         return self.head_epochs + self.body_epochs if self.parts.size else self.body_epochs
 
     @property
@@ -98,19 +98,19 @@ class FedRep(BaseMethod):
         return SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
-        """Draw the first model; all heads start as its head."""
+        """Draw the first model; its head is the initial head of every client."""
         del cohort
         body, head = self.parts.split(self.problem.model.init(seed, "model"))
         return Server(body, head, head.repeat(self.problem.num_clients, 1))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Clients train their heads, then the body. The server takes the mean of the bodies."""
+        """Clients train their heads, then their bodies. The server takes the mean of the bodies."""
         update = cohort.run(self.train, everyone(server.body), client_state(server.heads))
         body = mean(update.body, update.samples)
         return Server(body, server.head, cohort.keep(server.heads, update.head))
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the shared body with each client's own head, [c, D]; new clients train a head first."""
+        """Return models [c, D] of the shared body and each client's head; new clients train a head first."""
         if cohort.is_new:
             theta: Tensor = cohort.run(self.join_in, everyone(server.body), everyone(server.head)).value
         else:
@@ -118,7 +118,7 @@ class FedRep(BaseMethod):
         return theta
 
     def train(self, client: Client, body: Tensor, head: Tensor) -> Update:
-        """Train a client's head in many steps, then the body in few."""
+        """Train a client's head for `head_epochs`, then its body for `body_epochs`."""
         head = self.fit_head(client, body, head, self.head_epochs)
         batches, steps = client.epochs("train", self.batch_size, self.body_epochs)
         body = sgd_on_loss(
@@ -140,6 +140,6 @@ class FedRep(BaseMethod):
         return ClientState(self.parts.join(body, self.fit_head(client, body, head, self.new_epochs)))
 
     def assemble(self, client: Client, body: Tensor, head: Tensor) -> ClientState:
-        """Join the newest body with the head that a client kept, [D]."""
+        """Return the model [D] of the newest body and the head that the client kept."""
         del client
         return ClientState(self.parts.join(body, head))

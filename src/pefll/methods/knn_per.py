@@ -18,14 +18,14 @@ from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
 
 
 class Memory(NamedTuple):
-    """A client's memory of its training samples, computed when it is needed.
+    """A client's memory of its training samples. It is computed when it is needed.
 
     Attributes:
-        bank: their features, [m, F].
-        labels: int64 [m].
-        filled: bool [m], false for padding.
+        bank: features of the samples, [m, F].
+        labels: labels of the samples, int64 [m].
+        filled: bool [m], False for padding.
         many: bool [], whether to use the larger number of neighbours.
-        weight: [], λ, the weight of the neighbours; the global model has 1 - λ.
+        weight: λ [], the weight of the neighbours; the global model has the weight 1 - λ.
     """
 
     bank: Tensor
@@ -37,19 +37,19 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class KNNPer(Averaging):
-    """FedAvg's global model, mixed with the nearest neighbours among a client's samples. Personalising trains nothing.
+    """FedAvg's global model, mixed with a vote of a client's nearest samples. A new client trains nothing.
 
     Attributes:
-        local_steps: of SGD in a round.
-        batch_size: of a local step; 0 for all samples.
-        client_lr: learning rate.
-        client_momentum: of local SGD.
+        local_steps: number of SGD steps of a client in a round.
+        batch_size: samples per local step; 0 for all samples.
+        client_lr: learning rate of local SGD.
+        client_momentum: momentum of local SGD.
         client_clip: maximum norm of a local gradient; 0 for no clipping.
-        weight_decay: of local SGD.
+        weight_decay: weight decay of local SGD.
         scale: a neighbour at distance d has weight exp(-d² / scale).
-        few_neighbours: the smaller choice of k.
-        many_neighbours: the larger choice of k.
-        max_weight: λ is one of 0, 0.1, 0.2, ... up to this; 0 for the global model alone.
+        few_neighbours: the smaller choice of k, the number of neighbours.
+        many_neighbours: the larger choice of k, the number of neighbours.
+        max_weight: largest λ that a client may choose among 0, 0.1, 0.2, ...; 0 for the global model only.
     """
 
     local_steps: int = 50
@@ -72,12 +72,12 @@ class KNNPer(Averaging):
         require(fits, "scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
 
     def check(self) -> None:
-        """Find the head, so that a model without one fails before the run starts."""
+        """Find the head, so that a model without a head is an error before the run starts."""
         _ = self.head
 
     @cached_property
     def head(self) -> Head:
-        """The model's last layer; its input is the features."""
+        """The model's last linear layer; its input is the features."""
         return Head(self.problem.model)
 
     def train(self, client: Client, theta: Tensor) -> Update:
@@ -98,9 +98,9 @@ class KNNPer(Averaging):
         return sum_scores(self.problem, client, scores_of, split)
 
     def remember(self, client: Client, theta: Tensor) -> Memory:
-        """Return the features of all training samples, with k and λ chosen by leaving one sample out at a time.
+        """Return the features of all training samples, and the k and λ that are best if each sample is left out once.
 
-        A tie in correct answers goes to the setting with the higher probability of the true labels.
+        Of settings with equally many correct predictions, the one with the highest probability of true labels is best.
         """
         blocks = list(client.everything())
         bank = torch.cat([self.head.features(theta, block.x) for block in blocks])
@@ -127,20 +127,20 @@ class KNNPer(Averaging):
         return memory._replace(many=best >= len(weights), weight=weights[torch.remainder(best, len(weights))])
 
     def shares(self, memory: Memory, features: Tensor, allowed: Tensor) -> list[Tensor]:
-        """Return the shares of classes among few and among many neighbours, each [b, C]."""
+        """Return the shares of classes, [b, C], among few neighbours and among many neighbours."""
         counts = (self.few_neighbours, self.many_neighbours)
         return neighbour_shares(features, memory.bank, memory.labels, allowed, counts, self.problem.classes, self.scale)
 
     def keep_memory(self, client: Client, theta: Tensor) -> ClientState:
-        """Compute the memory; the client keeps it."""
+        """Compute the client's memory, which the client keeps."""
         return ClientState(self.remember(client, theta))
 
     def personal_module(self, cohort: Cohort, theta: Tensor) -> nn.Module:
-        """Return the model and the memory of the cohort's one client as one module.
+        """Return the model and the memory of the cohort's only client as one module.
 
         Args:
-            cohort: of one client.
-            theta: [1, D].
+            cohort: a cohort of one client.
+            theta: the client's model, [1, D].
         """
         memory: Memory = cohort.run(self.keep_memory, everyone(theta[0])).value
         settings = {

@@ -1,4 +1,4 @@
-"""Local: every client trains alone, on nothing but its own samples."""
+"""Local: every client trains its own model, only on its own samples."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class Local(BaseMethod):
-    """The baseline without a federation. All training happens when a client is personalised.
+    """The baseline without a federation: a client trains when it needs its personal model, not in rounds.
 
     Attributes:
         epochs: passes over a client's samples; each step draws a new random batch.
-        batch_size: of a step.
-        client_lr: learning rate.
-        client_momentum: of SGD.
-        client_clip: maximum norm of a gradient; 0 for no clipping.
-        weight_decay: of SGD.
+        batch_size: samples per step.
+        client_lr: learning rate of local SGD.
+        client_momentum: momentum of local SGD.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
+        weight_decay: weight decay of local SGD.
     """
 
     epochs: int = 200
@@ -52,12 +52,12 @@ class Local(BaseMethod):
         return Server(self.problem.model.init(seed, "model"))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Return the state unchanged: nothing is learned together."""
+        """Return the state unchanged, because clients do not learn from each other."""
         del cohort
         return server
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the models [c, D] that clients train alone."""
+        """Return the models [c, D] that clients train on their own samples."""
         theta: Tensor = cohort.run(self.train, everyone(server.theta)).value
         return theta
 

@@ -1,6 +1,6 @@
-"""Optimisers on flat vectors, in plain torch: a client's SGD, and the server's Adam.
+"""Optimisers of flat vectors in plain torch: SGD of clients, and Adam of the server.
 
-A function marked as a reference has faster versions in `pefll.backend`.
+A function marked as a reference may have faster versions in `pefll.backend`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pefll.models.network import Parameters
 
 
 class SGD(NamedTuple):
-    """Hyper-parameters of SGD, with torch's meaning of each.
+    """Hyper-parameters of SGD. They mean the same as in torch.
 
     Attributes:
         lr: learning rate.
-        momentum: of the velocity, without dampening.
+        momentum: factor of the previous velocity, without dampening.
         decay: weight decay, added to the gradient after clipping.
         clip: maximum norm of the gradient; None for no clipping.
     """
@@ -57,9 +57,9 @@ def sgd_on_loss(
     """Return the parameters [D] after one step of SGD on each batch.
 
     Args:
-        loss: of parameters [D] and a batch, [].
-        theta: [D].
-        batches: one per step.
+        loss: maps parameters [D] and a batch to a loss [].
+        theta: initial parameters [D].
+        batches: one batch per step.
         sgd: hyper-parameters.
         steps: see `sgd_along`.
     """
@@ -77,13 +77,13 @@ def sgd_along(
     """Return the parameters [D] after one step of SGD for each batch, along a given direction.
 
     Args:
-        direction: of parameters [D] and a batch, [D]: a gradient or an estimate of one. It must not keep a reference
-            to the parameters: later steps may overwrite them.
-        theta: [D].
-        batches: one per step.
+        direction: maps parameters [D] and a batch to a gradient [D], or to an estimate of it. It must not store the
+            parameters, because later steps may overwrite them.
+        theta: initial parameters [D].
+        batches: one batch per step.
         sgd: hyper-parameters.
-        steps: int64 [], number of steps to take; None for all batches. Clients that run side by side get equally many
-            batches, and each stops after its own number of steps.
+        steps: int64 [], number of steps to take; None for all batches. Clients of one `vmap` get the same number of
+            batches, but each client stops after its own number of steps.
     """
     velocity = torch.zeros_like(theta)
     for i, batch in enumerate(batches):
@@ -100,14 +100,14 @@ def sgd_step(theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: SGD) -> tup
 
 
 class Adam(NamedTuple):
-    """Hyper-parameters of the server's optimiser, with torch's meaning of each.
+    """Hyper-parameters of the server's optimiser. They mean the same as in torch.
 
     Attributes:
         lr: learning rate.
         decay: weight decay, added to the gradient.
-        first_decay: β₁.
-        second_decay: β₂.
-        epsilon: added to the root of the second moment.
+        first_decay: β₁, decay of the first moment.
+        second_decay: β₂, decay of the second moment.
+        epsilon: added to the square root of the second moment.
     """
 
     lr: float
@@ -118,7 +118,7 @@ class Adam(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Adam's running means of the gradient and of its square, each shaped as the parameters."""
+    """Adam's running means of the gradient and of its square; both have the shape of the parameters."""
 
     first: Tensor
     second: Tensor
@@ -130,17 +130,17 @@ def no_moments(parameters: Tensor) -> Moments:
 
 
 class NoMean(NamedTuple):
-    """A state's field without a running mean."""
+    """Stands in a state for a running mean that is switched off."""
 
 
 def move_mean(mean: Tree, values: Tree, step: Tensor, decay: float) -> Tree:
-    """Return a running mean of parameters after one more step; NoMean stays as it is.
+    """Return the running mean of parameters after one more step; NoMean does not change.
 
     Args:
         mean: a NamedTuple of tensors, or NoMean.
         values: the newest parameters, a NamedTuple like `mean`.
-        step: int64 [], 1 for the first step.
-        decay: less than 1. Early steps use t / (t + 9) if that is less, so that the mean forgets its start.
+        step: int64 [], number t of the step; 1 for the first step.
+        decay: less than 1. Step t uses t / (t + 9) if that is less, so that the mean forgets its start.
     """
     if isinstance(mean, NoMean):
         return mean
@@ -150,7 +150,7 @@ def move_mean(mean: Tree, values: Tree, step: Tensor, decay: float) -> Tree:
 
 
 def parts_of(gradient: Parameters) -> tuple[Tensor, ...]:
-    """Return the consecutive parts of a gradient; a vector is one part."""
+    """Return the consecutive parts of a gradient; for a vector, only the vector itself."""
     return (gradient,) if isinstance(gradient, Tensor) else tuple(gradient.values())
 
 
@@ -161,14 +161,14 @@ def as_vector(gradient: Parameters) -> Tensor:
 
 @reference
 def norm(*gradients: Parameters) -> Tensor:
-    """Return the norm [] of all gradients as one vector; each is a vector or in parts."""
+    """Return the norm [] of the vector of all gradients. Each gradient is a vector, or tensors by name."""
     norms = [torch.linalg.vector_norm(part) for gradient in gradients for part in parts_of(gradient)]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return whole
 
 
 def clip_factor(limit: float, *gradients: Parameters) -> Tensor | None:
-    """Return the factor [] that clips all gradients, as one vector, to a norm of `limit`; None if that is 0."""
+    """Return the factor [] that clips the vector of all gradients to the norm `limit`; None if `limit` is 0."""
     return shrinkage(norm(*gradients), limit) if limit else None
 
 
@@ -185,11 +185,11 @@ def adam(
 
     Args:
         parameters: [D].
-        gradient: [D], or its parts by name.
-        moments: of the previous step.
-        step: int64 [], 1 for the first step.
+        gradient: [D], or tensors by name.
+        moments: moments after the previous step.
+        step: int64 [], number of the step; 1 for the first step.
         settings: hyper-parameters.
-        scale: [], multiplies the gradient first; None for 1.
+        scale: factor [] of the gradient; None for 1.
     """
     gradient = as_vector(gradient)
     if gradient.numel() != parameters.numel():
@@ -203,10 +203,10 @@ def adam(
     if decay:
         gradient = gradient + decay * parameters
     count = step.to(parameters.dtype)
-    # Tensors, so that `pow` has the parameters' precision on every device.
+    # The bases are tensors, so that powers have the precision of the parameters on every device.
     unbias_first = 1 - torch.full_like(count, first_decay) ** count
     unbias_second = 1 - torch.full_like(count, second_decay) ** count
-    # In place on new tensors: a hypernetwork's vectors are long, and memory is slow.
+    # Operations change new tensors in place: a hypernetwork's vectors are long, so each copy would cost time.
     first = (first_decay * moments.first).add_(gradient, alpha=1 - first_decay)
     second = (second_decay * moments.second).addcmul_(gradient, gradient, value=1 - second_decay)
     change = first / (second / unbias_second).sqrt_().add_(epsilon)

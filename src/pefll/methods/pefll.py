@@ -38,12 +38,12 @@ class Server(NamedTuple):
     Attributes:
         hypernetwork: η_h, [H].
         embedder: η_v, [E].
-        shift: [], subtracted from every descriptor coordinate; fixed before the first round.
-        scale: [], divides every descriptor coordinate; fixed before the first round.
+        shift: [], subtracted from every number of a descriptor; fixed before the first round.
+        scale: [], divides every number of a descriptor; fixed before the first round.
         step: int64 [], number of finished rounds.
-        hypernetwork_moments: Adam's; plain SGD does not use them.
-        embedder_moments: Adam's; plain SGD does not use them.
-        average: running mean of η over the rounds, if `server_average` asks for one. Personal models are made with it.
+        hypernetwork_moments: Adam's moments of η_h; plain SGD does not use them.
+        embedder_moments: Adam's moments of η_v; plain SGD does not use them.
+        average: running mean of η over rounds, which makes personal models; NoMean if `server_average` is 0.
     """
 
     hypernetwork: Tensor
@@ -58,27 +58,27 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class PeFLL(refining.Refining):
-    """Algorithms 1 and 2 of the paper; the defaults are the recipe behind its numbers.
+    """Algorithms 1 and 2 of the paper; the defaults are the settings behind its results.
 
     Attributes:
-        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, linear, two, or auto.
-        hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
-        descriptor_size: l; 0 for int(1 + n / 4).
+        embedding: embedding network: convnet, convnet-unlabeled, mlp, mlp-unlabeled, linear, two, or auto.
+        hypernetwork: size of the hypernetwork: S, M or L for 1, 3 or 5 hidden layers.
+        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients.
         descriptor_batch: samples per descriptor in training; 0 for all samples.
-        local_steps: k.
-        batch_size: of a local step; 0 for all samples.
-        client_lr: β of local SGD.
-        client_momentum: of local SGD.
+        local_steps: k, number of SGD steps of a client in a round.
+        batch_size: samples per local step; 0 for all samples.
+        client_lr: β, learning rate of local SGD.
+        client_momentum: momentum of local SGD.
         client_clip: maximum norm of a local gradient; 0 for no clipping.
         server_optimizer: adam, or sgd for the plain averaged steps of Algorithm 2.
-        server_lr: of adam; Algorithm 2 has none.
-        server_clip: of adam: maximum norm of the mean gradient; 0 for no clipping.
+        server_lr: learning rate of adam; sgd, as in Algorithm 2, has none.
+        server_clip: maximum norm of the mean gradient for adam; 0 for no clipping.
         server_average: decay of the running mean of η, such as 0.99; 0 for no running mean, as in the paper.
-        lambda_h: λ_h of the objective.
-        lambda_v: λ_v of the objective.
-        lambda_theta: λ_θ of the objective; 2.5e-5 is the published code's weight decay of 5e-5.
-        refine_steps: of SGD on the device, from the generated model, before it is used; 0 for none, as in the paper.
-        refine_lr: of these steps.
+        lambda_h: λ_h of the objective, the weight of ‖η_h‖².
+        lambda_v: λ_v of the objective, the weight of ‖η_v‖².
+        lambda_theta: λ_θ of the objective, the weight of ‖θ‖²; the default is half the published code's weight decay.
+        refine_steps: number of SGD steps with which a client refines its generated model; 0 for none, as in the paper.
+        refine_lr: learning rate of these steps.
     """
 
     embedding: str = "auto"
@@ -110,7 +110,7 @@ class PeFLL(refining.Refining):
         require(self.server_average < 1, "server_average must be less than 1, or the mean never changes", "PEFLL-S010")
 
     def check(self) -> None:
-        """Build the networks, so that a wrong name fails before the run starts."""
+        """Build the networks, so that a wrong name is an error before the run starts."""
         _ = self.phi, self.h
 
     @cached_property
@@ -137,7 +137,7 @@ class PeFLL(refining.Refining):
     # Algorithm 2: training.
 
     def init(self, seed: int, cohort: Cohort) -> Server:
-        """Draw η. The descriptor of the first sampled client fixes how all descriptors are standardised."""
+        """Draw η. Mean and deviation of the first client's descriptor standardise all descriptors."""
         eta_v = self.phi.init(seed, "embedder")
         v = cohort.run(self.describe, everyone(eta_v))[0, : self.descriptor]
         eta = Eta(self.h.init(seed, "hypernetwork").to(v), eta_v.to(v))
@@ -151,7 +151,7 @@ class PeFLL(refining.Refining):
         v = cohort.run(self.describe, everyone(server.embedder))  # η_v down, v_i up
         theta, pullback = network_vjp(self.h, partial(self.generate, server), server.hypernetwork, v)
         delta = cohort.run(self.adapt, each(theta))  # θ_i down, Δθ_i up
-        # η_h follows the mean over clients, so Δθ is divided by c: η_h is much longer. Δv_i belongs to one client.
+        # η_h needs the mean over clients. It is cheaper to divide Δθ by c than Δη_h. For Δv_i, the division is undone.
         d_hypernetwork, d_v = pullback(delta / cohort.size)
         d_v = cohort.size * d_v
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
@@ -163,26 +163,26 @@ class PeFLL(refining.Refining):
         return batch.mean(self.phi(eta_v, batch.x, batch.y))
 
     def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
-        """θ = h(v; η_h): return personal models [c, D] for descriptors [c, l]."""
+        """Return personal models θ = h(v; η_h), [c, D], for descriptors v [c, l]."""
         return self.h(eta_h, (v - server.shift) / server.scale)
 
     def adapt(self, client: Client, theta: Tensor) -> Tensor:
-        """Return θ_before - θ_after [D] of k steps of local SGD; the server uses it as the gradient."""
+        """Return θ_before - θ_after [D] of k steps of local SGD. The server uses this difference as the gradient."""
         batches = client.batches("adapt", self.batch_size or None, self.local_steps)
         return theta - optim.sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.client_lr))
 
     def describe_backward(self, client: Client, eta_v: Tensor, d_v: Tensor) -> Tensor:
-        """Return Δη_v [E], the gradient Δv [l] pulled back through `describe`, which draws the same batch again."""
+        """Return Δη_v [E]: the gradient Δv [l] pulled back through `describe`, which draws the same batch again."""
         return pull_back(lambda eta: self.describe(client, eta), eta_v, d_v)
 
     def step(self, server: Server, d_hypernetwork: Parameters, d_embedder: Tensor) -> Server:
-        """Lines 16 and 17: move η against the mean gradient plus that of λ_h‖η_h‖² + λ_v‖η_v‖²."""
+        """Lines 16 and 17: move η against the mean gradient plus the gradient of λ_h‖η_h‖² + λ_v‖η_v‖²."""
         step, moments_h, moments_v = server.step + 1, server.hypernetwork_moments, server.embedder_moments
         if self.server_optimizer == "sgd":
             eta_h = (1 - 2 * self.client_lr * self.lambda_h) * server.hypernetwork - optim.as_vector(d_hypernetwork)
             eta_v = (1 - 2 * self.client_lr * self.lambda_v) * server.embedder - d_embedder
         else:
-            # The norm of both gradients is clipped as that of one vector.
+            # Both gradients are clipped as one vector.
             factor = optim.clip_factor(self.server_clip, d_hypernetwork, d_embedder)
             of_h, of_v = (optim.Adam(self.server_lr, 2 * decay) for decay in (self.lambda_h, self.lambda_v))
             eta_h, moments_h = optim.adam(server.hypernetwork, d_hypernetwork, moments_h, step, of_h, factor)
@@ -193,12 +193,12 @@ class PeFLL(refining.Refining):
     # Algorithm 1: a personal model.
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return personal models [c, D]: one descriptor up, one model down, `refine_steps` on the device."""
+        """Return personal models [c, D]. A client sends one descriptor, gets one model, and may refine it."""
         theta = self.generate(server, self.serving(server).hypernetwork, self.descriptors(server, cohort))
         return self.refined(cohort, theta)
 
     def serving(self, server: Server) -> Eta:
-        """Return the η that makes personal models: its running mean, or η itself without one."""
+        """Return the η that makes personal models: the running mean if there is one, else η itself."""
         return Eta(server.hypernetwork, server.embedder) if isinstance(server.average, optim.NoMean) else server.average
 
     def descriptors(self, server: Server, cohort: Cohort) -> Tensor:

@@ -1,8 +1,8 @@
-"""PeFLL+: not in the paper; one architecture for images of few classes, of many classes, and of many writers.
+"""PeFLL+ is not in the paper. It is one architecture for images of few classes, of many classes, and of many writers.
 
-A descriptor has two halves, of samples and of labels, and the client's share of each class behind them. The server adds
-the label prior to the models that it generates, keeps them small, and makes them with the mean of its networks over
-rounds.
+A descriptor has two halves, one of samples and one of labels, followed by the client's share of each class. The server
+adds the label prior to the models that it generates. More weight decay keeps these models small. Personal models are
+made with the running mean of the server's networks over rounds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class PeFLLPlus(PeFLLPrior):
     """PeFLL with two embeddings, a label prior, a running mean of the server's networks and more weight decay.
 
     Attributes:
-        embedding: auto for two, half of samples and half of labels (linear for text); or as in pefll.
-        descriptor_size: l; 0 for int(1 + n / 4), but at least 2.
+        embedding: embedding network, as for pefll; auto is two (half of samples, half of labels), or linear for text.
+        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients, but at least 2.
         server_average: decay of the running mean of η; 0 for no running mean.
-        lambda_theta: λ_θ of the objective: half of the weight decay on generated models.
+        lambda_theta: λ_θ of the objective, half of the weight decay on generated models.
     """
 
     embedding: str = "auto"
@@ -33,7 +33,7 @@ class PeFLLPlus(PeFLLPrior):
 
     @cached_property
     def descriptor(self) -> int:
-        """l, the size of a descriptor without the shares."""
+        """l, the size of a descriptor without the shares of classes."""
         return self.descriptor_size or max(2, int(1 + self.problem.num_clients / 4))
 
     @cached_property

@@ -1,8 +1,8 @@
-"""PeFLL with a label prior: not in the paper; it rules out classes that a client does not have.
+"""PeFLL with a label prior, which rules out classes that a client does not have. It is not in the paper.
 
-A client's descriptor also holds its share of each class. The server adds the logarithm of these shares to the generated
-output bias: this is Bayes' rule for a client with another label distribution. A client without labels reports equal
-shares, which do not change its model's preferences.
+A client's descriptor also has its share of each class. The server adds the logarithm of these shares to the generated
+output bias. This is Bayes' rule for a client with its own label distribution. A client without labels reports equal
+shares, which do not change its predictions.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class PeFLLPrior(PeFLL):
     """PeFLL with descriptors [l + C] that end with the client's share p of each class.
 
     Attributes:
-        tau: τ: the server adds τ log(p + ε) to the generated output bias.
+        tau: τ, strength of the prior; the server adds τ log(p + ε) to the generated output bias.
         epsilon: ε, added to every share, because a class without samples has share 0.
-        histogram: whether clients send their shares; without them this is PeFLL.
+        histogram: whether clients send their shares of classes; otherwise this method is PeFLL.
     """
 
     tau: float = 1.0
@@ -40,7 +40,7 @@ class PeFLLPrior(PeFLL):
         require(self.epsilon != 0, "epsilon is 0; it must be more than 0", code="PEFLL-S011")
 
     def check(self) -> None:
-        """Raise PefllError unless the model has an output bias for each class."""
+        """Raise PefllError unless the model has one output bias per class."""
         super().check()
         start, stop = self.bias
         require(
@@ -64,11 +64,11 @@ class PeFLLPrior(PeFLL):
         return super().generate(server, eta_h, v) + F.pad(prior, (start, self.problem.model.size - stop))
 
     def describe(self, client: Client, eta_v: Tensor) -> Tensor:
-        """Return v and p, [l + C]."""
+        """Return v, the mean of φ over a random batch, and p, the share of each class, [l + C]."""
         return self.with_shares(client, super().describe(client, eta_v))
 
     def describe_all(self, client: Client, eta_v: Tensor) -> Tensor:
-        """Return v over all training samples, and p, [l + C]."""
+        """Return v, the mean of φ over all training samples, and p, the share of each class, [l + C]."""
         return self.with_shares(client, super().describe_all(client, eta_v))
 
     def with_shares(self, client: Client, v: Tensor) -> Tensor:

@@ -25,16 +25,16 @@ class PerFedAvg(Averaging):
 
     Attributes:
         variant: fo ignores the second derivative; hf approximates it by a difference of gradients.
-        epochs: passes over a client's samples in a round, with a step for each batch.
-        meta_steps: τ, steps in a round in place of these passes; 0 for the passes.
-        batch_size: of each of a step's independent batches.
-        inner_lr: α, of the step on a client's own samples.
-        client_lr: β, of the steps on the global model.
-        client_momentum: of the steps on the global model.
-        client_clip: maximum norm of a gradient; 0 for no clipping.
-        weight_decay: of the steps on the global model.
-        difference: δ of hf, the distance between the two gradients. TF32 has too few digits for it; float32 has enough.
-        personal_steps: steps of rate α that personalise the global model.
+        epochs: passes over a client's samples in a round, with one step for each batch.
+        meta_steps: τ, number of steps in a round, instead of the passes; 0 for the passes.
+        batch_size: samples in each of the independent batches of a step.
+        inner_lr: α, learning rate of the step on a client's own samples.
+        client_lr: β, learning rate of the steps of the global model.
+        client_momentum: momentum of the steps of the global model.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
+        weight_decay: weight decay of the steps of the global model.
+        difference: δ, step of the finite difference of gradients in hf; float32 has enough digits for it, TF32 has not.
+        personal_steps: number of steps with rate α that make a personal model from the global model.
     """
 
     variant: str = "fo"
@@ -75,12 +75,12 @@ class PerFedAvg(Averaging):
         return 2 if self.variant == "fo" else 4
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the global model after `personal_steps` steps on each client, [c, D]."""
+        """Return for each client the global model after `personal_steps` steps on its samples, [c, D]."""
         theta: Tensor = cohort.run(self.adapt, everyone(server.theta)).value
         return theta
 
     def train(self, client: Client, theta: Tensor) -> Update:
-        """Train along the meta-gradient; each step draws batches D, D' and, for hf, D''."""
+        """Train the global model along the meta-gradient. Each step draws batches D, D' and, for hf, D''."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         outer, steps = self.batches(client, "train")
         inner, _ = self.batches(client, "inner")
@@ -107,7 +107,7 @@ class PerFedAvg(Averaging):
         return v - self.inner_lr * (ahead - behind) / (2 * self.difference)
 
     def adapt(self, client: Client, theta: Tensor) -> ClientState:
-        """Take plain steps of rate α on a client's own samples; the client keeps its model [D]."""
+        """Take plain SGD steps with rate α on a client's own samples; the client keeps its model [D]."""
         batches = client.batches("personal", self.batch_size, self.personal_steps)
         return ClientState(
             sgd_on_loss(self.problem.loss, theta, batches, SGD(self.inner_lr, 0.0, 0.0, self.client_clip or None))

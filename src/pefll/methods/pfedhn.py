@@ -23,10 +23,10 @@ class Server(NamedTuple):
 
     Attributes:
         hypernetwork: φ, [H].
-        embeddings: v_i, one for each client, [n, l].
+        embeddings: v_i, one embedding for each client, [n, l].
         newcomer: the initial embedding of a new client, [l]; it never changes.
-        hypernetwork_velocity: of SGD, [H].
-        embeddings_velocity: of SGD, [n, l].
+        hypernetwork_velocity: velocity of φ in SGD, [H].
+        embeddings_velocity: velocities of the embeddings in SGD, [n, l].
     """
 
     hypernetwork: Tensor
@@ -41,21 +41,21 @@ class PFedHN(BaseMethod):
     """A hypernetwork makes each client's model from the client's embedding; the server learns both.
 
     Attributes:
-        hypernetwork: S, M or L: 1, 3 or 5 hidden layers.
-        embedding_size: l; 0 for int(1 + n / 4).
-        local_steps: of SGD on a client.
-        batch_size: of a local step; 0 for all samples.
-        client_lr: of local SGD.
-        client_momentum: of local SGD.
+        hypernetwork: size of the hypernetwork: S, M or L for 1, 3 or 5 hidden layers.
+        embedding_size: l, size of an embedding; 0 for int(1 + n / 4) with n clients.
+        local_steps: number of SGD steps of a client in a round.
+        batch_size: samples per local step; 0 for all samples.
+        client_lr: learning rate of local SGD.
+        client_momentum: momentum of local SGD.
         client_clip: maximum norm of a local gradient; 0 for no clipping.
-        weight_decay: of local SGD.
-        server_lr: of the hypernetwork's SGD; 0 keeps it fixed.
-        embedding_lr: of the embeddings' SGD.
-        server_momentum: of both.
-        server_decay: weight decay of both.
-        server_clip: maximum norm of each of the two gradients; 0 for no clipping.
-        new_rounds: exchanges with a new client that train its embedding only.
-        new_lr: of that embedding's SGD; 0 for embedding_lr.
+        weight_decay: weight decay of local SGD.
+        server_lr: learning rate of the hypernetwork's SGD; 0 keeps the hypernetwork fixed.
+        embedding_lr: learning rate of the embeddings' SGD.
+        server_momentum: momentum of the SGD of hypernetwork and embeddings.
+        server_decay: weight decay of the SGD of hypernetwork and embeddings.
+        server_clip: maximum norm of the gradient of the hypernetwork, and of that of the embeddings; 0 for no clipping.
+        new_rounds: number of exchanges with a new client, which train only its embedding.
+        new_lr: learning rate of a new client's embedding; 0 for embedding_lr.
     """
 
     hypernetwork: str = "M"
@@ -81,7 +81,7 @@ class PFedHN(BaseMethod):
         require(self.local_steps >= 1, f"local_steps is {self.local_steps}; it must be at least 1", code="PEFLL-S009")
 
     def check(self) -> None:
-        """Build the hypernetwork, so that a wrong size fails before the run starts."""
+        """Build the hypernetwork, so that a wrong size is an error before the run starts."""
         check_kept(self.problem.num_clients, self.size, "set embedding_size, or take fewer clients")
         _ = self.h
 
@@ -105,12 +105,12 @@ class PFedHN(BaseMethod):
         return Server(hypernetwork, embeddings, newcomer, still(hypernetwork), still(embeddings))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Send models, receive their changes, and pull these back to φ and the embeddings."""
+        """Send models, receive their changes, and pull the changes back to φ and the embeddings."""
         v = server.embeddings.index_select(0, cohort.ids)
         theta, pullback = vjp(self.h, server.hypernetwork, v)  # type: ignore[misc]
         delta = cohort.run(self.adapt, each(theta), exchange=0)  # θ_i down, Δθ_i up
         d_hypernetwork, d_v = pullback(delta)
-        # φ follows the mean over clients. An embedding belongs to one client and follows that client alone.
+        # φ follows the mean over clients. An embedding belongs to one client and follows only that client.
         d_embeddings = torch.zeros_like(server.embeddings).index_copy(0, cohort.ids, d_v)
         hypernetwork, velocity = self.step(
             server.hypernetwork, server.hypernetwork_velocity, d_hypernetwork / cohort.size, self.server_lr
@@ -140,12 +140,12 @@ class PFedHN(BaseMethod):
         for exchange in range(self.new_rounds):
             theta, pullback = vjp(lambda at: self.h(server.hypernetwork, at), v)  # type: ignore[misc]
             (d_v,) = pullback(cohort.run(self.adapt, each(theta), exchange=exchange))
-            # Every client's gradient is clipped alone, so that its embedding does not depend on the others.
+            # Each client's gradient is clipped separately, so that its embedding does not depend on other clients.
             v, velocity = torch.vmap(lambda at, speed, along: sgd_step(at, speed, along, sgd))(v, velocity, d_v)
         return v
 
     def adapt(self, client: Client, theta: Tensor, exchange: int) -> Tensor:
-        """Return θ_before - θ_after [D] of local SGD; the server uses it as the gradient."""
+        """Return θ_before - θ_after [D] of local SGD. The server uses this difference as the gradient."""
         sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
         return theta - sgd_on_loss(self.problem.loss, theta, batches, sgd)

@@ -18,7 +18,7 @@ class Server(NamedTuple):
 
     Attributes:
         theta: w, the global model, [D].
-        personal: θ_i, the personal models of the clients' last rounds, which clients keep, [n, D].
+        personal: θ_i, the personal model that each client kept from its last round, [n, D].
     """
 
     theta: Tensor
@@ -26,7 +26,7 @@ class Server(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A client's reply: its copy of the global model [D]. It keeps its personal model [D]."""
+    """A client's reply: its copy of the global model [D]. The client keeps its personal model [D]."""
 
     theta: Tensor
     personal: ClientState
@@ -34,21 +34,21 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe(BaseMethod):
-    """Personal models stay near a global model, which is trained to have good models near it.
+    """Personal models stay near a global model, which is trained so that good personal models are near it.
 
     Attributes:
         lambda_: λ of the penalty λ/2 ‖θ - w‖².
-        local_rounds: R, steps of the global model on a client, each with a new batch.
-        inner_steps: K, steps of the personal model on each of these batches.
-        beta: β, the weight of the mean of the clients' copies in the new global model.
-        batch_size: of a local round; 0 for all samples.
-        personal_lr: of the personal model's steps.
-        client_lr: η, of the global model's steps along λ(w - θ).
-        client_momentum: of the personal model's steps on one batch.
+        local_rounds: R, number of steps of the global model on a client in a round, each with a new batch.
+        inner_steps: K, number of steps of the personal model on each of these batches.
+        beta: β, weight of the mean of the clients' copies in the new global model.
+        batch_size: samples per local round; 0 for all samples.
+        personal_lr: learning rate of the personal model's steps.
+        client_lr: η, learning rate of the global model's steps along λ(w - θ).
+        client_momentum: momentum of the personal model's steps on one batch.
         client_clip: maximum norm of the personal model's gradient; 0 for no clipping.
-        weight_decay: of the personal model's steps.
+        weight_decay: weight decay of the personal model's steps.
         new_epochs: passes over a new client's samples that train its personal model.
-        new_lr: of a new client's steps; 0 for personal_lr.
+        new_lr: learning rate of a new client's steps; 0 for personal_lr.
     """
 
     lambda_: float = 15.0
@@ -79,7 +79,7 @@ class PFedMe(BaseMethod):
 
     @property
     def local_steps(self) -> int:
-        """Gradients of a batch that a client computes in a round."""
+        """Number of batch gradients that a client computes in a round."""
         return self.local_rounds * self.inner_steps
 
     @property
@@ -94,13 +94,13 @@ class PFedMe(BaseMethod):
         return Server(theta, theta.repeat(self.problem.num_clients, 1))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Clients move the global model towards their own; the server mixes in the mean with weight β."""
+        """Clients move their copies of the global model; the server mixes in the mean of the copies with weight β."""
         update = cohort.run(self.train, everyone(server.theta))
         theta = (1 - self.beta) * server.theta + self.beta * update.theta.mean(dim=0)
         return Server(theta, cohort.keep(server.personal, update.personal))
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the models that clients kept, [c, D]; new clients train one near the global model."""
+        """Return the personal models that clients kept, [c, D]; new clients train one near the global model."""
         if cohort.is_new:
             theta: Tensor = cohort.run(self.join_in, everyone(server.theta)).value
         else:
@@ -108,7 +108,7 @@ class PFedMe(BaseMethod):
         return theta
 
     def train(self, client: Client, theta: Tensor) -> Update:
-        """Do R times: K steps of the personal model on one batch, then one step of the global model."""
+        """Repeat R times: K steps of the personal model on one batch, then one step of the global model."""
         w, personal = theta, theta
         for batch in client.batches("train", self.batch_size or None, self.local_rounds):
             personal = self.approach(personal, w, batch)
@@ -128,8 +128,8 @@ class PFedMe(BaseMethod):
     def join_in(self, client: Client, theta: Tensor) -> ClientState:
         """Minimise f(θ) + λ/2 ‖θ - w‖² on all samples of a new client; the client keeps its model [D]."""
         batches, steps = client.epochs("new", self.batch_size or client.capacity[TRAIN], self.new_epochs)
-        # In a round w follows θ every K steps, which damps steps that are too large (personal_lr·λ above 1). Here w is
-        # fixed, and the same rate can diverge. So new_lr may differ.
+        # In a round, w follows θ every K steps. That damps steps that are too large (personal_lr·λ above 1). Here w is
+        # fixed, so the same learning rate can diverge. Therefore new clients have their own rate, new_lr.
         sgd = self.sgd._replace(lr=self.new_lr or self.personal_lr)
         return ClientState(sgd_on_loss(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
 

@@ -1,4 +1,4 @@
-"""Clients that go on training the model that they get: a few steps of SGD on their own samples, on their device."""
+"""Refining: a client trains its generated model further, with a few steps of SGD on its own samples and device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pefll.methods.optim import SGD, sgd_on_loss
 
 
 class Refining(BaseMethod):
-    """The base of methods whose clients may refine their models. A subclass has these attributes as fields.
+    """The base class of methods whose clients may refine their models. A subclass has these attributes as fields.
 
     Attributes:
-        refine_steps: of SGD that a client takes from the model that it gets; 0 for none.
-        refine_lr: of these steps.
-        batch_size: of a step; 0 for all samples.
-        client_momentum: of a client's SGD.
-        client_clip: maximum norm of its gradient; 0 for no clipping.
-        lambda_theta: of the penalty λ_θ‖θ‖².
-        base_tasks: names of the functions for clients without `refine`.
+        refine_steps: number of SGD steps with which a client refines its generated model; 0 for none.
+        refine_lr: learning rate of these steps.
+        batch_size: samples per step; 0 for all samples.
+        client_momentum: momentum of local SGD.
+        client_clip: maximum norm of a local gradient; 0 for no clipping.
+        lambda_theta: λ_θ of the penalty λ_θ‖θ‖².
+        base_tasks: names of the functions that clients run, without `refine`.
     """
 
     refine_steps: int
@@ -46,15 +46,15 @@ class Refining(BaseMethod):
 
     @property
     def kept_arguments(self) -> dict[str, tuple[str, ...]]:
-        """The arguments that may be what a client kept: its refined model."""
+        """The arguments that may be `ClientState`: a refined model, which its client keeps."""
         return {"predict": ("theta",)} if self.refine_steps else {}
 
     def sgd(self, lr: float) -> SGD:
-        """Return a client's optimiser with a learning rate."""
+        """Return a client's optimiser with the learning rate `lr`."""
         return SGD(lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
 
     def refined(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """Return the models [c, D] that clients use: those they get, or what their steps make of them."""
+        """Return the models [c, D] that clients use: the generated models `theta`, refined if `refine_steps` > 0."""
         if self.refine_steps:
             theta = cohort.run(self.refine, each(theta)).value
         return theta

@@ -49,7 +49,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 
 
 def resolve_model(name: str, input_shape: tuple[int, ...], tokens: bool = False) -> str:
-    """Return a model's name; for `"auto"` lstm for text, lenet or cnn for images by their size, else mlp."""
+    """Return a model's name. `"auto"` becomes lstm for text, lenet or cnn for images by size, and mlp otherwise."""
     if name != "auto":
         return name
     if tokens:
@@ -62,11 +62,11 @@ def resolve_model(name: str, input_shape: tuple[int, ...], tokens: bool = False)
 def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return a client model for samples of `input_shape`.
 
-    The name is a key of MODELS, `"auto"`, or `"package.module:function"`, a function of (input_shape, classes) that
-    returns an `nn.Module`.
+    The name is a key of MODELS, `"auto"` or `"package.module:function"`. Such a function takes (input_shape, classes)
+    and returns an `nn.Module`.
     """
     name = resolve_model(name, input_shape)
-    # Some weights are drawn only here. A run must not depend on earlier random draws, nor change later ones.
+    # Some weights are drawn only here. So torch's generator is seeded before, and restored afterwards.
     with randomness.initial_weights(0, "model"):
         if ":" in name:
             return _import_model(name, input_shape, classes)
@@ -76,7 +76,7 @@ def build_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mod
 
 
 def weights_of(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Tensor]:
-    """Return the weights of `build_model`'s model by name on the meta device: shapes and types without memory."""
+    """Return the weights of a model by name, on the meta device: they have shapes and types but use no memory."""
     with torch.device("meta"):
         return dict(build_model(name, input_shape, classes).state_dict())
 

@@ -1,8 +1,8 @@
 """Checks of a user's network: its layers, its output for an example, and its probe.
 
-A run stores weights but not code. So a module given in Python may differ from the trained one in its nonlinearity,
-buffers or frozen weights, although the stored weights fit. The probe detects this. It is the network's scores for fixed
-made-up weights and a made-up sample.
+A run stores weights but not code. So a user may later give another module, for example with other nonlinearities,
+although the stored weights fit. The probe detects this: it is the scores of the network for fixed artificial weights
+and an artificial sample.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pefll.models.network import Network
 
 
-TOLERANCE = 1e-3  # relative to the largest score: processors and versions of torch round differently
-# Scale of the probe's weights -> precision. Large weights tell ReLU from ReLU6, for example. They amplify rounding, so
-# they need double precision to give equal scores on every processor.
+TOLERANCE = 1e-3  # relative to the largest score, because processors and versions of torch round differently
+# Scale of the probe's weights -> precision. Large weights reveal, for example, ReLU6 instead of ReLU. They amplify
+# rounding errors, so they need double precision to give equal scores on every processor.
 SCALES = {0.2: torch.float32, 20.0: torch.float64}
 
 
 def check_layers(module: nn.Module) -> None:
-    """Raise PefllError for layers and parameters that a flat vector of weights cannot describe."""
+    """Raise PefllError for layers and parameters that do not work with a flat vector of weights."""
     check_parameters = functools.partial(_check_parameters, registered=set(module.modules()))
     for check in (_check_layer, check_parameters, _check_computed):
         for name, layer in module.named_modules():
@@ -40,7 +40,7 @@ def check_layers(module: nn.Module) -> None:
 
 
 def _check_layer(where: str, layer: nn.Module) -> None:
-    """Raise PefllError for a layer that keeps statistics, draws random numbers or has special gradients."""
+    """Raise PefllError for a layer with batch statistics, random numbers or gradients that vmap does not support."""
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
         raise PefllError(
             f"{where} keeps statistics of batches, which no hypernetwork can generate; use GroupNorm or LayerNorm",
@@ -59,7 +59,7 @@ def _check_layer(where: str, layer: nn.Module) -> None:
 
 
 def _check_parameters(where: str, layer: nn.Module, registered: set[nn.Module]) -> None:
-    """Raise PefllError for lazy or complex parameters, and for layers that are not `registered` in the model."""
+    """Raise PefllError for lazy or complex parameters, and for layers that torch has not `registered` in the model."""
     for key, value in layer.named_parameters(recurse=False):
         if is_lazy(value):
             raise PefllError(
@@ -84,7 +84,7 @@ def _check_parameters(where: str, layer: nn.Module, registered: set[nn.Module]) 
 
 
 def _check_computed(where: str, layer: nn.Module) -> None:
-    """Raise PefllError for a layer that holds a non-leaf tensor."""
+    """Raise PefllError for a layer with a non-leaf tensor, which cannot be copied."""
     for key, value in vars(layer).items():
         if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
             raise PefllError(
@@ -97,8 +97,8 @@ def _check_computed(where: str, layer: nn.Module) -> None:
 def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
     """Raise PefllError if a client model does not map each sample of `input_shape` to `classes` scores.
 
-    A sample's scores must not depend on other samples, because batches are padded. They must not be random, so that
-    runs repeat.
+    A sample's scores must not depend on other samples, because batches are padded. Scores must not be random, because
+    runs must be repeatable.
     """
     module = copy.deepcopy(network.module)  # a call may change the module
     name = f"the model {type(module).__name__}"
@@ -162,7 +162,7 @@ def check_model(network: Network, input_shape: tuple[int, ...], classes: int, to
 
 
 def _example(module: nn.Module, shape: tuple[int, ...], tokens: bool) -> Tensor:
-    """Return random samples of a shape that the module probably accepts."""
+    """Return random samples of this shape, with values that the module probably accepts."""
     if tokens:
         return torch.zeros(shape, dtype=torch.int64)
     example = torch.randn(shape)
@@ -174,7 +174,7 @@ def _example(module: nn.Module, shape: tuple[int, ...], tokens: bool) -> Tensor:
 
 
 def _run_one(module: nn.Module, name: str, sample: Tensor, scores: Tensor) -> Tensor:
-    """Return the scores of one sample alone [1, classes]; PefllError if the module does not accept it."""
+    """Return the scores of a batch of one sample, [1, classes]; PefllError if the module does not accept it."""
     try:
         alone = module(sample.clone())
     except Exception as error:
@@ -207,7 +207,7 @@ def _alike(a: Tensor, b: Any) -> bool:
 
 
 def probe(network: Network, input_shape: tuple[int, ...], tokens: bool) -> list[list[float | None]]:
-    """Return the probe: one sample's scores with small and with large weights; None for scores that are not finite."""
+    """Return the probe: the scores of one sample for each of `SCALES`. A score that is not finite becomes None."""
     sample, rows = some_sample(input_shape, tokens), []
     for scale, dtype in SCALES.items():
         weights = (scale * some_weights(network)).to(dtype)
@@ -225,16 +225,16 @@ def _scores(network: Network, weights: Tensor, sample: Tensor) -> list[float | N
 
 
 def some_weights(network: Network, which: int = 0) -> Tensor:
-    """Return made-up weights [D] between -1 and 1; each `which` gives other weights."""
+    """Return artificial weights [D] between -1 and 1; each `which` gives other weights."""
     return torch.arange(1.0, network.size + 1).double().add(which).sin().float()
 
 
 def some_sample(input_shape: tuple[int, ...], tokens: bool, which: int = 0) -> Tensor:
-    """Return a made-up sample [1, ...]; each `which` gives another sample."""
+    """Return an artificial sample [1, ...]; each `which` gives another sample."""
     numbers = torch.arange(torch.Size(input_shape).numel()).view(1, *input_shape)
     if tokens:
         return (numbers + which) % 2  # every vocabulary has the tokens 0 and 1
-    # Between 0 and 1: valid as pixels, as features and, rounded down, as word indices.
+    # Values between 0 and 1 are valid as pixels, as features and, rounded down, as word indices.
     return 0.99 * numbers.double().mul(0.7).add(which).sin().abs().float()
 
 

@@ -1,4 +1,4 @@
-"""Convolutional networks: the paper's LeNet and a smaller one, each also with the label as input."""
+"""Convolutional networks: the paper's LeNet and a smaller one. Both can take the label as a second input."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pefll.models.mlp import fully_connected, linear_layers
 
 
 class LabelConv2d(nn.Conv2d):
-    """A convolution over an image and one constant plane per class: 1 for its label, 0 for the others.
+    """A convolution over an image and one extra plane per class, which is 1 for the image's label and 0 otherwise.
 
-    Without padding, a constant plane convolves to a constant. So the planes never exist in memory: each label selects
-    one bias per output channel, `of_labels`. The network adds it after pooling, to fewer numbers.
+    Without padding, convolving a constant plane gives a constant. So the planes are never built. Instead each label
+    selects one bias per output channel, `of_labels`. The network adds this bias after pooling, which is cheaper.
     """
 
     def __init__(self, channels: int, classes: int, out_channels: int, kernel_size: int) -> None:
@@ -30,7 +30,7 @@ class LabelConv2d(nn.Conv2d):
 
 
 def check_images(input_shape: tuple[int, ...]) -> None:
-    """Raise PefllError for a shape that is not that of an image."""
+    """Raise PefllError unless a shape is that of an image."""
     if len(input_shape) != 3:
         raise PefllError(
             f"a convolutional model needs images (channels, height, width), not shape {input_shape}", code="PEFLL-N018"
@@ -40,8 +40,8 @@ def check_images(input_shape: tuple[int, ...]) -> None:
 class ConvNet(nn.Module):
     """Two convolutions without padding, each with ReLU and 2x2 max-pooling, then fully connected layers.
 
-    `kernel` is the side of the convolution kernels, `hidden` the widths of the fully connected layers before the last.
-    With `label_classes` C > 0 the network takes labels too, as C constant one-hot planes.
+    `kernel` is the side of the convolution kernels. `hidden` has the widths of the fully connected layers but the last.
+    With `label_classes` C > 0, the network also takes labels, as C one-hot planes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ConvNet(nn.Module):
         check_images(input_shape)
         channels, height, width = input_shape
         sides = [(side - kernel + 1) // 2 - kernel + 1 for side in (height, width)]
-        self.pool_twice = min(sides) >= 2  # not for small images
+        self.pool_twice = min(sides) >= 2  # small images are pooled only once
         if self.pool_twice:
             sides = [side // 2 for side in sides]
         if min(sides) < 1:
@@ -67,7 +67,7 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Map images [b, channels, h, w], and labels [b] if `label_classes` is set, to [b, outputs]."""
-        # Pooling before ReLU gives the same numbers on a quarter of the elements.
+        # Pooling before ReLU gives the same result, and ReLU has only a quarter of the elements.
         x = F.max_pool2d(self.conv1(x), 2)
         if isinstance(self.conv1, LabelConv2d):
             assert y is not None
@@ -79,10 +79,10 @@ class ConvNet(nn.Module):
 
 
 def lenet(input_shape: tuple[int, ...], outputs: int, label_classes: int = 0) -> ConvNet:
-    """Return the paper's LeNet: 5x5 kernels, fully connected layers of 120 and 84."""
+    """Return the paper's LeNet: 5x5 kernels, hidden fully connected layers of 120 and 84 units."""
     return ConvNet(input_shape, outputs, kernel=5, hidden=(120, 84), label_classes=label_classes)
 
 
 def small_cnn(input_shape: tuple[int, ...], outputs: int, label_classes: int = 0) -> ConvNet:
-    """Return a network for small images: 3x3 kernels, one fully connected layer of 64."""
+    """Return a network for small images: 3x3 kernels, one hidden fully connected layer of 64 units."""
     return ConvNet(input_shape, outputs, kernel=3, hidden=(64,), label_classes=label_classes)

@@ -1,4 +1,4 @@
-"""Embedding networks φ(x, y): they map a sample and its label to a vector of the descriptor's size."""
+"""Embedding networks φ(x, y) map a sample and its label to a vector; a descriptor is the mean of such vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError, unknown
 from pefll.models.convnet import lenet, small_cnn
 from pefll.models.mlp import MLP
 
-LENET_SIDE = 16  # the smallest image for LeNet's two 5x5 convolutions and poolings
+LENET_SIDE = 16  # side of the smallest image for LeNet's two 5x5 convolutions and poolings
 
 
 def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
@@ -73,7 +73,7 @@ class LinearEmbedding(nn.Module):
 
 
 class TwoEmbeddings(nn.Module):
-    """Two embeddings side by side: one half of the descriptor is of the sample, the other half of its label."""
+    """Two embeddings: one half of the descriptor comes from the sample, the other half from its label."""
 
     uses_labels = True
 
@@ -109,10 +109,10 @@ EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
 
 
 def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
-    """Return an embedding network: a key of EMBEDDINGS, or `"auto"` for the usual one.
+    """Return an embedding network by name: a key of EMBEDDINGS, or `"auto"`.
 
-    The usual one is convnet for images, mlp for features and linear for tokens. Only linear, which ignores samples,
-    works for tokens. `size` is that of the descriptor.
+    `"auto"` gives convnet for images, mlp for features and linear for tokens. For tokens only linear works, because it
+    ignores samples. `size` is the size of the descriptor.
     """
     if name == "auto":
         name = "linear" if tokens else "convnet" if _is_image(input_shape) else "mlp"

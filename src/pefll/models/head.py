@@ -1,4 +1,4 @@
-"""A model's last linear layer, and the features that are its input."""
+"""The head of a model, its last linear layer, and the features, which are the head's input."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 
 class Head:
-    """Splits a model's flat vector [D] into the parameters of one layer, the head [h], and all others, the body [B].
+    """Splits a model's flat vector [D] into the head [h], the parameters of one layer, and the body [B], all others.
 
     Attributes:
-        layer: the layer's name in the module; "" if the module itself is the layer.
-        size: h.
+        layer: name of the layer in the module; "" if the module itself is the layer.
+        size: h, number of the head's parameters.
     """
 
     def __init__(self, network: Network, layer: str | None = None) -> None:
-        """Find the head of `network`: the named layer, or by default the `nn.Linear` that runs last."""
+        """Find the head of `network`: the layer with the name `layer`, or by default the `nn.Linear` that runs last."""
         self.layer = last_linear(network.module) if layer is None else _existing_layer(network.module, layer)
         self._network = network
         prefix = f"{self.layer}." if self.layer else ""
@@ -33,7 +33,7 @@ class Head:
         owned = network.module.get_submodule(self.layer).named_parameters()
         if self._names != [
             f"{prefix}{name}" for name, parameter in owned if parameter.requires_grad
-        ]:  # a shared weight is in the vector under one of its names only
+        ]:  # a shared weight has only one of its names in the vector
             raise PefllError(
                 f"layer {self.layer!r} shares weights with another layer, so it cannot be a head", code="PEFLL-N021"
             )
@@ -49,7 +49,7 @@ class Head:
         return torch.cat([empty, *self._parts_of(False, parts)]), torch.cat([empty, *self._parts_of(True, parts)])
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
-        """Return the model [D] of a body [B] and a head [h]."""
+        """Return the model [D] that consists of a body [B] and a head [h]."""
         return self._network.flatten(list(self.values(body, head).values()))
 
     def values(self, body: Tensor, head: Tensor) -> dict[str, Tensor]:
@@ -63,15 +63,15 @@ class Head:
         }
 
     def _parts_of(self, head: bool, parts: Sequence[T]) -> list[T]:
-        """Return the parts that are in the head, or with `head=False` those in the body."""
+        """Return the parts that belong to the head, or with `head=False` to the body."""
         return [part for part, inside in zip(parts, self._inside, strict=True) if inside == head]
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Return the head's input [b, F] for samples x [b, ...] of a model `theta` [D]."""
+        """Return the features [b, F] of samples x [b, ...], which are the head's input, for a model `theta` [D]."""
         if not self.layer:
             return x.flatten(1).to(theta.dtype)
         if self._features is None:
-            # Without the layer, the remaining parameters are the body's, in the order of `split`.
+            # The extractor has no head, so its parameters are the body, in the order of `split`.
             self._features = Network(_FeatureExtractor(self._network.module, self.layer), may_be_empty=True)
         return self._features(self.split(theta)[0], x)
 
@@ -91,7 +91,7 @@ class NoHead:
         self._network, self.size = network, 0
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model [D] and nothing [0]."""
+        """Return the model [D] as the body, and an empty head [0]."""
         return theta, theta.new_empty(0)
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
@@ -106,9 +106,9 @@ class NoHead:
 
 
 def last_linear(module: nn.Module) -> str:
-    """Return the name of the `nn.Linear` that a module calls last; PefllError if it has none.
+    """Return the name of the `nn.Linear` that a module calls last; PefllError if it has no `nn.Linear`.
 
-    If the module cannot be traced, the order of definition decides.
+    If the module cannot be traced, it returns the `nn.Linear` that is defined last.
     """
     if isinstance(module, nn.Linear):
         return ""
@@ -120,7 +120,7 @@ def last_linear(module: nn.Module) -> str:
     called = [name for name in calls if name in names]
     if not called:
         raise PefllError(
-            f"the model {type(module).__name__} has no nn.Linear layer to be its head; make its last layer one",
+            f"the model {type(module).__name__} has no nn.Linear layer as its head; make its last layer an nn.Linear",
             code="PEFLL-N023",
         )
     return called[-1]
@@ -145,7 +145,7 @@ class _FeatureExtractor(nn.Module):
         last = self.module.get_submodule(layer)
         last._parameters.clear()
         last._modules.clear()
-        last.__class__ = _Stop  # in place, since the module may hold the layer under several names
+        last.__class__ = _Stop  # in place, because the module may contain the layer under several names
 
     def forward(self, x: Tensor) -> Tensor:
         try:

@@ -1,4 +1,4 @@
-"""The hypernetwork h: it maps a descriptor to all parameters of a client's model."""
+"""The hypernetwork h maps a descriptor to all parameters of a client's model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WIDTH = 100
 class Hypernetwork(nn.Module):
     """Linear(l, 100), then [ReLU, Linear(100, 100)] for each hidden layer, then Linear(100, outputs).
 
-    There is no ReLU before the last layer. One last layer generates all parameters. One head per parameter would be the
-    same: all heads share one input, so weights and their initial distribution are equal. The sizes S, M and L have 1, 3
-    and 5 hidden layers.
+    There is no ReLU before the last layer. One last layer generates all parameters. A separate last layer per parameter
+    would compute the same: all would have the same input, and weights with the same initial distribution. The sizes S,
+    M and L have 1, 3 and 5 hidden layers.
     """
 
     def __init__(self, descriptor: int, outputs: int, size: str = "M") -> None:

@@ -1,4 +1,4 @@
-"""LEAF's network for the next character, in plain operations that `torch.func.vmap` supports."""
+"""LEAF's network that predicts the next character, in plain operations that `torch.func.vmap` supports."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def lstm_layer(x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bi
 class CharLSTM(nn.Module):
     """An embedding of characters, LSTM layers, and a linear layer on the last state.
 
-    `torch.func.vmap` does not support torch's LSTM operation. Here its parameters are used with the same names, shapes
-    and meaning. Texts may have any length.
+    `torch.func.vmap` does not support torch's LSTM operation. So `forward` computes it from the parameters of
+    `nn.LSTM`, which keep their names, shapes and meaning. Texts may have any length.
     """
 
     def __init__(

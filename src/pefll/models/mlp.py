@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 def linear_layers(*widths: int) -> nn.ModuleList:
-    """Return linear layers between consecutive widths."""
+    """Return one linear layer for each pair of consecutive widths."""
     return nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
 
 def fully_connected(layers: nn.ModuleList, x: Tensor) -> Tensor:
-    """Return the output of layers with ReLU between them."""
+    """Return the output of `layers` for x, with ReLU between the layers."""
     for layer in layers[:-1]:
         x = F.relu(layer(x))
     output: Tensor = layers[-1](x)

@@ -1,4 +1,4 @@
-"""A model mixed with a nearest-neighbour vote among its client's own samples."""
+"""A model whose predictions are mixed with a vote of the nearest neighbours among its client's samples."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pefll.models.network import Network
 def neighbour_shares(
     features: Tensor, bank: Tensor, labels: Tensor, allowed: Tensor, counts: tuple[int, ...], classes: int, scale: float
 ) -> list[Tensor]:
-    """Return the share of each class among the nearest samples, weighted by distance.
+    """Return the share of each class among the nearest neighbours of each sample, weighted by distance.
 
     A neighbour at distance d has the weight exp(-d² / scale).
 
     Args:
-        features: [b, F].
+        features: [b, F], features of the samples.
         bank: [m, F], features of the possible neighbours.
-        labels: int64 [m].
+        labels: int64 [m], labels of the possible neighbours.
         allowed: bool [m] or [b, m], which rows of the bank may be neighbours.
         counts: numbers of neighbours, ascending.
-        classes: C.
-        scale: of squared distances.
+        classes: C, number of classes.
+        scale: divides squared distances.
 
     Returns:
-        [b, C] for each of the counts; zeros for a sample without neighbours.
+        shares [b, C] for each number in `counts`; zeros for a sample without neighbours.
     """
-    centre = bank.mean(dim=0)  # far from the origin, distances computed from products lose precision
+    centre = bank.mean(dim=0)  # becomes the origin, because distances of points far from the origin lose precision
     features, bank = features - centre, bank - centre
     squares = features.square().sum(1)[:, None] + bank.square().sum(1) - 2 * features @ bank.T
     closeness = (-squares.clamp(min=0) / scale).masked_fill(~allowed, -torch.inf)
     nearest, place = closeness.topk(min(counts[-1], len(bank)), dim=1)
     of_class = labels[place][..., None] == torch.arange(classes, device=labels.device)
-    # The nearest has weight 1, so that distant samples still have neighbours.
+    # Scale weights so that the nearest neighbour has weight 1. Otherwise all weights of a distant sample would be 0.
     weights = (nearest - nearest[:, :1].clamp(min=-1e30)).exp()
     shares = []
     for count in counts:
@@ -46,18 +46,18 @@ def neighbour_shares(
 
 
 def mixed(probabilities: Tensor, shares: Tensor, weight: Tensor | float) -> Tensor:
-    """Return the log of a mixture of probabilities [b, C]: `weight` for the neighbours, the rest for the model."""
+    """Return the log of a mixture [b, C]: neighbours' shares have `weight`, the model's probabilities 1 - `weight`."""
     return (weight * shares + (1 - weight) * probabilities).clamp(min=1e-30).log()
 
 
 class NeighbourModel(nn.Module):
-    """A network and one client's samples, as a module that maps samples to log-probabilities.
+    """A module that maps samples to log-probabilities, from a network and one client's samples.
 
     Attributes:
-        network: the network, with its weights.
+        network: the network with its weights.
         bank: [m, F], features of the client's samples.
-        labels: int64 [m].
-        settings: count (of neighbours), weight (of their vote), scale (of squared distances), classes.
+        labels: int64 [m], labels of these samples.
+        settings: count (number of neighbours), weight (of their vote), scale (of squared distances), classes.
     """
 
     def __init__(self, network: nn.Module, bank: Tensor, labels: Tensor, settings: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""A network as a pure function of one flat parameter vector.
+"""Networks as pure functions of one flat parameter vector.
 
-The hypernetwork generates such vectors, clients train them, the server averages them. No method needs to know the
-layers of a model.
+The hypernetwork generates such vectors, clients train them, the server averages them. So methods do not need to know
+the layers of a model.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ Parameters: TypeAlias = Tensor | dict[str, Tensor]
 
 @reference
 def fused(module: nn.Module) -> nn.Module:
-    """Return a module that computes what `module` does, with the same parameters under the same names."""
+    """Return a module with the same parameters, names and output as `module`; faster versions fuse its layers."""
     return module
 
 
 @reference
 def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Return consecutive parts of a vector [D]."""
-    # Its backward pass is one concatenation. With slices each part would fill a vector of full length.
+    """Return consecutive parts of a vector [D] with the given sizes."""
+    # The backward pass of `torch.split` is one concatenation. For slices, it would fill one vector [D] per part.
     return torch.split(vector, sizes)
 
 
 class Network:
     """An `nn.Module` as a function `output = network(parameters, *inputs)` with `parameters` [size].
 
-    Frozen parameters (`requires_grad` is False) are constants, like buffers, and not in the vector.
+    Frozen parameters (`requires_grad` is False) are constants like buffers, and are not in the vector.
 
-    It is thread-safe: every call uses its own copy of the module. The given module does not change.
+    A network is thread-safe: simultaneous calls use different copies of the module. The given module does not change.
 
     Attributes:
-        module: the architecture and the constants. Its weights are used only by `init`, for layers without
+        module: gives the architecture and the constants. Only `init` uses its weights, for layers without
             `reset_parameters`.
-        names: of the parameters, in the order of the flat vector.
-        shapes: of the parameters, in the same order.
-        size: the length of the flat vector.
+        names: names of the parameters, in the order of the flat vector.
+        shapes: shapes of the parameters, in the same order.
+        size: length of the flat vector.
     """
 
     def __init__(self, module: nn.Module, may_be_empty: bool = False) -> None:
-        """Check a module and list its parameters; only with `may_be_empty` it may have none."""
+        """Check a module and list its parameters. Without `may_be_empty`, PefllError if it has no parameters."""
         check_layers(module)
         self.module = module
-        # A copy, because a user's code may store what it computes, such as attention weights for a figure.
+        # A copy, because a user's code may store results in the module, such as attention weights for a figure.
         pattern = copy.deepcopy(module, _shared_tensors(module))
         self._pattern = pattern, fused(pattern)
         self._idle = [self._copy()]
@@ -82,8 +82,8 @@ class Network:
         named = self.unflatten(parameters) if isinstance(parameters, Tensor) else parameters
         like = parameters if isinstance(parameters, Tensor) else next(iter(named.values()))
         values = named | self._constants(like)
-        # Like `torch.func.functional_call`, without looking up each weight's place at every call. A list's `pop` and
-        # `append` are atomic, so no two calls share a copy, neither in other threads nor nested.
+        # This is `torch.func.functional_call` without its search for each weight at every call. A list's `pop` and
+        # `append` are atomic. So no two calls use the same copy, even in other threads or nested.
         try:
             mine = self._idle.pop()
         except IndexError:
@@ -93,7 +93,7 @@ class Network:
                 slots[key] = values[name]
             output: Tensor = mine.fused(*inputs)
         except Exception:
-            if mine.fused is not mine.module:  # the traceback then names a line of the user's code
+            if mine.fused is not mine.module:  # repeat the error, so that the traceback shows the user's code
                 mine.module(*inputs)
             raise
         finally:
@@ -103,21 +103,21 @@ class Network:
         return output
 
     def unflatten(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Return views of the flat vector [size], named and shaped as the module's parameters."""
+        """Return views of the flat vector [size] with the names and shapes of the module's parameters."""
         return self._named(split(parameters, self._sizes))
 
     def in_parts(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Return the same views, to differentiate with respect to them and not to the vector [size]."""
+        """Return the same views, for derivatives with respect to each view instead of the vector [size]."""
         return self._named(torch.split(parameters, self._sizes))
 
     def flatten(self, values: Sequence[Tensor]) -> Tensor:
-        """Return parameters, in the order of `names`, as one flat vector [size]."""
+        """Return one flat vector [size] of parameters that are in the order of `names`."""
         return torch.cat([value.reshape(-1) for value in values])
 
     def init(self, seed: int, purpose: str) -> Tensor:
-        """Return initial weights as the module's layers draw them, float32 [size] on the CPU.
+        """Return random initial weights, which the module's layers draw, float32 [size] on the CPU.
 
-        The seed is that of the run; each network of a run has another purpose.
+        `seed` is the seed of the run. Each network of a run needs another `purpose`.
         """
         with randomness.initial_weights(seed, f"init/{purpose}"), torch.no_grad():
             module = copy.deepcopy(self.module)
@@ -131,7 +131,7 @@ class Network:
     def with_parameters(self, parameters: Tensor) -> nn.Module:
         """Return a copy of the module, on the CPU, with the weights in `parameters` [size]."""
         module = copy.deepcopy(self.module).cpu()
-        # Not strict: the copy already has the constants, and a shared weight has only one name here.
+        # `strict=False`, because the vector has no constants, and has a shared weight under one name only.
         module.load_state_dict(self.unflatten(parameters.detach().cpu()), strict=False)
         return module
 
@@ -144,12 +144,12 @@ class Network:
         return _Copy(module, rewritten, places, [slots[key] for slots, key, _ in places])
 
     def _another_copy(self) -> _Copy:
-        # In a new thread, where copied tensors are ordinary ones even if the caller runs under vmap.
+        # Copy in a new thread: under vmap, copies made in this thread would be vmap's tensors.
         with ThreadPoolExecutor(1) as aside:
             return aside.submit(self._copy).result()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without module copies, which may hold computed tensors."""
+        """Return the state for pickling, without module copies, because these may contain computed tensors."""
         return {key: value for key, value in vars(self).items() if key != "_idle"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -167,13 +167,13 @@ class Network:
 
 
 class _Copy(NamedTuple):
-    """A copy of a network's module, used by one call at a time.
+    """A copy of a network's module. Only one call at a time uses it.
 
     Attributes:
-        module: as the user wrote it.
-        fused: computes the same with the same layers in fewer operations; may be `module` itself.
-        places: of parameters and buffers; see `_places`.
-        own: the tensors at these places between two calls.
+        module: the module as the user wrote it.
+        fused: a module with the same layers and output in fewer operations; may be `module` itself.
+        places: dictionary entries of parameters and buffers; see `_places`.
+        own: tensors in these entries between two calls.
     """
 
     module: nn.Module
@@ -183,12 +183,12 @@ class _Copy(NamedTuple):
 
 
 def _shared_tensors(module: nn.Module) -> dict[int, object]:
-    """Return a memo for `copy.deepcopy` with which a module's copy shares its parameters and buffers."""
+    """Return a memo for `copy.deepcopy`, so that a copy of the module shares its parameters and buffers."""
     return {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
 
 
 def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Return for each parameter and buffer a layer's dictionary, the key in it, and the tensor's first name."""
+    """Return (layer's dictionary, key in it, first name of the tensor) for each parameter and buffer."""
     named = [*module.named_parameters(), *module.named_buffers()]
     first_name = {id(tensor): name for name, tensor in named}
     return [

@@ -28,11 +28,11 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """A 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, their mean, a linear layer.
+    """A 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, average pooling, a linear layer.
 
     There is no batch normalisation: no hypernetwork can generate its statistics. Convolutions have no biases, as in the
-    original network. With 1x1 projections at the start of a stage, ten classes and colour images, only this choice
-    gives the paper's D = 270,906.
+    original network. For ten classes, colour images and 1x1 projections in shortcuts, only this choice gives the
+    paper's number of parameters, D = 270,906.
     """
 
     def __init__(self, input_shape: tuple[int, ...], outputs: int) -> None:

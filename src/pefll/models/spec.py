@@ -14,9 +14,9 @@ from pefll.core.errors import PefllError
 from pefll.models import MODELS
 from pefll.models.check import alike
 
-# The largest size of an axis; products of sizes stay exact.
+# The largest size of an axis. It is small enough for exact products of sizes.
 MOST = 1 << 31
-AXES = 8  # of a sample, at most
+AXES = 8  # most axes of a sample
 
 
 @dataclass(frozen=True, kw_only=True)

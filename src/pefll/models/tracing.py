@@ -1,4 +1,4 @@
-"""Traces of modules as graphs of operations that may be rewritten."""
+"""Traces modules, that is, records them as graphs of operations, which other code can rewrite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from pefll.core import process
 
-# Methods that always return a view, and those that may copy instead.
+# Methods that always return a view, each with the similar method that may return a copy.
 RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
 # Operations that only read a tensor's shape.
 _ABOUT = ("size", "dim", getattr, len)
@@ -31,14 +31,14 @@ _WRITES: dict[Any, Any] = {
 
 
 def trace(module: nn.Module) -> fx.Graph | None:
-    """Return the graph of a module; None if it cannot be traced, or the graph would compute something else.
+    """Return the graph of a module; None if it cannot be traced, or if the graph would compute something else.
 
-    Examples: Python code that branches on values, hooks (rewriting would skip them), and `as_strided`.
+    This excludes Python code that branches on values, hooks (a rewritten graph would skip them), and `as_strided`.
     """
     if any(_has_hooks(layer) for layer in module.modules()):
         return None
     try:
-        # On a copy: tracing runs the module's code, which may change the module.
+        # Trace a copy, because tracing runs the module's code, which may change the module.
         with torch.enable_grad():
             graph = _GraphTracer().trace(copy.deepcopy(module))
     except Exception:  # noqa: BLE001 - a user's code may raise anything; it still runs without a graph
@@ -51,9 +51,9 @@ def trace(module: nn.Module) -> fx.Graph | None:
 class Tracer(fx.Tracer):
     """A thread-safe `fx.Tracer`.
 
-    While torch traces, it replaces `nn.Module.__call__` and `__getattr__` for the whole process. They call the methods
-    below for the modules of every thread, so other threads' modules must be passed through. Two traces at once would
-    leave a replaced function behind; therefore one lock.
+    While torch traces, it replaces `nn.Module.__call__` and `__getattr__` for the whole process. So modules in other
+    threads also call the methods below, but these must trace the modules of one thread only. Two traces at the same
+    time could leave the replacements there for ever. A lock prevents that.
     """
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
@@ -76,14 +76,14 @@ class Tracer(fx.Tracer):
 
 
 class _GraphTracer(Tracer):
-    """Traces buffers by name too, so that they can be replaced on another device or in another type."""
+    """Also traces buffers by name, so that they can be replaced by copies on another device or of another type."""
 
     proxy_buffer_attributes = True
 
     def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
-        """Add an operation to the graph, if the graph can express it."""
+        """Add an operation to the graph; NotImplementedError if a graph cannot express its mode."""
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise NotImplementedError  # the graph would compute gradients inside `torch.no_grad()`
+            raise NotImplementedError  # a graph would not repeat `torch.no_grad()` or autocast
         return super().create_node(*arguments, **options)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -92,7 +92,7 @@ class _GraphTracer(Tracer):
 
 
 class _Proxy(fx.Proxy):
-    """Traces `x += y` as an in-place operation; torch's own proxy traces x = x + y and misses views of x."""
+    """Traces `x += y` as an in-place operation. torch's proxy traces x = x + y, which does not change views of x."""
 
 
 def _writing(function: Any) -> Any:
@@ -109,17 +109,17 @@ def _has_hooks(layer: nn.Module) -> bool:
 
 
 def _names_are_kept(graph: fx.Graph, module: nn.Module) -> bool:
-    """Return whether all tensors in the graph are the module's own; one made while tracing would stay constant."""
+    """Return whether the graph has only tensors of the module; one made while tracing would become a constant."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
     return all(node.target in names for node in graph.nodes if node.op == "get_attr")
 
 
 def _settle_writes(graph: fx.Graph, module: nn.Module) -> bool:
-    """Replace `x += y` by x + y; return False if a later use of a view of x would miss the change.
+    """Replace `x += y` by x + y; return False if later code reads a view of x, which would lack the change.
 
-    Fused blocks keep their results for the backward pass, so nothing may write to them. Other writes, such as
-    `x.add_(y)`, stay in the graph. They are refused where a `view` becomes `reshape`, which may be a copy.
+    `x += y` must go: x may be the result of a fused block, which the backward pass needs. Others, such as `x.add_(y)`,
+    stay in the graph. For them, return False if the later view is a `view`: it becomes a `reshape`, which may copy.
     """
     place = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -144,7 +144,7 @@ def _writes(node: fx.Node, module: nn.Module) -> bool:
 
 
 def _sharing_memory(node: fx.Node, module: nn.Module) -> set[fx.Node]:
-    """Return the nodes that may share memory with a node: its base and all views of that base."""
+    """Return the nodes that may share memory with a node: the tensor that it is a view of, and all views of that."""
     while _is_view(node, module):
         node = node.args[0]  # type: ignore[assignment]
     found, ahead = {node}, [node]

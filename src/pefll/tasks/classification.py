@@ -18,10 +18,10 @@ class Score(NamedTuple):
     """A model's results on one split of a client, as sums that can be added over clients.
 
     Attributes:
-        samples: [] how many.
-        correct: [] how many predictions are right.
-        masked: [] how many are right if only classes of the client's training labels can be predicted.
-        loss: [] the summed cross-entropy.
+        samples: [], number of samples.
+        correct: [], number of right predictions.
+        masked: [], number of right predictions if only classes of the client's training labels can be predicted.
+        loss: [], sum of the cross-entropy.
     """
 
     samples: Tensor
@@ -46,7 +46,7 @@ class Classification:
     """Trains one score per class by cross-entropy, and measures accuracy.
 
     Attributes:
-        classes: the number of classes.
+        classes: number of classes.
     """
 
     classes: int
@@ -57,7 +57,7 @@ class Classification:
         return self.classes
 
     def check(self, samples: Samples) -> None:
-        """Raise PefllError if samples have another number of classes."""
+        """Raise PefllError if the samples' number of classes is not that of the task."""
         if samples.classes != self.classes:
             raise PefllError(
                 f"{samples.name} has {samples.classes} classes, but the task has {self.classes}; make the task with "
@@ -74,7 +74,7 @@ class Classification:
         return cross_entropy(output, y)
 
     def measure(self, output: Tensor, batch: Batch, known: Tensor) -> Score:
-        """Return a batch's sums; see `Score`."""
+        """Return the sums of a batch; see `Score`."""
         kind = output.dtype
         right = (output.argmax(dim=1) == batch.y).to(kind)
         masked = (output.masked_fill(~known, -torch.inf).argmax(dim=1) == batch.y).to(kind)

@@ -1,4 +1,4 @@
-"""The interface of a task. Engines train and measure any object that has it."""
+"""The interface of a task. Engines can train and measure models for any object with this interface."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Task(Protocol):
         ...
 
     def encode(self, y: Tensor) -> Tensor:
-        """Return labels as input of an embedding network, [b, e]."""
+        """Return labels [b] as input of an embedding network, [b, e]."""
         ...
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample, [b].
 
         Args:
-            output: of the model, [b, outputs].
+            output: output of the model, [b, outputs].
             y: labels [b].
         """
         ...
 
     def measure(self, output: Tensor, batch: Batch, known: Tensor) -> NamedTuple:
-        """Return sums over the samples of a batch; they can be added over batches and clients.
+        """Return sums over the samples of a batch. Sums of batches and clients can be added.
 
         Args:
-            output: of the model, [b, outputs].
+            output: output of the model, [b, outputs].
             batch: the samples; padding has weight 0.
             known: bool [outputs], which classes occur in the client's training split.
         """
