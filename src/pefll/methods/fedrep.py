@@ -46,7 +46,7 @@ class FedRep(BaseMethod):
         head: auto for the model's last linear layer, none for no head (FedAvg), or the name of a layer.
         head_epochs: passes over a client's samples that train its head, per round.
         body_epochs: passes over a client's samples that train the body after the head, per round.
-        new_epochs: passes over a new client's samples that train its head; 0 for the initial head. The body stays fixed.
+        new_epochs: passes over a new client's samples that train its head, with a fixed body; 0 for the initial head.
         batch_size: samples per step.
         client_lr: learning rate of local SGD.
         client_momentum: momentum of local SGD.
