@@ -231,6 +231,7 @@ def reproduce(
     - `pefll reproduce --missing --tables-only`
     """
     from pefll.experiments import reproduce as table
+    from pefll.experiments.missing import missing_data, missing_runs
     from pefll.experiments.results import no_results
     from pefll.experiments.tune import check_at_once
 
@@ -259,7 +260,9 @@ def reproduce(
     order = table.cheapest_first if names == ["table1"] and not missing else table.most_valuable_first
     folder = folder or Path("runs/table1" if order is table.cheapest_first else "runs/paper")
     if dry_run:
-        out.print(table.missing_table(status, order(status, at_once, folder), seconds))
+        out.print(missing_runs(status, order(status, at_once, folder), seconds))
+        if absent := missing_data(status, data_dir):
+            say(out, absent)
         if status.missing and pick_device(device).type == "cpu":
             why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"
             say(out, f"The times are those of a GPU, and {why}: a CPU takes much longer.")

@@ -83,7 +83,7 @@ def is_same_run(job: Job, other: Job) -> bool:
 
 
 def merged(jobs: Iterable[Job]) -> list[Job]:
-    """Return each training run once, with the measures and evaluations of all jobs that it serves."""
+    """Return each training run once, with the measures, evaluations and experiments of all jobs that it serves."""
     found: list[Job] = []
     for job in jobs:
         twin = next((place for place, other in enumerate(found) if is_same_run(job, other)), None)
@@ -93,7 +93,9 @@ def merged(jobs: Iterable[Job]) -> list[Job]:
         other = found[twin]
         evaluations = [*other.evaluations, *(one for one in job.evaluations if one not in other.evaluations)]
         found[twin] = other._replace(
-            measures=tuple(dict.fromkeys((*other.measures, *job.measures))), evaluations=tuple(evaluations)
+            measures=tuple(dict.fromkeys((*other.measures, *job.measures))),
+            evaluations=tuple(evaluations),
+            experiments=tuple(dict.fromkeys((*other.experiments, *job.experiments))),
         )
     return found
 

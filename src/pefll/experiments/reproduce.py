@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from pefll.core.errors import Diverged, PefllError, unknown
 from pefll.core.progress import say
@@ -25,9 +24,8 @@ from pefll.experiments.jobs import STEPS, evaluated, is_in_cell, is_result_of, m
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import EVALUATION_SECONDS, Speed, estimate, read_trials, speeds
-from pefll.experiments.tune import chunks, delete_checkpoints, in_words, raise_first, tuned_settings
+from pefll.experiments.tune import chunks, delete_checkpoints, raise_first, tuned_settings
 from pefll.methods import METHODS, typed_settings
-from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
 from pefll.runs.federations import federations_of
 from pefll.runs.record import RunFolder, seed_folder
@@ -163,7 +161,8 @@ def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: E
     if row.settings and not evaluation:  # a row may choose all that was searched
         source = row.name if chosen.keys() <= row.settings.keys() else f"{source}, {row.name}"
     measures = () if experiment.measure is None else (experiment.measure,)
-    return [Job(row.method, cell, seed, training, source, measures, (evaluation,)) for seed in seeds]
+    job = Job(row.method, cell, 0, training, source, measures, (evaluation,), (experiment.name,))
+    return [job._replace(seed=seed) for seed in seeds]
 
 
 # The order of the runs, and the time budget.
@@ -249,51 +248,6 @@ def _share_left(folder: RunFolder, rounds: int) -> float:
     """Return the fraction of a run still to do; at least 2%, for the final test."""
     done = [int(path.name.removeprefix("round-")) for path in folder.checkpoints.glob("round-" + 8 * "[0-9]")]
     return max(0.02, 1 - max(done, default=0) / max(rounds, 1))
-
-
-def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float | None = None) -> Table:
-    """Return a table of the missing runs in order, with their estimated GPU time.
-
-    Args:
-        status: has the number of missing runs and of rounds.
-        queue: the missing runs, in order.
-        budget: time budget in seconds; runs over budget are listed last. None for no limit.
-    """
-    missing = len(status.missing)
-    table = new_table(
-        f"{counted(missing, 'run')} {'is' if missing == 1 else 'are'} missing, {counted(status.rounds, 'round')} each"
-    )
-    wide = ("settings", "steps/s")
-    for heading in ("cell", "method", "seeds", "settings", "GPU time", "steps/s"):
-        table.add_column(
-            heading, justify="right" if heading == "GPU time" else "left", no_wrap=heading not in wide, overflow="fold"
-        )
-    left = math.inf if budget is None else budget
-    fitting, others = [], []
-    for batch in queue:
-        fits = batch.cut(left)
-        left -= fits.seconds
-        fitting.append(fits)
-        others.append(batch._replace(jobs=batch.jobs[len(fits.jobs) :]))
-    _add_rows(table, fitting, "")
-    if budget is not None:
-        runs, end = sum(len(batch.jobs) for batch in fitting), f"of {duration(budget)}"
-        table.add_row("in budget", "", str(runs), "", duration(budget - left), end, style="bold")
-        _add_rows(table, others, "dim")
-    total = sum(batch.seconds for batch in queue)
-    table.add_row("all", "", str(len(status.missing)), "", duration(total), "", style="bold")
-    return table
-
-
-def _add_rows(table: Table, queue: Sequence[SeedBatch], style: str) -> None:
-    for batch in queue:
-        same: dict[str, list[Job]] = {}
-        for job in batch.jobs:
-            same.setdefault(f"{job.source}: {in_words(job.settings)}" if job.settings else job.source, []).append(job)
-        for settings, jobs in same.items():
-            job, seeds = jobs[0], ",".join(str(job.seed) for job in jobs)
-            words = (job.cell.name, job.method, seeds, settings, duration(len(jobs) * batch.each), batch.basis)
-            table.add_row(*words, style=style)
 
 
 # Training.
