@@ -13,7 +13,8 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import write_tables
-from pefll.experiments.missing import missing_data, missing_runs
+from pefll.experiments.jobs import absent_data_words
+from pefll.experiments.missing import missing_runs
 from pefll.experiments.paper import EXPERIMENTS
 from pefll.experiments.reproduce import (
     cheapest_first,
@@ -303,13 +304,24 @@ def test_the_list_fits_into_80_columns_and_names_experiments(results, tmp_path):
 
 def test_data_that_is_not_there_is_named(results, tmp_path):
     status = read_status(results, (0,), 5000)
-    assert missing_data(status, tmp_path) == ""  # digits come with the package
+    assert absent_data_words(status.missing, tmp_path) == ""  # digits come with the package
     status = joined([status, read_status(results, (0,), 5000, None, EXPERIMENTS["fl-bench"])])
     others = len([job for job in status.missing if job.cell.data != "digits"])
-    assert missing_data(status, tmp_path) == (
+    assert absent_data_words(status.missing, tmp_path) == (
         f"{others} runs cannot start: {tmp_path} lacks cifar10, cifar100. Get data with `pefll data get cifar10`."
     )
-    assert missing_data(status._replace(missing=[]), tmp_path) == ""
+    assert absent_data_words([], tmp_path) == ""
+
+
+def test_runs_without_data_are_left_out_if_others_can_start(results):
+    here, gone = read_status(results, (0,), 2, "fedavg"), read_status(results, (0,), 2, None, EXPERIMENTS["fl-bench"])
+    said = Console(file=io.StringIO(), width=200)
+    folders = results.parent / "runs", results.parent
+    run_missing(joined([gone, here]), results, *folders, 3, said)
+    assert len(names(results)) == 2
+    assert f"cannot start: {results.parent} lacks cifar10, cifar100." in said.file.getvalue()
+    with pytest.raises(PefllError, match="PEFLL-D120"):
+        run_missing(gone, results, *folders, 3, said)
 
 
 def test_a_run_that_was_stopped_has_less_to_do(results, tmp_path):

@@ -231,7 +231,8 @@ def reproduce(
     - `pefll reproduce --missing --tables-only`
     """
     from pefll.experiments import reproduce as table
-    from pefll.experiments.missing import missing_data, missing_runs
+    from pefll.experiments.jobs import absent_data_words
+    from pefll.experiments.missing import missing_runs
     from pefll.experiments.results import no_results
     from pefll.experiments.tune import check_at_once
 
@@ -261,7 +262,7 @@ def reproduce(
     folder = folder or Path("runs/table1" if order is table.cheapest_first else "runs/paper")
     if dry_run:
         out.print(missing_runs(status, order(status, at_once, folder), seconds))
-        if absent := missing_data(status, data_dir):
+        if absent := absent_data_words(status.missing, data_dir):
             say(out, absent)
         if status.missing and pick_device(device).type == "cpu":
             why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"

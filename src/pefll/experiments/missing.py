@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
@@ -12,7 +11,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pefll.core.wording import counted
-from pefll.data import DATASETS
 from pefll.experiments.reproduce import SeedBatch, TableStatus
 from pefll.experiments.table1 import Job
 from pefll.experiments.tune import in_words
@@ -100,13 +98,3 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     first = cells[0].rjust(widths[0])
     rest = (cell.ljust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
     return "  ".join((first, *rest)).rstrip()
-
-
-def missing_data(status: TableStatus, data_dir: Path) -> str:
-    """Return a sentence about the data sets that missing runs need and `data_dir` lacks; "" if it has all."""
-    needed = dict.fromkeys(job.cell.data for job in status.missing)
-    absent = [name for name in needed if not DATASETS[name].embedded and not DATASETS[name].found(data_dir)]
-    if not absent:
-        return ""
-    names, runs = ", ".join(absent), sum(job.cell.data in absent for job in status.missing)
-    return f"{counted(runs, 'run')} cannot start: {data_dir} lacks {names}. Get data with `pefll data get {absent[0]}`."

@@ -20,7 +20,16 @@ from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, compare
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
-from pefll.experiments.jobs import STEPS, evaluated, is_in_cell, is_result_of, merged, split_settings
+from pefll.experiments.jobs import (
+    STEPS,
+    absent_data,
+    absent_data_words,
+    evaluated,
+    is_in_cell,
+    is_result_of,
+    merged,
+    split_settings,
+)
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import EVALUATION_SECONDS, Speed, estimate, read_trials, speeds
@@ -269,6 +278,8 @@ def run_missing(
 ) -> list[str]:
     """Train the missing runs, and write each result as its run ends.
 
+    Runs whose data is absent are left out, with a sentence, if others can start.
+
     Args:
         status: has the missing runs.
         results: the folder of results.
@@ -297,12 +308,16 @@ def run_missing(
     def keep(spec: RunSpec, ended: run.Run, measured: dict[str, Any] | None = None) -> None:
         assert spec.folder is not None
         made.append(ended.summary)
-        done = f"{len(made)} of {len(status.missing)} runs done"
+        done = f"{len(made)} of {len(possible or status.missing)} runs done"
         if {} in wanted[spec]:
             done = f"wrote {collect(spec.folder, results, measured)}: {done}"
         say(console, done)
 
-    pending = status
+    absent = absent_data(status.missing, data_dir)
+    possible = [job for job in status.missing if job.cell.data not in absent]
+    if absent and possible:
+        say(console, absent_data_words(status.missing, data_dir))
+    pending = status._replace(missing=possible or status.missing)
     while pending.missing:
         queue = scheduler(pending, at_once, out)
         jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
