@@ -13,8 +13,11 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import write_tables
+from pefll.experiments.evidence import Evidence
+from pefll.experiments.experiment import Experiment
 from pefll.experiments.jobs import absent_data_words
 from pefll.experiments.missing import missing_runs
+from pefll.experiments.pages import markdown as page
 from pefll.experiments.paper import EXPERIMENTS
 from pefll.experiments.reproduce import (
     cheapest_first,
@@ -24,7 +27,7 @@ from pefll.experiments.reproduce import (
     read_status,
     run_missing,
 )
-from pefll.experiments.table1 import CELLS, TITLES, Cell, Job
+from pefll.experiments.table1 import CELLS, TITLES, Cell, Job, Row
 from pefll.experiments.timing import Estimate, client_steps, estimate, read_trials, speeds
 from pefll.report.table import duration
 from pefll.runs.record import RunFolder
@@ -171,6 +174,19 @@ def test_a_run_that_diverges_does_not_stop_the_others(results):
     assert len(failures) == 1
     assert failures[0].startswith("digits-10 fedavg seed 0: ")
     assert len(names(results)) == 2
+    # It is not trained again before its record is deleted, or its settings change.
+    status = read_status(results, (0, 1), 2, "fedavg/digits-10")
+    assert status.diverged == {"fedavg/digits-10": [0]}
+    assert [job.seed for job in status.missing] == [1]
+    evidence = Evidence(Experiment("t", "T", "", SMALL, [Row("fedavg", "fedavg")]), {}, (0,), 2, status.diverged)
+    assert "These runs diverged and have no figures: fedavg/digits-10 (seed 0)." in page(evidence)
+    (record,) = (results / "diverged").glob("*.json")
+    kept = record.read_bytes()
+    record.unlink()
+    assert len(read_status(results, (0, 1), 2, "fedavg/digits-10").missing) == 2
+    record.write_bytes(kept)
+    (results / "tune" / "digits-fedavg-n10.json").write_text(json.dumps({"best": {"settings": {"local_steps": 2}}}))
+    assert len(read_status(results, (0, 1), 2, "fedavg/digits-10").missing) == 2
 
 
 def test_of_runs_in_several_precisions_the_usual_one_stands_for_them(results):

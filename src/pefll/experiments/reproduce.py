@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, compare
+from pefll.experiments.diverged import diverged_seeds, read_diverged, write_diverged
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.jobs import (
@@ -56,6 +57,7 @@ class TableStatus(NamedTuple):
         left_out: number of results ignored because their settings differ from the chosen ones, by "method/cell"; only
             where no result matches.
         name: of the experiment.
+        diverged: seeds of runs that diverged, by "row/cell"; they are not missing.
     """
 
     jobs: list[Job]
@@ -65,6 +67,7 @@ class TableStatus(NamedTuple):
     rounds: int
     left_out: dict[str, int]
     name: str = "table1"
+    diverged: Mapping[str, Sequence[int]] = {}
 
     def comparison(self) -> Comparison:
         """Return Table 1 from the results so far."""
@@ -72,7 +75,7 @@ class TableStatus(NamedTuple):
 
     def evidence(self, experiment: Experiment) -> Evidence:
         """Return the evidence for an experiment's statements."""
-        return Evidence(experiment, self.found, table1.SEEDS, self.rounds)
+        return Evidence(experiment, self.found, table1.SEEDS, self.rounds, self.diverged)
 
 
 def _table1() -> Experiment:
@@ -102,6 +105,8 @@ def read_status(
     missing: list[Job] = []
     found: Found = {}
     left_out: dict[str, int] = {}
+    diverged: dict[str, Sequence[int]] = {}
+    records = read_diverged(results)
     for cell in experiment.cells:
         for row in experiment.rows:
             if row.method not in METHODS or not row.runs_in(cell):
@@ -116,11 +121,14 @@ def read_status(
             if others:
                 left_out[f"{row.name}/{cell.name}"] = len(others)
             jobs += wanted
+            failed = diverged_seeds(records, wanted[0], rounds) - by_seed.keys()
+            if failed:
+                diverged[f"{row.name}/{cell.name}"] = sorted(failed)
             if row.name in names and cell.name in cells:
-                allowed = row.seeds or seeds
-                missing += [job for job in wanted if job.seed in allowed and job.seed not in by_seed]
+                open_seeds = set(row.seeds or seeds) - by_seed.keys() - failed
+                missing += [job for job in wanted if job.seed in open_seeds]
     known = speeds([*have, *read_trials(results / "tune")])
-    return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name)
+    return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name, diverged)
 
 
 def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:
@@ -339,6 +347,7 @@ def run_missing(
             assert spec.folder is not None
             if isinstance(outcome, Diverged):
                 failures.append(f"{spec.title}: {outcome}")
+                say(console, f"wrote {write_diverged(spec, outcome, results)}; delete it to train this run again")
             elif isinstance(outcome, run.Run):
                 # Only after all runs of the batch: measuring needs the device.
                 if measures:
