@@ -12,10 +12,24 @@ from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.experiments import reproduce, table1
-from pefll.experiments.comparison import compare, latex, markdown, rows, write_tables
-from pefll.experiments.reproduce import cheapest_first, missing_table, parse_only, read_status, run_missing
-from pefll.experiments.table1 import CELLS, PAPER, ROWS, TITLES, Cell, Job
+from pefll.experiments.comparison import write_tables
+from pefll.experiments.evidence import Evidence
+from pefll.experiments.experiment import Experiment
+from pefll.experiments.jobs import absent_data_words
+from pefll.experiments.missing import missing_runs
+from pefll.experiments.pages import markdown as page
+from pefll.experiments.paper import EXPERIMENTS
+from pefll.experiments.reproduce import (
+    cheapest_first,
+    joined,
+    most_valuable_first,
+    parse_only,
+    read_status,
+    run_missing,
+)
+from pefll.experiments.table1 import CELLS, TITLES, Cell, Job, Row
 from pefll.experiments.timing import Estimate, client_steps, estimate, read_trials, speeds
+from pefll.report.table import duration
 from pefll.runs.record import RunFolder
 from pefll.training import fitting
 
@@ -127,8 +141,7 @@ def test_results_that_a_later_tuning_has_left_behind_are_named(results):
     (results / "tune" / "digits-fedavg-n20.json").write_text(json.dumps({"best": {"settings": {"client_lr": 0.5}}}))
     status = read_status(results, (0,), 2)
     assert status.left_out == {"fedavg/digits-20": 1}
-    table = missing_table(status, cheapest_first(status, 3, results.parent / "runs"))
-    assert "tuned at n=20: client_lr=0.5" in [str(cell) for cell in table.columns[3].cells]
+    assert "tuned at n=20: client_lr=0.5;" in shown(status, cheapest_first(status, 3, results.parent / "runs"))
 
 
 def test_only_what_is_asked_for_is_run(results):
@@ -161,107 +174,19 @@ def test_a_run_that_diverges_does_not_stop_the_others(results):
     assert len(failures) == 1
     assert failures[0].startswith("digits-10 fedavg seed 0: ")
     assert len(names(results)) == 2
-
-
-def test_the_papers_numbers():
-    assert PAPER["cifar10", 100]["pefll"] == (89.0, 0.8, 89.3, 2.2)
-    assert PAPER["cifar100", 100]["knn-per"] == (42.2, 0.9, 41.8, 1.2)
-    assert PAPER["cifar10", 1000]["pfedhn"] == (66.0, 1.1, 57.8, 2.0)
-    assert PAPER["femnist", 3597]["local"] == (62.2, 0.1, 62.1, 0.2)
-    for column in PAPER.values():
-        assert list(column) == list(TITLES)[:8]
-    # PeFLL is ahead of all baselines everywhere but on unseen clients of CIFAR-100 at n=100.
-    for key, column in PAPER.items():
-        ahead = [column["pefll"][place] >= max(row[place] for row in column.values()) for place in (0, 2)]
-        assert ahead == [True, key != ("cifar100", 100)]
-
-
-def test_the_papers_femnist_never_stands_beside_the_subset():
-    table = compare({}, CELLS, 5000, range(3))
-    for entry in table.entries.values():
-        assert (entry.paper is None) == (
-            entry.cell.data in ("femnist", "mnist_writers") or entry.method in list(TITLES)[8:]
-        )
-    assert "90.1" not in markdown(table) + latex(table)
-    assert "| PeFLL | — (89.0 ± 0.8) |" in markdown(table)
-    assert len(rows(table)) == 2 * len(ROWS) * 8
-
-
-def fake(method="pefll", seed=0, seen=0.9, counts=None, **more):
-    both = {group: {"per_sample": seen} for group in ("seen", "unseen")}
-    return {"method": method, "seed": seed, "accuracy": {"best": both}, "client_counts": counts, **more}
-
-
-def test_bold_seeds_and_missing_tests():
-    name = CELLS[0].name
-    found = {("pefll", name): [fake(seen=0.9), fake(seed=1, seen=0.8)], ("local", name): [fake("local", seen=0.86)]}
-    table = compare(found, CELLS[:1], 5000, range(2))
-    text = markdown(table)
-    assert "| PeFLL | 85.0 ± 7.1 (89.0 ± 0.8) |" in text
-    assert "| Local | **86.0** [1 of 2 seeds] (82.2 ± 0.6) |" in text
-    assert text.count("| *seeds* | 2 |") == 2
-    assert (
-        "| seen | CIFAR-10, n=100 | PeFLL | Local | -1.0 | not tested: no counts for the same clients |  |  |  |"
-        in text
-    )
-    assert "No baseline has results yet." in markdown(compare({}, CELLS[:1], 5000, range(2)))
-    assert [(row["lead"], row["p"]) for row in rows(table) if row["method"] == "pefll"] == [("-1.00", "")] * 2
-    assert "Local & \\textbf{86.0} [1 of 2 seeds] (82.2 $\\pm$ 0.6) \\\\" in latex(table)
-    assert latex(table).count("\nseeds & 2 \\\\\n") == 2
-
-
-def test_methods_with_more_seeds_are_compared_among_themselves():
-    name = CELLS[0].name
-
-    def results(method, accuracies):
-        group = {"samples": [100], "correct": [0]}
-        return [
-            fake(method, seed, right, {"unseen": group | {"correct": [round(100 * right)]}}, data_sha256=str(seed))
-            for seed, right in enumerate(accuracies)
-        ]
-
-    found = {
-        ("pefll", name): results("pefll", [0.7, 0.8, 0.96]),
-        ("local", name): results("local", [0.8, 0.82, 0.81]),
-        ("fedavg", name): results("fedavg", [0.75]),  # of one seed only
-    }
-    table = compare(found, CELLS[:1], 5000, [0])
-    assert [(method, entry.seeds, round(entry.mean)) for (_, method, _), entry in table.more.items()] == 2 * [
-        ("local", 3, 81),
-        ("pefll", 3, 82),
-    ]
-    (column,) = [lead for lead in table.leads if lead.group == "unseen"]
-    assert (column.baseline, round(column.points)) == ("local", -10)
-    (longer,) = [lead for lead in table.more_leads if lead.group == "unseen"]
-    assert (longer.baseline, round(longer.points), longer.difference.seeds) == ("local", 1, 3)
-    text = markdown(table)
-    assert "| CIFAR-10, n=100 | PeFLL | 3 | **82.0 ± 13.1** (89.0 ± 0.8) | **82.0 ± 13.1** (89.3 ± 2.2) |" in text
-    assert "| Local | **80.0** (82.2 ± 0.6) |" in text
-    # To be ahead of others than the best says little.
-    table = compare(found | {("fedavg", name): results("fedavg", [0.85])}, CELLS[:1], 5000, [0])
-    assert (len(table.more), table.more_leads) == (4, [])
-    # A seed that all methods have belongs to the column, whether it was wanted or not; who has none is not asked.
-    everyone = {(method, name): results(method, [0.7, 0.8]) for method in TITLES if method != "pfedme"}
-    table = compare(everyone, CELLS[:1], 5000, [0])
-    assert {(entry.seeds, entry.method == "pfedme") for entry in table.entries.values()} == {(2, False), (0, True)}
-    assert (table.more, table.more_leads) == ({}, [])
-    assert "With more seeds" not in markdown(table)
-
-
-def test_only_results_on_the_same_clients_are_paired():
-    name = CELLS[0].name
-    group = {"samples": [10, 10], "correct": [9, 8]}
-    counts = {"seen": group, "unseen": group}
-
-    def leads(data: str) -> int:
-        found = {
-            ("pefll", name): [fake(counts=counts, data_sha256="a")],
-            ("local", name): [fake("local", counts=counts, data_sha256=data)],
-        }
-        return sum(lead.difference is not None for lead in compare(found, CELLS[:1], 5000, range(1)).leads)
-
-    assert leads("a") == 2
-    assert leads("b") == 0
+    # It is not trained again before its record is deleted, or its settings change.
+    status = read_status(results, (0, 1), 2, "fedavg/digits-10")
+    assert status.diverged == {"fedavg/digits-10": [0]}
+    assert [job.seed for job in status.missing] == [1]
+    evidence = Evidence(Experiment("t", "T", "", SMALL, [Row("fedavg", "fedavg")]), {}, (0,), 2, status.diverged)
+    assert "These runs diverged and have no figures: fedavg/digits-10 (seed 0)." in page(evidence)
+    (record,) = (results / "diverged").glob("*.json")
+    kept = record.read_bytes()
+    record.unlink()
+    assert len(read_status(results, (0, 1), 2, "fedavg/digits-10").missing) == 2
+    record.write_bytes(kept)
+    (results / "tune" / "digits-fedavg-n10.json").write_text(json.dumps({"best": {"settings": {"local_steps": 2}}}))
+    assert len(read_status(results, (0, 1), 2, "fedavg/digits-10").missing) == 2
 
 
 def test_of_runs_in_several_precisions_the_usual_one_stands_for_them(results):
@@ -341,15 +266,15 @@ def test_trials_tell_how_fast_a_method_is(tmp_path):
     assert speed.rate == pytest.approx(1_250_000 / 110)
 
 
-def shown(table) -> str:
-    console = Console(width=100, file=io.StringIO())
-    console.print(table)
+def shown(status, queue, budget=None, width=100) -> str:
+    console = Console(width=width, file=io.StringIO(), soft_wrap=True)
+    console.print(missing_runs(status, queue, budget))
     return console.file.getvalue()
 
 
 def test_what_is_missing_is_shown_with_its_time(results, tmp_path):
     status = read_status(results, (0, 1), 5000)
-    text = shown(missing_table(status, cheapest_first(status, 3, tmp_path)))
+    text = shown(status, cheapest_first(status, 3, tmp_path))
     assert "12 runs are missing" in text
     assert "tuned at n=10" in text
     assert "23000, a guess" in text
@@ -368,11 +293,51 @@ def test_the_cheapest_come_first_and_what_does_not_fit_comes_behind(results, tmp
     assert fedavg.each == pytest.approx(20)
     assert [len(fedavg.cut(seconds).jobs) for seconds in (-5, 19, 21, 39, 41, 1e9)] == [0, 0, 1, 1, 2, 2]
     locals_ = sum(batch.seconds for batch in queue[:2])
-    lines = shown(missing_table(status, queue, locals_ + 65)).splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("in budget"))
-    assert lines[place].split()[2] == "7"  # two seeds of Local twice, of FedAvg or PeFLL once, and one seed more
-    assert "0 " in lines[place - 1]
+    lines = shown(status, queue, locals_ + 65).splitlines()
+    # Two seeds of Local twice, of FedAvg or PeFLL once, and one seed more.
+    place = next(number for number, line in enumerate(lines) if line.startswith("in budget: 7 runs, "))
+    assert lines[place].endswith(f" of {duration(locals_ + 65)}")
+    assert lines[place - 2].endswith("  0")
     assert len(lines) > place + 3
+
+
+def test_the_list_fits_into_80_columns_and_names_experiments(results, tmp_path):
+    statuses = [read_status(results, (0, 1), 5000), read_status(results, (0,), 5000, None, EXPERIMENTS["fl-bench"])]
+    status = joined(statuses)
+    text = shown(status, most_valuable_first(status, 3, tmp_path), 60.0, width=80)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[-3:] == ["digits-20", "fedavg", "0,1"] for line in lines)
+    assert "    for table1; tuned at n=20: local_steps=2; steps/s: 23000, a guess" in [line.rstrip() for line in lines]
+    assert "for fl-bench; fedavg-cifar10-100-fl-bench: " in text
+    assert shown(status._replace(missing=[]), []).splitlines() == [
+        "0 runs are missing, 5,000 rounds each",
+        "all: 0 runs, 0.0 s",
+    ]
+    few = read_status(results, (0,), 5000, None, EXPERIMENTS["resnet"])
+    assert shown(few, []).startswith("6 runs are missing, at most 5,000 rounds each")
+
+
+def test_data_that_is_not_there_is_named(results, tmp_path):
+    status = read_status(results, (0,), 5000)
+    assert absent_data_words(status.missing, tmp_path) == ""  # digits come with the package
+    status = joined([status, read_status(results, (0,), 5000, None, EXPERIMENTS["fl-bench"])])
+    others = len([job for job in status.missing if job.cell.data != "digits"])
+    assert absent_data_words(status.missing, tmp_path) == (
+        f"{others} runs cannot start: {tmp_path} lacks cifar10, cifar100. Get data with `pefll data get cifar10`."
+    )
+    assert absent_data_words([], tmp_path) == ""
+
+
+def test_runs_without_data_are_left_out_if_others_can_start(results):
+    here, gone = read_status(results, (0,), 2, "fedavg"), read_status(results, (0,), 2, None, EXPERIMENTS["fl-bench"])
+    said = Console(file=io.StringIO(), width=200)
+    folders = results.parent / "runs", results.parent
+    run_missing(joined([gone, here]), results, *folders, 3, said)
+    assert len(names(results)) == 2
+    assert f"cannot start: {results.parent} lacks cifar10, cifar100." in said.file.getvalue()
+    with pytest.raises(PefllError, match="PEFLL-D120"):
+        run_missing(gone, results, *folders, 3, said)
 
 
 def test_a_run_that_was_stopped_has_less_to_do(results, tmp_path):

@@ -231,6 +231,9 @@ def reproduce(
     - `pefll reproduce --missing --tables-only`
     """
     from pefll.experiments import reproduce as table
+    from pefll.experiments.jobs import absent_data_words
+    from pefll.experiments.missing import missing_runs
+    from pefll.experiments.pages import diverged_words
     from pefll.experiments.results import no_results
     from pefll.experiments.tune import check_at_once
 
@@ -259,7 +262,12 @@ def reproduce(
     order = table.cheapest_first if names == ["table1"] and not missing else table.most_valuable_first
     folder = folder or Path("runs/table1" if order is table.cheapest_first else "runs/paper")
     if dry_run:
-        out.print(table.missing_table(status, order(status, at_once, folder), seconds))
+        out.print(missing_runs(status, order(status, at_once, folder), seconds))
+        for found in statuses.values():
+            if found.diverged:
+                say(out, diverged_words(found.diverged))
+        if absent := absent_data_words(status.missing, data_dir):
+            say(out, absent)
         if status.missing and pick_device(device).type == "cpu":
             why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"
             say(out, f"The times are those of a GPU, and {why}: a CPU takes much longer.")
@@ -319,6 +327,8 @@ def _write(name: str, status: TableStatus, results: Path, quiet: bool) -> None:
 
     experiment = _experiment(name)
     if experiment is None:
+        if status.diverged:
+            say(out, pages.diverged_words(status.diverged))
         for path in comparison.write_tables(status.comparison(), results):
             say(out, f"wrote {path}")
         if status.left_out:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,10 +58,18 @@ class Evidence:
         found: all results, by row and cell.
         seeds: the wanted seeds.
         rounds: of training.
+        diverged: seeds of runs that diverged, by "row/cell".
     """
 
-    def __init__(self, experiment: Experiment, found: Found, seeds: Sequence[int], rounds: int) -> None:
-        self.experiment, self.rounds = experiment, rounds
+    def __init__(
+        self,
+        experiment: Experiment,
+        found: Found,
+        seeds: Sequence[int],
+        rounds: int,
+        diverged: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.experiment, self.rounds, self.diverged = experiment, rounds, diverged or {}
         self._results: Found = {}
         self.wanted: dict[str, int] = {}
         for cell in experiment.cells:

@@ -117,6 +117,8 @@ def _sections(evidence: Evidence) -> list[str]:
         for group in GROUPS:
             paper, found = paper_figure(case, group), differences(evidence, case, group)
             figures = [MISSING if one is None else f"{paper + one:.1f} ({signed(one)})" for one in found]
+            if found.theirs is None and f"{case.theirs}/{case.cell.name}" in evidence.diverged:
+                figures[1] = "diverged"
             settings = in_words(dict(case.settings)) if group == GROUPS[0] else "the same"
             body.append([case.title, case.cell.title, group, *figures, f"{paper:.1f}", found.word, settings])
     headings = ["method", "federation", "clients", "ours", "as FL-bench", "paper", "", "settings as FL-bench"]

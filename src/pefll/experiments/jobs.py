@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from pefll.core.wording import counted
+from pefll.data import DATASETS
 from pefll.experiments.results import Result
 from pefll.experiments.table1 import Job
 from pefll.experiments.timing import has_rounds
@@ -83,7 +86,7 @@ def is_same_run(job: Job, other: Job) -> bool:
 
 
 def merged(jobs: Iterable[Job]) -> list[Job]:
-    """Return each training run once, with the measures and evaluations of all jobs that it serves."""
+    """Return each training run once, with the measures, evaluations and experiments of all jobs that it serves."""
     found: list[Job] = []
     for job in jobs:
         twin = next((place for place, other in enumerate(found) if is_same_run(job, other)), None)
@@ -93,7 +96,9 @@ def merged(jobs: Iterable[Job]) -> list[Job]:
         other = found[twin]
         evaluations = [*other.evaluations, *(one for one in job.evaluations if one not in other.evaluations)]
         found[twin] = other._replace(
-            measures=tuple(dict.fromkeys((*other.measures, *job.measures))), evaluations=tuple(evaluations)
+            measures=tuple(dict.fromkeys((*other.measures, *job.measures))),
+            evaluations=tuple(evaluations),
+            experiments=tuple(dict.fromkeys((*other.experiments, *job.experiments))),
         )
     return found
 
@@ -119,3 +124,18 @@ def evaluated(run: Run, settings: dict[str, Any], console: Console | None = None
         "accuracy": {"best": best, "as_trained": run.summary["accuracy"]["best"]},
         "client_counts": counts_of(sums, run.summary["num_seen"]) if len(clients) <= COUNTED_CLIENTS else None,
     }
+
+
+def absent_data(jobs: Sequence[Job], data_dir: Path) -> list[str]:
+    """Return the names of the data sets that jobs need and `data_dir` lacks."""
+    needed = dict.fromkeys(job.cell.data for job in jobs)
+    return [name for name in needed if not DATASETS[name].embedded and not DATASETS[name].found(data_dir)]
+
+
+def absent_data_words(jobs: Sequence[Job], data_dir: Path) -> str:
+    """Return a sentence about absent data; "" if there is none."""
+    absent = absent_data(jobs, data_dir)
+    if not absent:
+        return ""
+    runs = counted(sum(job.cell.data in absent for job in jobs), "run")
+    return f"{runs} cannot start: {data_dir} lacks {', '.join(absent)}. Get data with `pefll data get {absent[0]}`."

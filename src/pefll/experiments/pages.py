@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
         f"Test accuracy in % after {_rounds(evidence)}, at the round with the best validation accuracy of seen "
         "clients. Mean ± standard deviation over seeds; the paper's in brackets.",
     ]
+    if evidence.diverged:
+        lines += ["", diverged_words(evidence.diverged)]
     for table in experiment.panels:
         lines += ["", f"## {table.title}", "", *_panel(evidence, table)]
     if experiment.sections:
@@ -61,6 +63,12 @@ def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
     if verdicts:
         lines += ["", f"## {experiment.question}", "", *verdict_lines(verdicts)]
     return "\n".join(lines) + "\n"
+
+
+def diverged_words(diverged: Mapping[str, Sequence[int]]) -> str:
+    """Return a sentence about runs that diverged, by "row/cell"."""
+    listed = [f"{where} (seed {', '.join(map(str, seeds))})" for where, seeds in diverged.items()]
+    return f"These runs diverged and have no figures: {'; '.join(listed)}."
 
 
 def _rounds(evidence: Evidence) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from pefll.core.errors import Diverged, PefllError, unknown
 from pefll.core.progress import say
@@ -19,15 +18,24 @@ from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, compare
+from pefll.experiments.diverged import diverged_seeds, read_diverged, write_diverged
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
-from pefll.experiments.jobs import STEPS, evaluated, is_in_cell, is_result_of, merged, split_settings
+from pefll.experiments.jobs import (
+    STEPS,
+    absent_data,
+    absent_data_words,
+    evaluated,
+    is_in_cell,
+    is_result_of,
+    merged,
+    split_settings,
+)
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import EVALUATION_SECONDS, Speed, estimate, read_trials, speeds
-from pefll.experiments.tune import chunks, delete_checkpoints, in_words, raise_first, tuned_settings
+from pefll.experiments.tune import chunks, delete_checkpoints, raise_first, tuned_settings
 from pefll.methods import METHODS, typed_settings
-from pefll.report.table import duration, new_table
 from pefll.runs.config import Config
 from pefll.runs.federations import federations_of
 from pefll.runs.record import RunFolder, seed_folder
@@ -49,6 +57,7 @@ class TableStatus(NamedTuple):
         left_out: number of results ignored because their settings differ from the chosen ones, by "method/cell"; only
             where no result matches.
         name: of the experiment.
+        diverged: seeds of runs that diverged, by "row/cell"; they are not missing.
     """
 
     jobs: list[Job]
@@ -58,6 +67,7 @@ class TableStatus(NamedTuple):
     rounds: int
     left_out: dict[str, int]
     name: str = "table1"
+    diverged: Mapping[str, Sequence[int]] = {}
 
     def comparison(self) -> Comparison:
         """Return Table 1 from the results so far."""
@@ -65,7 +75,7 @@ class TableStatus(NamedTuple):
 
     def evidence(self, experiment: Experiment) -> Evidence:
         """Return the evidence for an experiment's statements."""
-        return Evidence(experiment, self.found, table1.SEEDS, self.rounds)
+        return Evidence(experiment, self.found, table1.SEEDS, self.rounds, self.diverged)
 
 
 def _table1() -> Experiment:
@@ -95,6 +105,8 @@ def read_status(
     missing: list[Job] = []
     found: Found = {}
     left_out: dict[str, int] = {}
+    diverged: dict[str, Sequence[int]] = {}
+    records = read_diverged(results)
     for cell in experiment.cells:
         for row in experiment.rows:
             if row.method not in METHODS or not row.runs_in(cell):
@@ -109,11 +121,14 @@ def read_status(
             if others:
                 left_out[f"{row.name}/{cell.name}"] = len(others)
             jobs += wanted
+            failed = diverged_seeds(records, wanted[0], rounds) - by_seed.keys()
+            if failed:
+                diverged[f"{row.name}/{cell.name}"] = sorted(failed)
             if row.name in names and cell.name in cells:
-                allowed = row.seeds or seeds
-                missing += [job for job in wanted if job.seed in allowed and job.seed not in by_seed]
+                open_seeds = set(row.seeds or seeds) - by_seed.keys() - failed
+                missing += [job for job in wanted if job.seed in open_seeds]
     known = speeds([*have, *read_trials(results / "tune")])
-    return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name)
+    return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name, diverged)
 
 
 def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:
@@ -163,7 +178,8 @@ def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: E
     if row.settings and not evaluation:  # a row may choose all that was searched
         source = row.name if chosen.keys() <= row.settings.keys() else f"{source}, {row.name}"
     measures = () if experiment.measure is None else (experiment.measure,)
-    return [Job(row.method, cell, seed, training, source, measures, (evaluation,)) for seed in seeds]
+    job = Job(row.method, cell, 0, training, source, measures, (evaluation,), (experiment.name,))
+    return [job._replace(seed=seed) for seed in seeds]
 
 
 # The order of the runs, and the time budget.
@@ -251,51 +267,6 @@ def _share_left(folder: RunFolder, rounds: int) -> float:
     return max(0.02, 1 - max(done, default=0) / max(rounds, 1))
 
 
-def missing_table(status: TableStatus, queue: Sequence[SeedBatch], budget: float | None = None) -> Table:
-    """Return a table of the missing runs in order, with their estimated GPU time.
-
-    Args:
-        status: has the number of missing runs and of rounds.
-        queue: the missing runs, in order.
-        budget: time budget in seconds; runs over budget are listed last. None for no limit.
-    """
-    missing = len(status.missing)
-    table = new_table(
-        f"{counted(missing, 'run')} {'is' if missing == 1 else 'are'} missing, {counted(status.rounds, 'round')} each"
-    )
-    wide = ("settings", "steps/s")
-    for heading in ("cell", "method", "seeds", "settings", "GPU time", "steps/s"):
-        table.add_column(
-            heading, justify="right" if heading == "GPU time" else "left", no_wrap=heading not in wide, overflow="fold"
-        )
-    left = math.inf if budget is None else budget
-    fitting, others = [], []
-    for batch in queue:
-        fits = batch.cut(left)
-        left -= fits.seconds
-        fitting.append(fits)
-        others.append(batch._replace(jobs=batch.jobs[len(fits.jobs) :]))
-    _add_rows(table, fitting, "")
-    if budget is not None:
-        runs, end = sum(len(batch.jobs) for batch in fitting), f"of {duration(budget)}"
-        table.add_row("in budget", "", str(runs), "", duration(budget - left), end, style="bold")
-        _add_rows(table, others, "dim")
-    total = sum(batch.seconds for batch in queue)
-    table.add_row("all", "", str(len(status.missing)), "", duration(total), "", style="bold")
-    return table
-
-
-def _add_rows(table: Table, queue: Sequence[SeedBatch], style: str) -> None:
-    for batch in queue:
-        same: dict[str, list[Job]] = {}
-        for job in batch.jobs:
-            same.setdefault(f"{job.source}: {in_words(job.settings)}" if job.settings else job.source, []).append(job)
-        for settings, jobs in same.items():
-            job, seeds = jobs[0], ",".join(str(job.seed) for job in jobs)
-            words = (job.cell.name, job.method, seeds, settings, duration(len(jobs) * batch.each), batch.basis)
-            table.add_row(*words, style=style)
-
-
 # Training.
 
 Scheduler = Callable[[TableStatus, int, Path], list[SeedBatch]]
@@ -314,6 +285,8 @@ def run_missing(
     **changes: Any,
 ) -> list[str]:
     """Train the missing runs, and write each result as its run ends.
+
+    Runs whose data is absent are left out, with a sentence, if others can start.
 
     Args:
         status: has the missing runs.
@@ -343,12 +316,16 @@ def run_missing(
     def keep(spec: RunSpec, ended: run.Run, measured: dict[str, Any] | None = None) -> None:
         assert spec.folder is not None
         made.append(ended.summary)
-        done = f"{len(made)} of {len(status.missing)} runs done"
+        done = f"{len(made)} of {len(possible or status.missing)} runs done"
         if {} in wanted[spec]:
             done = f"wrote {collect(spec.folder, results, measured)}: {done}"
         say(console, done)
 
-    pending = status
+    absent = absent_data(status.missing, data_dir)
+    possible = [job for job in status.missing if job.cell.data not in absent]
+    if absent and possible:
+        say(console, absent_data_words(status.missing, data_dir))
+    pending = status._replace(missing=possible or status.missing)
     while pending.missing:
         queue = scheduler(pending, at_once, out)
         jobs = next((fits for batch in queue if (fits := batch.cut(ends - time.monotonic()).jobs)), ())
@@ -370,6 +347,7 @@ def run_missing(
             assert spec.folder is not None
             if isinstance(outcome, Diverged):
                 failures.append(f"{spec.title}: {outcome}")
+                say(console, f"wrote {write_diverged(spec, outcome, results)}; delete it to train this run again")
             elif isinstance(outcome, run.Run):
                 # Only after all runs of the batch: measuring needs the device.
                 if measures:

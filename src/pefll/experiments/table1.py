@@ -96,6 +96,7 @@ class Job(NamedTuple):
         measures: additional measurements of the run as trained.
         evaluations: personal hyper-parameters, such as steps on the device. The trained run is evaluated with each of
             them, and each has its own result. {} is the run as trained.
+        experiments: names of those that need the run.
     """
 
     method: str
@@ -105,6 +106,7 @@ class Job(NamedTuple):
     source: str
     measures: tuple[Measure, ...] = ()
     evaluations: tuple[dict[str, Any], ...] = ({},)
+    experiments: tuple[str, ...] = ()
 
 
 # The paper uses 5% of the clients per round, but 5 clients for FEMNIST. Both columns of writers use 5 here.
