@@ -71,7 +71,7 @@ def test_a_model_that_would_be_mapped_wrongly_is_refused():
     federation = ragged(shape=(1, 8, 8))
     settings = {"rounds": 1, "local_steps": 1, "clients_per_round": 2, "processes": 1}
     with pytest.raises(
-        PefllError, match=r"cannot map the model Strided .* depends on the memory layout.*engine='serial'.*PEFLL-E010"
+        PefllError, match=r"cannot map the model Strided .* mapping changes its scores.*engine='serial'.*PEFLL-E010"
     ):
         fit(federation, "fedavg", model=Strided(), engine="vector", **settings)
     assert fit(federation, "fedavg", model=Strided(), engine="serial", **settings).summary["rounds"] == 1

@@ -232,7 +232,7 @@ def test_the_tasks_that_a_method_lists_are_those_that_it_asks_for(method, tmp_pa
 def test_a_server_cannot_ask_for_what_a_client_keeps(tmp_path):
     """kNN-Per's memory is features and labels of all samples; FedRep's head stays with the client."""
     for method, task in (("knn-per", "remember"), ("fedrep", "fit_head"), ("pefll-prior", "with_shares")):
-        with pytest.raises(BadMessage, match="nothing that a client"):
+        with pytest.raises(BadMessage, match="has no such client task"):
             task_of(setting(tmp_path, method).agreement.build(), task)
 
 
@@ -245,8 +245,8 @@ def test_what_a_client_keeps_goes_only_where_the_method_puts_it(tmp_path):
     for task in ("train", "join_in"):
         refusal, tensors = ask(here, task, ["round-1-0:0"], keep="round-2-0")
         assert refusal == (
-            f"refuses to use what it keeps as 'theta' of '{task}': only the arguments that PFedMe names in "
-            "`kept_arguments` may be kept ones [PEFLL-P013]"
+            f"refuses to use kept tensors as 'theta' of '{task}': PFedMe does not name this argument in "
+            "`kept_arguments` [PEFLL-P013]"
         )
         assert not tensors
     refusal, tensors = ask(here, "train", [theta, "round-1-0:0"])

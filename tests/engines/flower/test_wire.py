@@ -107,12 +107,12 @@ def test_truths_are_0_or_1_whatever_was_sent():
     ("text", "words"),
     [
         ('[["a", "<f4", [3]]]', "8 bytes as a tensor of shape"),
-        ('[["a", "<f4", [1]]]', "8 bytes of numbers where its list says 4"),
-        ("[]", "8 bytes of numbers where its list says 0"),
+        ('[["a", "<f4", [1]]]', "8 bytes of numbers, but its list says 4"),
+        ("[]", "8 bytes of numbers, but its list says 0"),
         ('[["a", "<f4", [1]], ["b", "<f4", [2]]]', "4 bytes as a tensor of shape"),
-        ('[["a", "<f2", [4]]]', "never asked for"),
-        ('[["a", "|O", [1]]]', "never asked for"),
-        ('[["a", ">f4", [2]]]', "sent >f4 numbers, which are never asked for"),
+        ('[["a", "<f2", [4]]]', "which no message has"),
+        ('[["a", "|O", [1]]]', "which no message has"),
+        ('[["a", ">f4", [2]]]', "sent numbers of type >f4, which no message has"),
         (
             f"[{', '.join(f'[{chr(34)}{n}{chr(34)}, {chr(34)}<f4{chr(34)}, [0]]' for n in range(1025))}]",
             "sent 1,025 tensors",
@@ -132,7 +132,7 @@ def test_truths_are_0_or_1_whatever_was_sent():
         (b"[]", "too long"),
         ('[["a", "<f4", [2]], ["b", "<f4", [0, 99999999999999999999999999]]]', "cannot be read"),
         ('[["a", "<f4", [2, 1, 1, 1, 1, 1, 1, 1, 1]]]', "cannot be read"),
-        ('[["a", "<f4", [2]], ["b", "<f4", [0, 4611686018427387903, 4611686018427387903]]]', "which cannot be"),
+        ('[["a", "<f4", [2]], ["b", "<f4", [0, 4611686018427387903, 4611686018427387903]]]', "which is impossible"),
     ],
 )
 def test_tensors_that_are_not_what_the_list_says_are_refused(text, words):
@@ -148,18 +148,18 @@ def record(**changes):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (RecordDict(), "no message of pefll"),
-        (RecordDict({"surprise": record()}), "no message of pefll"),
-        (RecordDict({RECORD: ArrayRecord()}), "no message of pefll"),
-        (RecordDict({RECORD: ConfigRecord({"header": "{}"})}), "no message of pefll"),
-        (RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "{}"})}), "no message of pefll"),
-        (RecordDict({RECORD: record(more=1)}), "no message of pefll"),
-        (RecordDict({RECORD: record(numbers="text")}), "no message of pefll"),
-        (RecordDict({RECORD: record(numbers=[b"1", b"2"])}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.2": ConfigRecord({"numbers": b""})}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"numbers": 3})}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"x": b""})}), "no message of pefll"),
-        (RecordDict({RECORD: record(), f"{RECORD}.1": ArrayRecord()}), "no message of pefll"),
+        (RecordDict(), "not a pefll message"),
+        (RecordDict({"surprise": record()}), "not a pefll message"),
+        (RecordDict({RECORD: ArrayRecord()}), "not a pefll message"),
+        (RecordDict({RECORD: ConfigRecord({"header": "{}"})}), "not a pefll message"),
+        (RecordDict({RECORD: ConfigRecord({"format": FORMAT, "header": "{}"})}), "not a pefll message"),
+        (RecordDict({RECORD: record(more=1)}), "not a pefll message"),
+        (RecordDict({RECORD: record(numbers="text")}), "not a pefll message"),
+        (RecordDict({RECORD: record(numbers=[b"1", b"2"])}), "not a pefll message"),
+        (RecordDict({RECORD: record(), f"{RECORD}.2": ConfigRecord({"numbers": b""})}), "not a pefll message"),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"numbers": 3})}), "not a pefll message"),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ConfigRecord({"x": b""})}), "not a pefll message"),
+        (RecordDict({RECORD: record(), f"{RECORD}.1": ArrayRecord()}), "not a pefll message"),
         (RecordDict({RECORD: record(header="not json")}), "header that cannot be read"),
         (RecordDict({RECORD: record(header="[]")}), "header that cannot be read"),
         (RecordDict({RECORD: record(header="{" + " " * 70000)}), "too long"),
@@ -167,7 +167,7 @@ def record(**changes):
         (RecordDict({RECORD: record(header='{"a":' + "[" * 40 + "]" * 40 + "}")}), "more than 32 lists inside one"),
         (
             RecordDict({RECORD: record()} | {f"{RECORD}.{n}": ConfigRecord({"numbers": b"1"}) for n in range(1, 4097)}),
-            "sent numbers in 4,097 pieces where 4,096 are the most",
+            "sent 4,097 pieces of numbers, but at most 4,096 are allowed",
         ),
     ],
 )
@@ -215,7 +215,7 @@ def test_a_client_does_only_what_its_method_has_for_clients(tmp_path):
     method = setting(tmp_path).agreement.build()
     assert task_of(method, "adapt")
     for name in ("init", "round", "step", "problem", "_clipped", "__class__", "nothing", "phi"):
-        with pytest.raises(BadMessage, match="nothing that a client"):
+        with pytest.raises(BadMessage, match="has no such client task"):
             task_of(method, name)
 
 
@@ -310,12 +310,12 @@ def test_lists_and_names_count_as_bytes_and_empty_pieces_are_no_message():
     content = pack({"a": 1}, {})
     content[RECORD]["format"] = [0.5] * 1000
     assert bytes_of(content) > 8000
-    with pytest.raises(BadMessage, match="speaks a format of another kind"):
+    with pytest.raises(BadMessage, match="uses an unknown format"):
         header_of(content)
     content = pack({"a": 1}, {})
     for place in range(1, 5):
         content[f"{RECORD}.{place}"] = ConfigRecord({"numbers": b""})
-    with pytest.raises(BadMessage, match="no message of pefll"):
+    with pytest.raises(BadMessage, match="not a pefll message"):
         header_of(content)
 
 
@@ -329,11 +329,11 @@ def test_brackets_in_names_are_no_lists():
 @pytest.mark.parametrize(
     ("header", "tensors", "words"),
     [
-        ({"name": "x" * 70_000}, {}, r"message's header is 65,536 bytes at most, and 70,011 were.*PEFLL-F449"),
-        ({}, {"x" * 70_000: torch.zeros(1)}, r"message's list of tensors is 65,536 bytes.*PEFLL-F449"),
-        ({}, {str(n): torch.zeros(()) for n in range(1025)}, r"1,024 tensors at most, and 1,025 were.*PEFLL-F447"),
+        ({"name": "x" * 70_000}, {}, r"header of a message can have at most 65,536 bytes, but 70,011 were.*PEFLL-F449"),
+        ({}, {"x" * 70_000: torch.zeros(1)}, r"list of tensors of a message can have at most 65,536 bytes.*PEFLL-F449"),
+        ({}, {str(n): torch.zeros(()) for n in range(1025)}, r"at most 1,024 tensors, but 1,025 were.*PEFLL-F447"),
         ({}, {"0": torch.zeros(2, dtype=torch.float16)}, r"of float16 with 1.*PEFLL-F448"),
-        ({}, {"0": torch.zeros([1] * 9)}, r"to 8 axes, and one of float32 with 9.*PEFLL-F448"),
+        ({}, {"0": torch.zeros([1] * 9)}, r"to 8 axes, but one of float32 with 9.*PEFLL-F448"),
         ({"a": eval("[" * 40 + "]" * 40)}, {}, r"most 32 lists.*PEFLL-F450"),
     ],
 )
@@ -346,27 +346,27 @@ def test_what_nobody_would_read_is_not_written(header, tensors, words):
 def test_more_pieces_than_anybody_would_read_are_not_written(monkeypatch):
     monkeypatch.setattr(message, "PIECE_BYTES", 1)
     header_of(pack({}, {"0": torch.zeros(1024)}))
-    with pytest.raises(PefllError, match=r"4,096 bytes of numbers at most, and 4,100 were.*PEFLL-F451"):
+    with pytest.raises(PefllError, match=r"at most 4,096 bytes of numbers, but 4,100 were.*PEFLL-F451"):
         pack({}, {"0": torch.zeros(1025)})
 
 
 @pytest.mark.parametrize("counts", [[1, 2], [1, 2, -3], [1, 2, 3.0], [True, 2, 3], [1, 2, 1 << 50], "123", {}])
 def test_numbers_of_samples_that_cannot_be_are_refused(counts):
     assert hello_of(pack({"name": "ann", "counts": [1, 0, 3]}, {}))["counts"] == [1, 0, 3]
-    with pytest.raises(BadMessage, match="numbers of samples that cannot be"):
+    with pytest.raises(BadMessage, match="impossible numbers of samples"):
         hello_of(pack({"name": "ann", "counts": counts}, {}))
 
 
 @pytest.mark.parametrize(
     ("score", "declared", "words"),
     [
-        ((5.0, 6.0, 5.0, 1.0), None, "6 right among 5 samples"),
-        ((5.0, 4.0, 6.0, 1.0), None, "6 right among 5 samples"),
-        ((5.0, -1.0, 5.0, 1.0), None, "-1 right, which is no count"),
-        ((-5.0, 0.0, 0.0, 1.0), None, "-5 samples, which is no count"),
-        ((5.5, 4.0, 4.0, 1.0), None, "5.5 samples, which is no count"),
-        ((5.0, 4.0, 3.5, 1.0), None, "3.5 right among its own classes, which is no count"),
-        ((5.0, 4.0, 4.0, 1.0), 4, "5 samples, having said that it has 4"),
+        ((5.0, 6.0, 5.0, 1.0), None, "6 correct among 5 samples"),
+        ((5.0, 4.0, 6.0, 1.0), None, "6 correct among 5 samples"),
+        ((5.0, -1.0, 5.0, 1.0), None, "-1 correct, which is not a count"),
+        ((-5.0, 0.0, 0.0, 1.0), None, "-5 samples, which is not a count"),
+        ((5.5, 4.0, 4.0, 1.0), None, "5.5 samples, which is not a count"),
+        ((5.0, 4.0, 3.5, 1.0), None, "3.5 correct among its own classes, which is not a count"),
+        ((5.0, 4.0, 4.0, 1.0), 4, "5 samples, but said that it has 4"),
     ],
 )
 def test_scores_that_no_samples_can_have_are_refused(score, declared, words):
@@ -377,5 +377,5 @@ def test_scores_that_no_samples_can_have_are_refused(score, declared, words):
 
 def test_who_introduces_himself_sends_no_numbers():
     assert hello_of(pack({"name": "ann"}, {})) == {"name": "ann"}
-    with pytest.raises(BadMessage, match="where 65,536 are the most"):
+    with pytest.raises(BadMessage, match="but at most 65,536 are allowed"):
         hello_of(pack({"name": "ann"}, {"0": torch.zeros(20_000)}))
