@@ -221,7 +221,7 @@ def test_a_broken_compiler_counts_as_none(ending, forgetful, monkeypatch, tmp_pa
 
 def test_a_compiler_that_is_named_must_be_there(forgetful, monkeypatch):
     monkeypatch.setenv("PEFLL_CC", "gcc -m64")
-    with pytest.raises(PefllError, match=r"there: gcc -m64.*PEFLL-E004"):
+    with pytest.raises(PefllError, match=r"does not exist: gcc -m64.*PEFLL-E004"):
         pooled.works()
 
 
