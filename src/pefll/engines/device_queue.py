@@ -93,7 +93,7 @@ class DeviceQueue:
     Attributes:
         works_on: whether the device works while the host does something else.
         turn: makes a context in which the engine is used. On a GPU the context gives each engine its own stream.
-        beside: makes a context for work that later rounds do not wait for. On a GPU it runs at the same time as they.
+        beside: makes a context for work that later rounds do not wait for. On a GPU both run at the same time.
     """
 
     works_on = False

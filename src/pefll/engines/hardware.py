@@ -131,7 +131,7 @@ def check_memory(
     clients_per_round: int,
     runs: int = 1,
 ) -> None:
-    """Raise PefllError if `runs` simultaneous runs clearly need too much memory. The check builds no network.
+    """Raise PefllError if `runs` simultaneous runs clearly need too much memory. The check allocates no weights.
 
     `settings` are the method's hyper-parameters that differ from the defaults.
     """

@@ -18,7 +18,7 @@ from pefll.models.check import alike, some_sample, some_weights
 
 @contextmanager
 def explain_unmappable(problem: Problem) -> Iterator[None]:
-    """Raise PefllError if the block fails only because the model cannot be mapped: one client can run it."""
+    """Raise PefllError if the `with` block fails because the model cannot be mapped, though one client can run it."""
     try:
         yield
     except (PefllError, torch.OutOfMemoryError):
@@ -38,7 +38,7 @@ def explain_unmappable(problem: Problem) -> Iterator[None]:
 def check_mapped(problem: Problem) -> None:
     """Raise PefllError if the mapped model gives other scores than the model of one client.
 
-    An example is torch.as_strided, which depends on the memory layout. vmap changes the layout, and nothing fails.
+    torch.as_strided is an example: its result depends on the memory layout, which vmap changes without an error.
     """
     model = problem.model
     weights = [0.2 * some_weights(model, which) for which in range(2)]

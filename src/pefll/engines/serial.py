@@ -1,4 +1,4 @@
-"""The serial engine: it runs one client after another in each process. Results of other engines are compared with it.
+"""The serial engine: it runs one client after another in each process. It is the reference for the other engines.
 
 On a CPU it is the fastest engine, except for small models.
 """

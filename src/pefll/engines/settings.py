@@ -89,7 +89,7 @@ class EngineSettings:
     """Changes the settings when the first engine opens, and restores them when the last engine closes.
 
     It does so for the process and for each thread. The thread that opened an engine should close it. If another thread
-    closes it, the opening thread's settings are restored only when that thread closes its next engine.
+    closes it, the opening thread gets its settings back only when it closes another engine of its own.
     """
 
     _found: ClassVar[DeviceSettings | None] = None
@@ -105,8 +105,7 @@ class EngineSettings:
         Args:
             engine: the engine that opens.
             precision: see `DeviceSettings.of_engines`.
-            keep_memory: whether to call `keep_freed_memory`. It is not worth it for an engine that is open for
-                milliseconds.
+            keep_memory: whether to call `keep_freed_memory`; useless for engines that are open for milliseconds.
         """
         with process.lock:
             if cls._open and of_products.PRODUCTS[of_products.current()] != of_products.PRODUCTS[precision]:

@@ -30,7 +30,7 @@ from pefll.engines.mapping import check_mapped, explain_unmappable
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 
-# Evaluation maps several clients at once. These limit their total number of samples (with padding) and of parameters.
+# Evaluation maps several clients at once. Together they have about this many samples (with padding) and parameters.
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
 PARAMETERS_AT_ONCE = 1 << 28
 CLIENTS_AT_ONCE = 65_535  # the limit of a CUDA grid's second axis

@@ -111,7 +111,8 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
 
 def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
     """Return a method's function for one client; BadMessage if `name` is not such a function."""
-    # If a method has `client_tasks`, a server can ask for no other function. kNN-Per has one that returns samples.
+    # If a method has the list `client_tasks`, a server can ask only for those functions. Another function may return
+    # private data: kNN-Per's `remember` returns features and labels of all samples.
     listed = name in getattr(method, "client_tasks", (name,))
     task = getattr(method, name, None) if listed and name.isidentifier() and not name.startswith("_") else None
     if not callable(task) or _first_parameter(getattr(task, "__func__", task), hasattr(task, "__self__")) != "client":

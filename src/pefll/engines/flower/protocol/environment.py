@@ -9,7 +9,7 @@ from pefll.core.errors import PefllError
 
 PIECE = "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"
 _PIECE_BYTES = 5 << 20  # Flower's own default
-# The smallest value of each variable. Of a smaller piece, most bytes would be its name.
+# The smallest value of each variable. If a piece were smaller, most of its bytes would be its name.
 _LEAST = {PIECE: 1024, "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": 1, "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": 1}
 
 

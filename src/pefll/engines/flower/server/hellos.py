@@ -34,7 +34,7 @@ class Hellos:
     def __init__(self, grid: Any, agreement: str, terms: Terms, report: Report) -> None:
         self._grid, self._terms, self._report = grid, terms, report
         self._header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "cache": "", "agreement": agreement}
-        # Failures in a row, by node. Never remove a node, even if it answers or leaves: the server would wait again.
+        # Failures in a row, by node. Never remove a node, even if it answers or leaves: else the server waits again.
         self._failures: dict[int, int] = {}
         self._ask_at: dict[int, float] = {}
         self._waiting: dict[str, int] = {}  # nodes that were asked again, by the name of the message
