@@ -65,8 +65,7 @@ def fused(module: nn.Module) -> nn.Module:
     innermost = not any(_normalises(node, module) for node in graph.nodes)
     _chain_blocks(graph, module, innermost)
     _replace_views(graph)
-    # The result is a copy of the module with another `forward`. A GraphModule would lose unused parameters, and would
-    # order the others differently.
+    # Copy the module and replace `forward`. A GraphModule would lose unused parameters and the parameters' order.
     result = copy.copy(module)
     result.forward = types.MethodType(type(fx.GraphModule(module, graph)).forward, result)
     return result
@@ -94,10 +93,9 @@ def _fuse_convolution(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool
 
 
 def _chain_blocks(graph: fx.Graph, module: nn.Module, innermost: bool) -> None:
-    """Join consecutive blocks into one `conv_chain`, and set `feeds_convolution` of each chain and each other block.
+    """Join consecutive blocks into a `conv_chain` if nothing else reads their outputs, and set `feeds_convolution`.
 
-    Blocks are joined if nothing else reads the output of the first. `innermost` says whether channels may be innermost
-    between blocks.
+    `innermost` says whether channels may be innermost between blocks.
     """
     for node in list(graph.nodes):
         chain = [node]
@@ -172,12 +170,9 @@ def _operands(graph: fx.Graph, node: fx.Node, layer: nn.Module | None, found: di
 
 
 def _followers(node: fx.Node, module: nn.Module, pools: bool) -> tuple[list[fx.Node], bool, int]:
-    """Return a node and the ReLU and pooling nodes after it, whether there is a ReLU, and the pooling side.
-
-    Each of these nodes must be the only reader of the node before.
-    """
+    """Return a node with the ReLU and pooling nodes after it, whether there is a ReLU, and the pooling side."""
     chain, relu, pool = [node], False, 1
-    while len(chain[-1].users) == 1:
+    while len(chain[-1].users) == 1:  # nothing else may read the output of a node in the chain
         user = next(iter(chain[-1].users))
         if _is_relu(user, module):
             relu = True

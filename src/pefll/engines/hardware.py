@@ -26,7 +26,7 @@ from pefll.engines.workers import can_fork
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 
-SMALL_FLOPS = 10_000_000  # a model with fewer operations in `forward_flops` is small
+SMALL_FLOPS = 10_000_000  # with fewer operations, the serial engine spends most of its time in Python
 
 
 class Hardware(NamedTuple):
@@ -77,10 +77,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_engine(device: torch.device, problem: Problem) -> str:
-    """Return the engine that `auto` means: vector on a GPU and for small models, else serial.
-
-    With the serial engine, a small model spends most of its time in Python.
-    """
+    """Return the fastest engine, for `auto`: vector on a GPU and for small models, else serial."""
     small = device.type == "cpu" and forward_flops(problem) < SMALL_FLOPS
     return "vector" if device.type == "cuda" or small else "serial"
 

@@ -1,7 +1,4 @@
-"""The serial engine: it runs one client after another in each process. It is the reference for the other engines.
-
-On a CPU it is the fastest engine, except for small models.
-"""
+"""The serial engine: one client after another, in one process per core. It is the reference for other engines."""
 
 from __future__ import annotations
 

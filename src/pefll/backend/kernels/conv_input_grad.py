@@ -23,10 +23,7 @@ def _spread_back(
     PAD: tl.constexpr, POOL: tl.constexpr, SIDE: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the filters [co, ci, kh, kw] as [cell, position, pixel of the block, ci, co].
-
-    The weight is zero if the position does not read the pixel.
-    """
+    """Write filters [co, ci, kh, kw] as [cell, position, pixel, ci, co]; zero if a position does not read a pixel."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     SIZE: tl.constexpr = CELLS_Y * CELLS_X * POOL * POOL * SIDE * SIDE * CI * CO
