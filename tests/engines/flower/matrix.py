@@ -48,7 +48,7 @@ WORDS = {
     "dtype": "sent int64",
     "nan": "NaN or infinity",
     "norm": "times as long as the median",
-    "100mb": "bytes where",
+    "100mb": "bytes, but at most",
     "another-format": "uses format 2, but this server uses 3: upgrade pefll on the client's machine",
     "garbage": "sent a list of tensors that cannot be read",
     "raises": "failed in its app",
