@@ -9,8 +9,8 @@
    and output channels; KH and KW, the sides of a filter; STRIDE; POOL, the side of the pooling windows; RELU, whether
    ReLU follows. No sum depends on memory addresses.
 
-   Rows of filters are padded with zeros to whole vectors. Kernels may read up to SLACK numbers beyond the end of a
-   picture's row. These numbers are multiplied by zeros, or their results are dropped. */
+   Rows of filters are padded with zeros to whole vectors. So kernels may read beyond the end of a row, and up to SLACK
+   numbers beyond the end of a picture. These numbers are multiplied by zeros, or their results are dropped. */
 
 #if defined(__AVX512F__)
 #define LANES 16
