@@ -1,6 +1,6 @@
 """Faster versions of plain functions: kernels, CUDA graphs, precision. Importing this package registers them.
 
-See `pefll.core.reference`. Engines import this package; methods, tasks, data, models and core do not.
+`pefll.core.reference` explains how. Engines import this package. Methods, tasks, data, models and core do not.
 """
 
 from pefll.backend import alone, blocks, fused, keys, lstm, optim, samples, vectors

@@ -1,4 +1,4 @@
-"""Faster derivatives for one client without `torch.func` transforms: ordinary autograd has less overhead."""
+"""Faster derivatives for a single client: outside of `torch.func`, ordinary autograd has less overhead."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def alone() -> bool:
 
 
 def is_constant(x: Tensor) -> bool:
-    """Whether neither autograd nor a transform differentiates with respect to x."""
+    """Whether x is a constant: neither autograd nor a transform differentiates with respect to x."""
     return alone() and not (x.requires_grad and torch.is_grad_enabled())
 
 
 @fast(derivatives.gradient, when=lambda loss, theta, *arguments: is_constant(theta))
 def gradient(loss: Callable[..., Tensor], theta: Tensor, *arguments: Any) -> Tensor:
     """Return the gradient of `loss(theta, *arguments)` with respect to theta, shaped as theta."""
-    with torch.enable_grad():  # the caller may have switched it off to evaluate
+    with torch.enable_grad():  # because the caller may have switched gradients off, to evaluate
         leaf = theta.detach().requires_grad_()
         return _derivative(loss(leaf, *arguments), leaf)
 
 
 def gradients(loss: Callable[..., Tensor], parts: dict[str, Tensor], *arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradient of `loss(parts, *arguments)` with respect to each part, shaped as it."""
+    """Return the gradient of `loss(parts, *arguments)` with respect to each part, shaped as the part."""
     with torch.enable_grad():
         leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
         value = loss(leaves, *arguments)
@@ -57,7 +57,7 @@ def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def _derivative(value: Tensor, leaf: Tensor, cotangent: Tensor | None = None) -> Tensor:
-    """Return the derivative of a value with respect to a leaf, shaped as the leaf; zeros if independent of it."""
+    """Return the derivative of `value` with respect to `leaf`, shaped as the leaf; zeros if there is no dependence."""
     if not value.requires_grad:  # autograd raises an error here; transforms return zeros
         return torch.zeros_like(leaf, requires_grad=False)
     (of_leaf,) = torch.autograd.grad(value, leaf, cotangent, materialize_grads=True)

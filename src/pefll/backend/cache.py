@@ -1,4 +1,4 @@
-"""The folder of compiled machine code: ~/.cache/pefll, or pefll under XDG_CACHE_HOME."""
+"""The cache folder for compiled machine code: ~/.cache/pefll, or pefll under XDG_CACHE_HOME."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder. A user without a home, as in some containers, gets a path that cannot be created."""
+    """Return the cache folder. If the user has no home, as in some containers, the path cannot be created."""
     wanted = Path(os.environ.get("XDG_CACHE_HOME") or "")
     base = wanted if wanted.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return (base if base.is_absolute() else Path(os.devnull)) / "pefll"

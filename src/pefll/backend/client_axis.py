@@ -1,9 +1,9 @@
-"""Operations with a client axis: one kernel for all clients under `torch.func.vmap`.
+"""Operations with a client axis: under `torch.func.vmap`, one kernel computes all clients.
 
-A caller writes for one client. Each operation is a `torch.library` operation with the client axis first. Its vmap rule
-merges mapped axes into that axis, and an autograd function for one client wraps it. It can be differentiated once.
-The kernels are Triton's, and CUDA C++ for first layers. `pefll.backend.blocks` uses torch for the rest: other devices
-and types, grouped and dilated convolutions.
+A caller writes code for one client, and calls an autograd function for one client. That function calls a
+`torch.library` operation, whose first axis is the client axis. The operation's vmap rule merges mapped axes into the
+client axis. There are no second derivatives. The kernels are written in Triton, and in CUDA C++ for first layers. Other
+devices, other types, and grouped or dilated convolutions have no kernels: `pefll.backend.blocks` uses torch for them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from pefll.backend.mapped import (
 )
 from pefll.backend.precision import products
 
-# The backward kernel of a linear layer holds a whole batch and loops over outputs, so both must be small. The last
-# layer of a hypernetwork goes to `pefll.backend.hypernet_linear`, other large layers to cuBLAS.
+# Limits of `linear`, because its backward kernel loads a whole batch at once and loops over outputs. The last layer of
+# a hypernetwork goes to `pefll.backend.hypernet_linear`, and other large layers go to cuBLAS.
 MOST_SAMPLES, MOST_OUTPUTS = 128, 1024
 
-# Kernels count the elements of one client's arrays with 32 bits. The second limit bounds the memory of spread weights.
+# Kernels count the elements of one client's arrays with 32 bits. The second number limits the size of spread weights.
 MOST_ELEMENTS, MOST_SPREAD = 1 << 31, 1 << 22
 
-# Whether kernels also take tensors on a CPU. For tests only: Triton's interpreter (TRITON_INTERPRET=1) is slow, and
+# Whether kernels also accept tensors on a CPU. For tests only: Triton's interpreter (TRITON_INTERPRET=1) is slow, and
 # needs the patches of tests/conftest.py.
 interpreted = False
 
-# The last arguments of a convolution: how to multiply, and its sizes in the order of `Geometry.of`.
+# The last arguments of a convolution: the precision, and the arguments of `Geometry.of` in its order.
 _NUMBERS = "str precision, SymInt stride, SymInt padding, SymInt pool, bool relu"
 
 
 def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether kernels take this tensor: it has this type, and its CUDA device can run them.
+    """Return whether kernels accept this tensor: it has this type, and its CUDA device can run kernels.
 
     PEFLL_KERNELS=0 in the environment switches the kernels off.
     """
@@ -59,7 +59,7 @@ def available(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 @cache
 def _runs_kernels(device: torch.device) -> bool:
-    """Return whether one small kernel runs: Triton or a compiler may be missing, the card or its driver too old."""
+    """Return whether a small test kernel runs. Triton or a compiler may be missing, or GPU or driver may be too old."""
     wanted = os.environ.get("PEFLL_KERNELS", "1") != "0"
     if not wanted or find_spec("triton") is None or torch.version.hip is not None:
         return False
@@ -74,7 +74,7 @@ def _runs_kernels(device: torch.device) -> bool:
                 pointwise.choose(one, one, 1, 1, 1, (1, 1))
                 torch.cuda.synchronize(device)
 
-        # In its own thread, because a vmap around the caller would change the tensors made here.
+        # The attempt runs in a new thread, because a vmap around the caller would change the tensors made here.
         with ThreadPoolExecutor(1) as aside:
             aside.submit(attempt).result()
     except Exception as error:  # noqa: BLE001 - torch's own operations work after any error
@@ -85,8 +85,8 @@ def _runs_kernels(device: torch.device) -> bool:
 
 
 def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int) -> bool:
-    """Return whether `convolve` takes this convolution: square strides, no groups or dilation, pooling by 2 or none."""
-    if x.dtype == torch.bfloat16:  # the previous convolution wrote it
+    """Return whether `convolve` supports this: square strides, no groups or dilation, pooling by 2 or no pooling."""
+    if x.dtype == torch.bfloat16:  # x is the output of another convolution
         return reads_bf16(x.shape, w, stride, padding, dilation, groups, pool)
     return available(x) and _covers(x.shape, w, stride, padding, dilation, groups, pool)
 
@@ -94,11 +94,11 @@ def convolves(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair,
 def reads_bf16(
     shape: Sequence[int], w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, pool: int
 ) -> bool:
-    """Return whether `convolve` takes a bfloat16 input of this shape, [b, ci, h, w], without a copy.
+    """Return whether `convolve` can read a bfloat16 input of this shape, [b, ci, h, w], without a copy.
 
     With bfloat16 products the kernels read a rounded copy of a float32 input. If the previous convolution writes
-    bfloat16, that copy is not needed, and memory traffic halves. Two cases need float32: a copy with one more channel,
-    and first layers, whose kernels round by themselves.
+    bfloat16, that copy is not needed, and memory traffic halves. The input must be float32 in two cases: if the copy
+    needs one more channel, and for first layers, whose kernels round by themselves.
     """
     covered = products() == "bf16" and available(w) and _covers(shape, w, stride, padding, dilation, groups, pool)
     if not covered or shape[1] % 4 != 0:
@@ -110,9 +110,9 @@ def reads_bf16(
 
 
 def writes_bf16(x: Tensor, s: Geometry) -> bool:
-    """Return whether `convolve` of x may write bfloat16; the gradient of its output is then bfloat16 too.
+    """Return whether `convolve` of x may write bfloat16. The gradient of the output is then bfloat16 too.
 
-    The CUDA C++ kernels need a float32 gradient if the gradient of x is wanted: they compute it in TF32.
+    If the gradient of x is wanted, first layers need a float32 gradient: the gradient of x is computed in TF32.
     """
     from pefll.backend.kernels import pictures
 
@@ -124,23 +124,23 @@ def _covers(
 ) -> bool:
     if len(shape) != 4 or shape[0] == 0 or not is_plain(stride, padding, dilation, groups):
         return False
-    # A tile holds all positions of a pooling cell, and all pixels between two neighbouring cells.
+    # All positions of a pooling cell, and all pixels from one cell to the next, must fit into a tile.
     if pool not in (1, 2) or both(stride)[0] * pool not in (1, 2, 4) or w.shape[2] * w.shape[3] > 64:
         return False
     s = Geometry.of(shape, w, stride, padding, pool)
-    channels = s.ci + 1  # the NHWC copy may have one more
+    channels = s.ci + 1  # the NHWC copy may have one more channel
     spread = s.pool**2 * s.co * s.wh * s.ww * channels
     elements = shape[0] * max(s.h * s.w * channels, s.ph * s.pw * s.pool**2 * s.co)
     return spread <= MOST_SPREAD and elements < MOST_ELEMENTS
 
 
 def multiplies(x: Tensor, w: Tensor) -> bool:
-    """Return whether `linear` takes this layer."""
+    """Return whether `linear` supports this layer."""
     fits = x.dim() == 2 and x.shape[1:] == w.shape[1:]
     return available(x) and fits and len(x) <= MOST_SAMPLES and len(w) <= MOST_OUTPUTS
 
 
-# The operations have the client axis first.
+# The operations. Their first axis is the client axis.
 
 
 @custom_op(
@@ -152,7 +152,7 @@ def multiplies(x: Tensor, w: Tensor) -> bool:
 def _convolve(
     x: Tensor, w: Tensor, bias: Tensor | None, channels_first: bool, bf16_out: bool, precision: str, *sizes: Any
 ) -> Any:
-    """Return y [c, b, co, ph, pw] of x [c, b, ci, h, w], and three tensors for the backward pass."""
+    """Return outputs y [c, b, co, ph, pw] for x [c, b, ci, h, w], and three tensors for the backward pass."""
     from pefll.backend.kernels import convolution, pictures
 
     s = Geometry.of(x.shape, w, *sizes)
@@ -181,13 +181,13 @@ def _convolve_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty if not wanted), weights and bias.
 
-    If the forward pass made an NHWC copy of x, x is that copy too. If x was NHWC already, because the previous
-    convolution wrote bfloat16, `nhwc` is empty, and the gradient of x is bfloat16.
+    If the forward pass made an NHWC copy of its input, both `x` and `nhwc` are that copy. If the previous convolution
+    wrote bfloat16, the input was NHWC already. Then `nhwc` is empty, and the gradient of x is bfloat16.
     """
     from pefll.backend.kernels import conv_backward_bf16, conv_input_grad, convolution, pictures
 
     none = g.new_empty((len(g), 0))
-    # The vmap rule expands what clients share; kernels need a row for each client.
+    # If clients share a tensor, the vmap rule expands it without a copy. Kernels need a real row for each client.
     route = route.contiguous()
     if spread.numel():
         dtype = torch.float32 if nhwc.numel() else x.dtype
@@ -201,7 +201,7 @@ def _convolve_backward(
     of_pictures = pictures.takes(s, precision, x.device)
     if of_pictures:
         dw, db = pictures.weight_gradient(g, route, x, s, precision)
-        precision = "tf32"  # for the input's gradient, which a first layer rarely needs
+        precision = "tf32"  # for the input's gradient, which is rarely needed in a first layer
     if wants_input or not of_pictures:
         g = g.permute(0, 1, 3, 4, 2).contiguous()
     if not of_pictures:
@@ -212,7 +212,7 @@ def _convolve_backward(
 
 @custom_op("pefll::linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Return [c, b, o] of x [c, b, i]."""
+    """Return the layer's output [c, b, o] for inputs x [c, b, i]."""
     from pefll.backend.kernels import linear
 
     return linear.forward(_rows(x), packed(w), maybe_packed(bias), relu, products())
@@ -230,7 +230,7 @@ def _linear_backward(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x [c, a, b] with contiguous rows x[i, j]; the strides of the other axes may be any."""
+    """Return x [c, a, b] with contiguous rows x[i, j]. The other axes may have any strides."""
     return x if x.stride(2) == 1 else x.contiguous()
 
 
@@ -244,7 +244,7 @@ def _cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, T
 
 @custom_op("pefll::pixels", mutates_args=())
 def _pixels(rows: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Return samples `rows` [c, b] of x [N, ci, h, w], scaled and shifted per channel, [c, b, ci, h, w]."""
+    """Return samples `rows` [c, b] of x [N, ci, h, w] as [c, b, ci, h, w], scaled and shifted per channel."""
     from pefll.backend.kernels import pointwise
 
     return pointwise.pixels(x, _rows(rows[None])[0], scale, shift).permute(0, 1, 4, 2, 3)
@@ -276,7 +276,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)  # zeros for the other outputs would cost kernels
+        ctx.set_materialize_grads(False)  # else autograd would launch kernels to make zeros for the other outputs
         x, w, nhwc = *inputs[:2], output[2]
         ctx.save_for_backward(nhwc if nhwc.numel() else x, w, *output[1:])
         ctx.numbers = inputs[5:]
@@ -319,7 +319,7 @@ class _Linear(torch.autograd.Function):
 class _CrossEntropyBackward(NoSecondDerivative):
     @staticmethod
     def forward(g: Tensor, gradient: Tensor, scores: Tensor) -> Tensor:
-        del scores  # an argument, so that a second derivative raises an error
+        del scores  # it is an argument only so that a second derivative raises an error
         return g * gradient
 
 
@@ -352,17 +352,17 @@ class _CrossEntropy(torch.autograd.Function):
 def convolve(
     x: Tensor, w: Tensor, bias: Tensor | None, s: Geometry, channels_first: bool = False, bf16_out: bool = False
 ) -> Tensor:
-    """Return the convolution of x [b, ci, h, w] with w [co, ci, kh, kw], pooled, with ReLU.
+    """Return the convolution of x with w, then pooling and ReLU as `s` says, [b, co, ph, pw].
 
     Args:
         x: [b, ci, h, w].
         w: [co, ci, kh, kw].
         bias: [co], or None.
         s: the sizes.
-        channels_first: the memory layout of the output; channels are innermost by default.
-        bf16_out: whether the output, and so its gradient, is bfloat16. This convolution must `writes_bf16` and the next
-            one `reads_bf16`. The factors of all products stay the same. The bias's gradient, a float32 sum, then adds
-            rounded gradients, as it always does in CUDA C++.
+        channels_first: whether channels are outermost in the output's memory; by default they are innermost.
+        bf16_out: whether the output and its gradient are bfloat16. `writes_bf16` must be true for this convolution, and
+            `reads_bf16` for the next one. This changes no factor of any product. The bias's gradient, a float32 sum,
+            then adds rounded gradients, as it always does in CUDA C++.
     """
     numbers = (channels_first, bf16_out, products(), s.stride, s.padding, s.pool, s.relu)
     y: Tensor = apply(_Convolve, x, w, bias, *numbers)[0]
@@ -370,13 +370,13 @@ def convolve(
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Return the linear layer of x [b, i] with w [o, i] and bias [o], with ReLU or without."""
+    """Return a linear layer's output [b, o] for x [b, i], weights w [o, i] and bias [o], with ReLU if `relu`."""
     y: Tensor = apply(_Linear, x, w, bias, relu)
     return y
 
 
 def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean cross-entropy [] of scores [b, classes] with labels y [b], weighted by `weight` [b]."""
+    """Return the mean cross-entropy [] of scores [b, classes] for labels y [b], weighted by `weight` [b]."""
     loss: Tensor = apply(_CrossEntropy, scores, y, weight)[0]
     return loss
 

@@ -8,10 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class FlopCounter(FlopCounterMode):
-    """Counts the floating point operations of a block in its own thread.
+    """Counts the floating point operations of a `with` block, in the thread of the block only.
 
-    torch's counter also counts per module. Its hooks see every module of the process, so other threads would be
-    counted too.
+    torch's counter also counts per module, with hooks on every module of the process. So it would count the operations
+    of other threads too. Here all operations belong to one pretended module.
     """
 
     def __init__(self) -> None:

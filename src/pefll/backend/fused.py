@@ -1,7 +1,7 @@
-"""Rewrites a user's network so that a layer with its pooling and ReLU is one operation.
+"""Rewrites a user's network so that a layer with its pooling and ReLU becomes one operation.
 
-`torch.fx` traces the module. In its graph, convolutions with pooling and ReLU become `conv_block`, and linear layers
-with ReLU become `linear_block`.
+`torch.fx` traces the module. In the graph, convolutions with pooling and ReLU become `conv_block`. Linear layers with
+ReLU become `linear_block`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RELU_METHODS = ("relu", "relu_")
 _POOLS = (F.max_pool2d, torch.max_pool2d)
 _SUMS = (operator.add, torch.add)
 _SUM_METHODS = ("add", "add_")
-# Layers between convolutions that keep channels innermost: elementwise functions, and pooling outside of blocks.
+# These keep channels innermost between convolutions: elementwise functions, and pooling outside of blocks.
 _TRANSPARENT_LAYERS = {
     *{nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.ReLU6},
     *{nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Identity, nn.Dropout, nn.Dropout2d},
@@ -41,7 +41,7 @@ _TRANSPARENT_FUNCTIONS = {
     *{F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d},
 }
 _TRANSPARENT_METHODS = {"tanh", "sigmoid", "mul", "clamp"}
-# Normalisations that are several times slower unless channels are outermost.
+# These normalisations are several times slower if channels are innermost.
 _NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d, nn.LocalResponseNorm)
 _NORMALISES = {F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F.instance_norm, F.local_response_norm}
 
@@ -50,8 +50,9 @@ _NORMALISES = {F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F
 def fused(module: nn.Module) -> nn.Module:
     """Return a module that computes the same as `module` in fewer operations.
 
-    It shares the parameters and buffers, under the same names. A module that cannot be traced, because its code reads
-    values of tensors, or that has hooks, which rewriting would skip, is returned unchanged.
+    The result shares the parameters and buffers, under the same names. Two kinds of modules are returned unchanged:
+    those that cannot be traced, because their code reads values of tensors, and those with hooks, because the rewritten
+    module would skip the hooks.
     """
     graph = trace(module)
     if graph is None:
@@ -64,7 +65,7 @@ def fused(module: nn.Module) -> nn.Module:
     innermost = not any(_normalises(node, module) for node in graph.nodes)
     _chain_blocks(graph, module, innermost)
     _replace_views(graph)
-    # The module itself with another `forward`: a GraphModule would lose unused parameters, and their order.
+    # Copy the module and replace `forward`. A GraphModule would lose unused parameters and the parameters' order.
     result = copy.copy(module)
     result.forward = types.MethodType(type(fx.GraphModule(module, graph)).forward, result)
     return result
@@ -92,7 +93,7 @@ def _fuse_convolution(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool
 
 
 def _chain_blocks(graph: fx.Graph, module: nn.Module, innermost: bool) -> None:
-    """Join blocks that feed only each other into one `conv_chain`, and set `feeds_convolution` of each chain and block.
+    """Join consecutive blocks into a `conv_chain` if nothing else reads their outputs, and set `feeds_convolution`.
 
     `innermost` says whether channels may be innermost between blocks.
     """
@@ -111,7 +112,7 @@ def _chain_blocks(graph: fx.Graph, module: nn.Module, innermost: bool) -> None:
 
 
 def _next_block(node: fx.Node) -> fx.Node | None:
-    """Return the block that directly follows this one and is its only user, or None."""
+    """Return the block that directly follows this node and alone reads its output, or None."""
     follower = node.next
     while follower.op == "get_attr":
         follower = follower.next
@@ -120,7 +121,7 @@ def _next_block(node: fx.Node) -> fx.Node | None:
 
 
 def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
-    """Whether a convolution reads the output, with nothing between that changes the memory layout.
+    """Whether a convolution reads the node's output, directly or after operations that keep the memory layout.
 
     Sums (shortcuts), pooling and elementwise functions keep the layout.
     """
@@ -137,7 +138,7 @@ def _feeds_convolution(node: fx.Node, module: nn.Module) -> bool:
 
 
 def _replace_views(graph: fx.Graph) -> None:
-    """Replace `x.view(...)` by operations that may copy: blocks often put channels innermost."""
+    """Replace `x.view(...)` by operations that may copy. `view` would fail if a block puts channels innermost."""
     for node in graph.nodes:
         sizes = (*node.args[1:], *node.kwargs.values())
         if node.op == "call_method" and node.target in RESHAPES and not isinstance(sizes[0], torch.dtype):
@@ -161,7 +162,7 @@ def _fuse_linear(graph: fx.Graph, node: fx.Node, module: nn.Module) -> bool:
 
 
 def _operands(graph: fx.Graph, node: fx.Node, layer: nn.Module | None, found: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the nodes of input, weight and bias of a layer or a function."""
+    """Return the nodes for the input, weight and bias of a layer or a function."""
     if layer is None:
         return found["input"], found["weight"], found.get("bias")
     bias = None if layer.bias is None else graph.get_attr(f"{node.target}.bias")
@@ -169,9 +170,9 @@ def _operands(graph: fx.Graph, node: fx.Node, layer: nn.Module | None, found: di
 
 
 def _followers(node: fx.Node, module: nn.Module, pools: bool) -> tuple[list[fx.Node], bool, int]:
-    """Return the node with the ReLU and pooling that only it feeds, whether there is a ReLU, and the pooling side."""
+    """Return a node with the ReLU and pooling nodes after it, whether there is a ReLU, and the pooling side."""
     chain, relu, pool = [node], False, 1
-    while len(chain[-1].users) == 1:
+    while len(chain[-1].users) == 1:  # nothing else may read the output of a node in the chain
         user = next(iter(chain[-1].users))
         if _is_relu(user, module):
             relu = True

@@ -20,8 +20,8 @@ class Geometry(NamedTuple):
         co: output channels.
         kh: rows of the kernel.
         kw: columns of the kernel.
-        stride: of the convolution, both ways.
-        padding: of the convolution, on all four sides.
+        stride: stride of the convolution, in rows and in columns.
+        padding: padding of the convolution, on all four sides.
         pool: side and stride of the pooling windows; 1 for no pooling.
         relu: whether ReLU follows.
     """
@@ -47,22 +47,22 @@ class Geometry(NamedTuple):
 
     @property
     def wh(self) -> int:
-        """Input rows that one pooled output depends on."""
+        """Number of input rows that one pooled output depends on."""
         return (self.pool - 1) * self.stride + self.kh
 
     @property
     def ww(self) -> int:
-        """Input columns that one pooled output depends on."""
+        """Number of input columns that one pooled output depends on."""
         return (self.pool - 1) * self.stride + self.kw
 
     @property
     def ph(self) -> int:
-        """Output rows, after pooling."""
+        """Number of output rows, after pooling."""
         return ((self.h + 2 * self.padding - self.kh) // self.stride + 1) // self.pool
 
     @property
     def pw(self) -> int:
-        """Output columns, after pooling."""
+        """Number of output columns, after pooling."""
         return ((self.w + 2 * self.padding - self.kw) // self.stride + 1) // self.pool
 
     @property
@@ -77,6 +77,6 @@ def both(pair: Pair) -> tuple[int, int]:
 
 
 def is_plain(stride: Pair, padding: Pair, dilation: Pair, groups: int) -> bool:
-    """Whether stride and padding are the same both ways, without dilation and groups."""
+    """Whether stride and padding are the same in rows and columns, and there are no dilation and no groups."""
     square = all(len(set(both(pair))) == 1 for pair in (stride, padding))
     return square and both(dilation) == (1, 1) and groups == 1

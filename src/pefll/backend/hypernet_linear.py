@@ -1,4 +1,4 @@
-"""The last linear layer of a hypernetwork: few rows, very many outputs. It runs on the server: no client axis."""
+"""The last linear layer of a hypernetwork: few rows, very many outputs. It runs on the server; no client axis."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pefll.backend import client_axis
 from pefll.backend.mapped import NoSecondDerivative, apply, mapped_over
 from pefll.backend.precision import products
 
-# A tile holds all rows and all inputs; kernels count elements with 32 bits.
+# Limits: all rows and all inputs must fit into one tile, and kernels count elements with 32 bits.
 MOST_ROWS, MOST_INPUTS, MOST_ELEMENTS = 64, 256, 1 << 31
 
 
 def takes(x: Tensor, w: Tensor) -> bool:
-    """Return whether `linear` takes this layer: not mapped, and with more outputs than `client_axis.linear` takes."""
+    """Return whether `linear` supports this layer. It must have too many outputs for `client_axis.linear`."""
     if not client_axis.available(x) or x.dim() != 2 or x.shape[1:] != w.shape[1:] or mapped_over(x) or mapped_over(w):
         return False
     most = max(w.numel(), len(x) * len(w))
@@ -27,7 +27,7 @@ def takes(x: Tensor, w: Tensor) -> bool:
 
 @custom_op("pefll::hypernet_linear", mutates_args=())
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """Return [r, o] of x [r, i]."""
+    """Return the layer's output [r, o] for inputs x [r, i]."""
     from pefll.backend.kernels import hypernet_linear
 
     start = None if bias is None else bias.contiguous()
@@ -38,7 +38,7 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 def _linear_backward(
     g: Tensor, x: Tensor, w: Tensor, wants_input: bool, wants_weights: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weights and bias, each empty if not wanted."""
+    """Return the gradients of x, weights and bias. A gradient that is not wanted is an empty tensor."""
     from pefll.backend.kernels import hypernet_linear
 
     g = g.contiguous()
@@ -48,7 +48,7 @@ def _linear_backward(
 
 
 def _products() -> str:
-    """Return the kind of products. Memory limits the speed here, so bfloat16 would gain nothing: it becomes TF32."""
+    """Return how to multiply. bfloat16 becomes TF32: memory limits the speed, so bfloat16 would gain nothing."""
     return "tf32" if products() == "bf16" else products()
 
 
@@ -77,6 +77,6 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the linear layer of x [r, i] with w [o, i] and bias [o], [r, o]."""
+    """Return the linear layer's output [r, o] for x [r, i], weights w [o, i] and bias [o]."""
     y: Tensor = apply(_Linear, x, w, bias)
     return y

@@ -1,4 +1,4 @@
-"""Keys and random choices of `pefll.core.randomness` with a client axis, one kernel each."""
+"""Faster versions of keys and random choices of `pefll.core.randomness`: one kernel for all clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pefll.core.reference import fast
 
 @custom_op("pefll::key", mutates_args=())
 def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return keys [c] of coordinates [c]."""
+    """Return a key for each client, [c], from coordinates [c]."""
     from pefll.backend.kernels import pointwise
 
     return pointwise.key(root, coordinates, golden, (multiply_1, multiply_2))
@@ -22,7 +22,7 @@ def _key(coordinates: list[Tensor], root: int, golden: int, multiply_1: int, mul
 
 @custom_op("pefll::spread", mutates_args=())
 def _spread(state: Tensor, count: int, golden: int, multiply_1: int, multiply_2: int) -> Tensor:
-    """Return keys [c, keys, count] from keys [c, keys]."""
+    """Return `count` new keys for each key: [c, keys, count] from [c, keys]."""
     from pefll.backend.kernels import pointwise
 
     spread = pointwise.spread(state.reshape(-1).contiguous(), count, golden, (multiply_1, multiply_2))
@@ -46,7 +46,7 @@ for _operation in (_key, _spread, _choose):
 
 
 def _are_on_gpu(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> bool:
-    """Return whether the kernel takes these coordinates: one integer tensor [] on a GPU for each."""
+    """Return whether the kernel supports these coordinates: each must be an int64 tensor [] on a GPU."""
     return bool(coordinates) and all(
         isinstance(one, Tensor) and one.dim() == 0 and client_axis.available(one, torch.int64) for one in coordinates
     )
@@ -58,7 +58,7 @@ def _is_on_gpu(state: Tensor, *rest: Tensor | int) -> bool:
 
 @fast(randomness.key, when=_are_on_gpu)
 def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.device | None = None) -> Tensor:
-    """Return the key [] of coordinates []."""
+    """Return the key [] for coordinates []."""
     tensors = [one.unsqueeze(0) for one in coordinates if isinstance(one, Tensor)]
     made: Tensor = _key(tensors, randomness.root_of(seed, purpose), *randomness.CONSTANTS)
     return made.squeeze(0)
@@ -66,7 +66,7 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
 
 @fast(randomness.spread, when=_is_on_gpu)
 def spread(state: Tensor, count: int) -> Tensor:
-    """Return `count` keys for each key in `state` [...], [..., count]."""
+    """Return `count` new keys for each key in `state` [...]; the result is [..., count]."""
     made: Tensor = _spread(state.reshape(1, -1), count, *randomness.CONSTANTS)
     return made.reshape(*state.shape, count)
 

@@ -1,4 +1,4 @@
-"""vmap rules for operations with a client axis: the mapped axis becomes the client axis."""
+"""vmap rules for operations with a client axis: they merge the mapped axis into the client axis."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pefll.core.errors import PefllError
 def merge_mapped_axis(
     operation: Any, shared: frozenset[int] = frozenset(), written: frozenset[int] = frozenset()
 ) -> None:
-    """Register the vmap rule of an operation whose tensors have the client axis first.
+    """Register the vmap rule of an operation. The first axis of its tensors is the client axis.
 
     Args:
-        operation: takes tensors, lists of tensors, and numbers.
+        operation: its arguments are tensors, lists of tensors, and numbers.
         shared: positions of arguments without a client axis.
-        written: positions of arguments that the operation overwrites; it then returns nothing.
+        written: positions of arguments that the operation overwrites. Such an operation returns nothing.
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -48,17 +48,17 @@ def merge_mapped_axis(
 
 
 def merged(value: Tensor, dim: int | None, mapped: int) -> Tensor:
-    """Return a value [c, ...], mapped over axis `dim` or the same for all, as [mapped * c, ...]."""
+    """Return a value [c, ...] as [mapped * c, ...]. `dim` is its mapped axis; None if it is the same for all."""
     every = value.unsqueeze(0).expand(mapped, *value.shape) if dim is None else value.movedim(dim, 0)
     return every.flatten(0, 1)
 
 
 def merged_view(value: Tensor, dim: int | None) -> Tensor:
-    """Return the same as a view, so that writing to it changes the value."""
+    """Return the same as `merged`, but as a view: writing to the result changes the value."""
     if dim is None:
-        raise PefllError("what all clients share cannot hold each one's result", code="PEFLL-E002")
+        raise PefllError("a tensor that all clients share cannot be overwritten for each client", code="PEFLL-E002")
     every = value.movedim(dim, 0)
-    return every.view(-1, *every.shape[2:])  # `flatten` may copy; `view` fails instead
+    return every.view(-1, *every.shape[2:])  # where `flatten` would copy, `view` fails
 
 
 def unmerged(value: Tensor, mapped: int) -> Tensor:
@@ -68,7 +68,7 @@ def unmerged(value: Tensor, mapped: int) -> Tensor:
 
 
 def mapped_over(value: Tensor) -> frozenset[int]:
-    """Return the levels of the active `vmap`s that map a value, also inside of gradient transforms."""
+    """Return the levels of all active `vmap`s that map a value, also those inside of gradient transforms."""
     levels = set()
     while functorch.is_functorch_wrapped_tensor(value):
         if functorch.is_batchedtensor(value):
@@ -87,7 +87,7 @@ def has_gradient(value: Tensor) -> bool:
 
 
 def packed(x: Tensor) -> Tensor:
-    """Return x [c, ...] with contiguous rows x[i]. A part of parameter vectors [c, D] is not copied."""
+    """Return x [c, ...] with contiguous rows x[i]. Columns of parameter vectors [c, D] are not copied."""
     return x if x[0].is_contiguous() else x.contiguous()
 
 
@@ -107,7 +107,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 class NoSecondDerivative(torch.autograd.Function):
-    """An operation of the backward pass; differentiating it raises PefllError."""
+    """Base class of operations in the backward pass. Differentiating them raises PefllError."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""Faster optimisers: in place for one client alone; on a GPU one kernel per step for all clients."""
+"""Faster optimisers: in-place steps for a single client, and on a GPU one kernel per step for all clients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pefll.methods.optim import SGD, Adam, Moments, as_vector, parts_of
 from pefll.models.network import Parameters
 from pefll.tasks import Classification
 
-# A gradient [D], or its consecutive parts of any shapes.
+# A gradient [D], or a tuple of its consecutive parts, of any shapes.
 Gradient: TypeAlias = Tensor | tuple[Tensor, ...]
 Direction: TypeAlias = Callable[[Tensor, Any], Gradient]
 
 
-# One client alone.
+# A single client, outside of `torch.func` transforms.
 
 
 def _is_alone(function: Any, theta: Tensor, *rest: Any) -> bool:
@@ -37,16 +37,17 @@ def _is_alone(function: Any, theta: Tensor, *rest: Any) -> bool:
 def sgd_alone(
     direction: Direction, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Return the parameters after the steps of one client alone; they are taken in place on a copy."""
+    """Return the parameters after the steps of a single client. The steps change a copy of `theta` in place."""
     theta, velocity = theta.clone(), torch.zeros_like(theta)
     for batch in itertools.islice(batches, None if steps is None else int(steps)):
-        # Joining the parts costs less than a norm and a step for each. The fused step ignores strides.
+        # Joining the parts costs less than a norm and a step for each part. The gradient must be contiguous, because
+        # the fused step ignores strides.
         along = _clipped(_joined(direction(theta, batch)), sgd.clip).contiguous()
         torch_sgd(
             [theta],
             [along],
             [velocity],
-            fused=theta.device.type == "cpu",  # reads memory once instead of four times
+            fused=theta.device.type == "cpu",  # a fused step reads memory once instead of four times
             lr=sgd.lr,
             momentum=sgd.momentum,
             weight_decay=sgd.decay,
@@ -62,11 +63,11 @@ def _joined(gradient: Gradient) -> Tensor:
 
 
 def _clipped(gradient: Tensor, limit: float | None) -> Tensor:
-    """Return the gradient, scaled so that its norm is at most `limit`; most steps return it without a copy."""
+    """Return the gradient, scaled so that its norm is at most `limit`. Most steps need no scaling and no copy."""
     if limit is None:
         return gradient
     factor = limit / (float(torch.linalg.vector_norm(gradient)) + 1e-6)
-    return gradient if factor >= 1 else gradient * factor  # NaN too
+    return gradient if factor >= 1 else gradient * factor  # if the norm is NaN, so is the result
 
 
 # Many clients on a GPU.
@@ -81,14 +82,14 @@ def is_on_gpu(theta: Tensor) -> bool:
 def sgd_on_gpu(
     direction: Direction, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Return the parameters after the steps of mapped clients: one kernel per step, as a CUDA graph if worth it."""
+    """Return the parameters after the steps of mapped clients: one kernel per step, or a CUDA graph of many steps."""
 
     def step(i: Tensor | int, batch: Any, at: Tensor, speed: Tensor | None) -> tuple[Tensor, Tensor]:
         active = None if steps is None else i < steps
-        # The first step must not overwrite the caller's parameters. Later vectors were made here.
+        # The first step must not overwrite the caller's parameters. Later steps overwrite vectors that were made here.
         return sgd_step(at, speed, direction(at, batch), sgd, active, in_place=speed is not None)
 
-    # A graph needs batches that a number on the device selects. Per-FedAvg's pairs of batches are not.
+    # In a graph, an index on the device must select the batch. That does not work for Per-FedAvg's pairs of batches.
     if isinstance(batches, Batches) and recorded.worth_capturing(theta, len(batches)):
         return recorded.repeat(lambda i, *state: step(i, batches.at(i), *state), (theta, None), len(batches))[0]
     velocity: Tensor | None = None
@@ -108,11 +109,11 @@ def sgd_step(
     """Return parameters and velocity [D] after one step.
 
     Args:
-        theta: [D].
+        theta: parameters [D].
         velocity: [D]; None for zeros, before the first step.
-        gradient: [D], or parts of it.
+        gradient: [D], or a tuple of its parts.
         sgd: hyper-parameters.
-        active: bool [], whether the parameters move; None if they do.
+        active: bool [], whether the step changes the parameters; None for yes.
         in_place: whether the parameters and the velocity may be overwritten.
     """
     if client_axis.available(theta):
@@ -129,11 +130,11 @@ def sgd_step_by_kernel(theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: S
     return vectors.sgd(theta, velocity, (gradient,), None, *sgd)
 
 
-# Steps on the loss of a problem, with a gradient in parts.
+# Steps on the loss of a problem. The gradient comes in parts: one tensor for each parameter.
 
 
 def _is_problem_loss(loss: Any) -> bool:
-    """Whether a loss is `Problem.loss` itself, not a function or an override of a user."""
+    """Whether a loss is `Problem.loss` itself, and not a user's function or override."""
     return isinstance(getattr(loss, "__self__", None), Problem) and loss.__func__ is Problem.loss
 
 
@@ -141,7 +142,7 @@ def _is_problem_loss(loss: Any) -> bool:
 def sgd_on_loss_alone(
     loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Return the parameters after the steps of one client alone, with gradients in parts."""
+    """Return the parameters after the steps of a single client, with gradients in parts."""
     problem: Problem = loss.__self__
     return sgd_alone(
         lambda at, batch: gradients(problem.loss, problem.model.in_parts(at), batch), theta, batches, sgd, steps
@@ -152,7 +153,7 @@ def sgd_on_loss_alone(
 def sgd_on_loss_on_gpu(
     loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
 ) -> Tensor:
-    """Return the parameters after the steps of mapped clients, with gradients in parts if kernels take so many."""
+    """Return the parameters after the steps of mapped clients, with gradients in parts if there are not too many."""
     problem: Problem = loss.__self__
     return sgd_on_gpu(lambda at, batch: gradient_in_parts(problem, at, batch), theta, batches, sgd, steps)
 
@@ -167,10 +168,10 @@ def gradient_in_parts(problem: Problem, theta: Tensor, batch: Any) -> Gradient:
 
 
 def _problem_gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
-    """Return the gradient of a problem's loss, in the form of the parameters; a kernel only for cross-entropy."""
+    """Return the gradient of a problem's loss, in parts if `parameters` are. Only cross-entropy has a kernel."""
     if type(problem.task) is not Classification:
         return torch.func.grad(problem.loss)(parameters, batch)
-    # Starts with the gradient of the scores. Starting at the loss would launch two more kernels, for a factor of 1.
+    # Start with the gradient of the scores. Starting with the loss would launch two more kernels, to multiply by 1.
     scores, pull_back = torch.func.vjp(lambda at: problem.model(at, batch.x), parameters)  # type: ignore[misc]
     (of_parameters,) = pull_back(client_axis.cross_entropy_gradient(scores, batch.y, batch.weight))
     return of_parameters
@@ -188,7 +189,7 @@ def gradient_of_problem(loss: Any, theta: Tensor, *arguments: Any) -> Tensor:
     return of_theta
 
 
-# The server.
+# Steps on the server.
 
 
 def _all_parts(gradients: tuple[Parameters, ...]) -> tuple[Tensor, ...]:
@@ -202,7 +203,7 @@ def _norm_takes(*gradients: Parameters) -> bool:
 
 @fast(optim.norm, when=_norm_takes)
 def norm(*gradients: Parameters) -> Tensor:
-    """Return the norm [] of gradients as one vector, by one kernel."""
+    """Return the norm [] of all gradients joined to one vector, with one kernel."""
     return vectors.norm(_all_parts(gradients))
 
 
@@ -220,7 +221,7 @@ def adam(
     settings: Adam,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Moments]:
-    """Return parameters and moments after one step of Adam, by one kernel; in place if the engine allows it."""
+    """Return parameters and moments after one step of Adam, with one kernel; in place if the engine allows it."""
     along = parts_of(gradient)
     if not vectors.splits(parameters, len(along)):
         along = (as_vector(gradient),)

@@ -1,7 +1,7 @@
-"""The precision of float32 products in our GPU kernels: one setting for the whole process.
+"""The precision with which our GPU kernels multiply float32 numbers: one setting for the whole process.
 
 Tensor cores multiply numbers rounded to TF32 (10 bits after the point) or bfloat16 (7 bits). For `float32`, kernels
-split each number into two TF32 parts: three products of parts give the float32 product to its last bits.
+split each number into two TF32 numbers. The sum of three products of these is the float32 product to its last bits.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def current() -> str:
 
 
 def products() -> str:
-    """Return the kind of products that kernels use: tf32x3, tf32 or bf16."""
+    """Return how kernels multiply: tf32x3 (three TF32 products), tf32 or bf16."""
     return PRODUCTS[_current]

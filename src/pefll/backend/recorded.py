@@ -14,10 +14,10 @@ from torch import Tensor
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
-# Below this, a graph does not pay off: capturing already calls the step three times from Python.
+# With fewer repetitions a graph saves no time, because capturing calls the step three times from Python.
 MIN_REPETITIONS = 16
 
-# These first steps launch every kernel variant; see `few_in_warm_up`.
+# This many first steps launch every kernel variant; see `few_in_warm_up`.
 WARM_UP_STEPS = 4
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _overwrites: ContextVar[bool] = ContextVar("overwrites", default=False)
 
 @contextmanager
 def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Capture the work of the block in a graph, on a stream.
+    """Capture the GPU work of the `with` block in a graph, on a stream.
 
     The garbage collector is off during the capture. It might free another graph, which would break the capture.
     """
@@ -44,7 +44,7 @@ def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None) -> It
 
 @contextmanager
 def warm_up() -> Iterator[None]:
-    """Run the block as the warm-up for a capture: loops over steps end after the first few.
+    """Run the `with` block as the warm-up for a capture: loops over steps end after the first few.
 
     In a warm-up, libraries choose kernels and fill caches, and Triton compiles. A capture allows none of this. The
     results of a warm-up are not used.
@@ -59,15 +59,15 @@ def warm_up() -> Iterator[None]:
 def few_in_warm_up(steps: Iterable[T]) -> Iterable[T]:
     """Return the steps of a loop; in a warm-up only the first four.
 
-    Four steps launch every kernel variant. The first step has no momentum. Triton also specialises on sizes (1,
-    multiples of 16) and on 16-byte alignment, which alternates between rows.
+    Four steps launch every kernel variant. The first step uses another variant, because it has no momentum. Triton also
+    compiles variants for sizes (1, multiples of 16) and for 16-byte alignment, which alternates between rows.
     """
     return itertools.islice(steps, WARM_UP_STEPS) if _warms_up.get() else steps
 
 
 @contextmanager
 def overwriting() -> Iterator[None]:
-    """Allow in-place updates of states inside the block."""
+    """Allow in-place updates of states inside the `with` block."""
     before = _overwrites.set(True)
     try:
         yield
@@ -83,9 +83,9 @@ def may_overwrite() -> bool:
 def worth_capturing(value: Tensor, times: int) -> bool:
     """Return whether to use `repeat` for a value.
 
-    False on a CPU, for fewer than 16 steps, during warm-up, or inside another capture. Also false if `value` is
-    differentiated, because autograd cannot differentiate through a replayed graph. Also false on the default stream,
-    which cannot be captured; engines have their own streams.
+    It is false on a CPU, for fewer than 16 steps, during warm-up, and inside another capture. It is false if `value` is
+    differentiated, because autograd cannot differentiate through a replayed graph. It is also false on the default
+    stream, because CUDA cannot capture that stream. Engines have their own streams.
     """
     if _warms_up.get() or times < MIN_REPETITIONS or not value.is_cuda or is_differentiated(value):
         return False
@@ -108,12 +108,13 @@ def repeat(
     """Return the state after `state = step(i, *state)` for i = 0, 1, ..., times - 1.
 
     Args:
-        step: takes the number i, int64 [], and a state. Returns the next state, which may use the same memory.
-        state: two tensors on a GPU, inside vmap or not; the second may be None before the first step.
-        times: at least 2.
+        step: called with i, int64 [], and a state. Returns the next state, which may use the same memory.
+        state: two tensors on a GPU, inside vmap or not. The second may be None before the first step.
+        times: number of steps, at least 2.
     """
     i = torch.zeros((), dtype=torch.int64, device=state[0].device)
-    # Two steps as a warm-up. Before the first, all clients may share one state. After it, each has its own.
+    # Do two steps without a graph, as a warm-up. Before the first step all clients may share one state. After it, each
+    # client has its own.
     second = step(i, *state)
     third = step(i.add_(1), *second)
     i.add_(1)

@@ -1,4 +1,4 @@
-"""A batch on a GPU: gathers and normalises pixels with one kernel, and sums values over samples."""
+"""Operations on a batch on a GPU: gather and normalise pixels with one kernel, and sum values over samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _are_pixels_on_gpu(federation: Federation, rows: Tensor, dtype: torch.dtype)
 
 @fast(plain.gather, when=_are_pixels_on_gpu)
 def gather(federation: Federation, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return samples `rows` [b], normalised, [b, c, h, w]."""
+    """Return the samples with indices `rows` [b], normalised, as [b, c, h, w]."""
     return client_axis.pixels(rows, federation.x, *federation.affine(dtype))
 
 
 @fast(plain_client.weighted_sum, when=lambda weight, values: values.is_cuda)
 def weighted_sum(weight: Tensor, values: Tensor) -> Tensor:
-    """Return the sum of values [b] or [b, n] with weights [b], in an order that does not depend on other clients."""
-    # In a matrix product of cuBLAS the order depends on the number of clients.
+    """Return the weighted sum of values [b] or [b, n]. The order of additions does not depend on other clients."""
+    # A matrix product of cuBLAS would add in an order that depends on the number of clients.
     return ((weight[:, None] if values.dim() > 1 else weight) * values).sum(dim=0)

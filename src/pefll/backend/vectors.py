@@ -1,7 +1,7 @@
-"""Operations on whole parameter vectors: split and join, SGD along gradients in parts, Adam.
+"""Operations on parameter vectors: split and join, steps of SGD with a gradient in parts, steps of Adam.
 
-As in `client_axis`, an operation is written for one client and runs as one kernel for all clients under
-`torch.func.vmap`. The norm and Adam are the server's: they have no client axis.
+As in `client_axis`, a caller writes for one client, and under `torch.func.vmap` one kernel computes all clients. The
+norm and Adam run on the server and have no client axis.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pefll.core import derivatives, tree
 from pefll.core.reference import fast
 from pefll.models import network
 
-MOST_PARTS = 128  # of a vector; a kernel has a branch for each
+MOST_PARTS = 128  # limit for the parts of a vector, because a kernel has a branch for each part
 # Kernels count elements with 32 bits, and their last blocks reach beyond the end of a vector.
 MOST_ELEMENTS = (1 << 31) - (1 << 22)
 
-# The arguments of a step after the vectors; `_sgd` and `_adam` have them, in place and not.
+# The arguments of a step after the vectors. They are the same for the version that overwrites the vectors.
 _SGD_ARGUMENTS = "Tensor[] gradient, Tensor? active, float lr, float momentum, float decay, float? clip"
 _ADAM_ARGUMENTS = (
     "Tensor[] gradient, Tensor step, Tensor? scale, "
@@ -42,13 +42,13 @@ _ADAM_ARGUMENTS = (
 
 
 def splits(vector: Tensor, parts: int) -> bool:
-    """Return whether kernels take a vector [D] in `parts` parts."""
+    """Return whether kernels support a vector [D] that is split into `parts` parts."""
     return client_axis.available(vector) and parts <= MOST_PARTS and vector.numel() < MOST_ELEMENTS
 
 
 @custom_op("pefll::join", mutates_args=())
 def _join(parts: list[Tensor]) -> Tensor:
-    """Return parts [c, ...] as one vector for each client, [c, D]."""
+    """Join parts [c, ...] to one vector for each client, [c, D]."""
     from pefll.backend.kernels import vectors
 
     return vectors.join([packed(part) for part in parts])
@@ -58,7 +58,7 @@ def _join(parts: list[Tensor]) -> Tensor:
     "pefll::sgd", mutates_args=(), schema=f"(Tensor theta, Tensor? velocity, {_SGD_ARGUMENTS}) -> (Tensor, Tensor)"
 )
 def _sgd(theta: Tensor, velocity: Tensor | None, gradient: list[Tensor], active: Tensor | None, *numbers: Any) -> Any:
-    """Return parameters and velocity, each [c, D], after one step along a gradient in parts [c, ...]."""
+    """Return parameters and velocity, each [c, D], after one step. The gradient has parts [c, ...]."""
     from pefll.backend.kernels import vectors
 
     along, chosen = [packed(part) for part in gradient], None if active is None else active.contiguous()
@@ -91,7 +91,7 @@ merge_mapped_axis(_sgd_in_place, written=frozenset({0, 1}))
 
 @custom_op("pefll::norm", mutates_args=())
 def _norm(parts: list[Tensor]) -> Tensor:
-    """Return the norm [] of parts as one vector."""
+    """Return the norm [] of all parts joined to one vector."""
     from pefll.backend.kernels import vectors
 
     return vectors.norm([part.contiguous() for part in parts])
@@ -174,7 +174,7 @@ def all_finite(rows: Tensor) -> Tensor:
 
 @fast(network.split, when=lambda vector, sizes: splits(vector, len(sizes)))
 def split(vector: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Return consecutive parts of a vector [D]; one kernel joins their gradients."""
+    """Return consecutive parts of a vector [D]. In the backward pass one kernel joins the gradients of the parts."""
     parts: tuple[Tensor, ...] = apply(_Split, vector, sizes)
     return parts
 
@@ -190,13 +190,13 @@ def sgd(
     """Return parameters and velocity [D] after one step of SGD.
 
     Args:
-        theta: [D].
+        theta: parameters [D].
         velocity: [D]; None for zeros.
         gradient: consecutive parts of a vector [D], of any shapes.
-        active: bool [], whether the parameters move; None if they do.
-        numbers: those of `pefll.methods.optim.SGD`.
-        in_place: whether to overwrite `theta` and `velocity`. Nothing is overwritten before the first step, under
-            differentiation, or if clients share one of the two.
+        active: bool [], whether the step changes the parameters; None for yes.
+        numbers: the fields of `pefll.methods.optim.SGD`.
+        in_place: whether to overwrite `theta` and `velocity`. They are not overwritten in the first step, if something
+            is differentiated, or if clients share one of the two.
     """
     if in_place and velocity is not None and _can_overwrite(theta, velocity, (*gradient, active)):
         parts = [part.unsqueeze(0) for part in gradient]
@@ -207,7 +207,7 @@ def sgd(
 
 
 def _can_overwrite(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]) -> bool:
-    """Whether a step may overwrite both vectors: each client has its own, and nothing is differentiated."""
+    """Whether a step may overwrite both vectors: each client has its own vectors, and nothing is differentiated."""
     given = [theta, velocity, *(other for other in others if other is not None)]
     if any(is_differentiated(one) for one in given):
         return False
@@ -216,7 +216,7 @@ def _can_overwrite(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None,
 
 
 def norm(gradient: tuple[Tensor, ...]) -> Tensor:
-    """Return the norm [] of parts, of any shapes, as one vector."""
+    """Return the norm [] of all parts, of any shapes, joined to one vector."""
     result: Tensor = _norm(list(gradient))
     return result
 
@@ -230,10 +230,10 @@ def adam(
     """Return parameters, first and second moments, each [D], after one step of Adam.
 
     Args:
-        old: the same before the step.
+        old: parameters, first and second moments before the step.
         gradient: consecutive parts of a vector [D], of any shapes.
-        numbers: step, scale, and those of `pefll.methods.optim.Adam`.
-        in_place: whether to overwrite `old`, if it is contiguous.
+        numbers: step, scale, and the fields of `pefll.methods.optim.Adam`.
+        in_place: whether to overwrite the tensors of `old`. They are not overwritten if one is not contiguous.
     """
     if in_place and all(part.is_contiguous() for part in old):
         _adam_in_place(*old, list(gradient), *numbers)
@@ -246,5 +246,5 @@ def adam(
     derivatives.network_vjp, when=lambda network, function, parameters, *inputs: splits(parameters, len(network.names))
 )
 def network_vjp(network: Any, function: Callable[..., Tensor], parameters: Tensor, *inputs: Tensor) -> tuple[Any, Any]:
-    """Return the value and the vector-Jacobian product; the parameters' gradient stays in parts, without a copy."""
+    """Return the value and the vector-Jacobian product. The parameters' gradient stays in parts and is not copied."""
     return torch.func.vjp(function, network.in_parts(parameters), *inputs)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The client interface: every engine sends requests and gets replies through it. It counts their bytes."""
+"""The client interface: every engine sends requests and gets replies through it. It counts the bytes of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass
 class Ledger:
-    """Counts of tensor bytes sent down to clients and up to the server, and of exchanges."""
+    """Counts of exchanges, and of tensor bytes sent down to clients and up to the server."""
 
     down: int = 0
     up: int = 0
@@ -46,15 +46,15 @@ class Ledger:
 
 @dataclass(eq=False, kw_only=True)
 class BaseCohort:
-    """The part of a cohort that every engine shares. An engine adds `_reach`.
+    """Base class of every engine's cohort. A subclass defines `_reach`.
 
     Attributes:
         size: number of clients.
-        ids: int64 [size], their numbers in the federation.
-        is_new: whether they never took part in training.
+        ids: int64 [size], the clients' numbers in the federation.
+        is_new: whether these clients never took part in training.
         ledger: counts bytes.
-        on_progress: called often while clients work, to show progress or to stop. Its argument is True after a client
-            has made something to keep, such as its model. Only engines on this machine call it.
+        on_progress: called often while clients work. It shows progress, and may raise an exception to stop the work.
+            Its argument is True after a client has stored something, such as its model. The flower engine ignores it.
     """
 
     size: int
@@ -93,7 +93,7 @@ class BaseCohort:
         return replace(self, ledger=Ledger(), _known=[])
 
     def bytes_to_send(self, argument: Everyone | Each | ClientState) -> int:
-        """Return the bytes to send to one client; values that it already has are not sent again."""
+        """Return the bytes to send to one client. Values that the client already has are not sent again."""
         total = 0
         for leaf in () if isinstance(argument, ClientState) else leaves(argument.value):
             if any(leaf is known for known in self._known):
@@ -106,7 +106,7 @@ class BaseCohort:
         return total
 
     def _for_engine(self, argument: Everyone | Each | ClientState) -> Everyone | Each:
-        """Return an argument for an engine; `ClientState` arrays are reduced to this cohort's rows."""
+        """Return an argument for `_reach`: a `ClientState` becomes an `Each` with this cohort's rows."""
         if not isinstance(argument, ClientState):
             return argument
         if self.is_new:
@@ -134,8 +134,8 @@ class Engine(Protocol):
     device: torch.device
     dtype: torch.dtype
     clients_per_round: int
-    processes: int  # on this machine, which share the clients
-    breaks_off: bool  # whether an exception may stop it at any point; close the engine afterwards
+    processes: int  # number of processes on this machine that share the clients
+    breaks_off: bool  # whether an exception may stop the engine at any point; close the engine afterwards
 
     def start(self) -> Tree:
         """Return the server's state before the first round."""
@@ -150,10 +150,10 @@ class Engine(Protocol):
         ...
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, Any]]:
-        """Yield (clients, cohort) that together hold all `clients`, for evaluation and personalisation.
+        """Yield (clients, cohort) pairs that cover all `clients`, for evaluation and personalisation.
 
         A cohort's clients are all seen or all new; with `as_new` all are treated as new. The caller checks the replies
-        for NaN, so that the engine need not wait for them.
+        for NaN. So the engine does not have to wait for the replies.
         """
         ...
 
@@ -170,9 +170,9 @@ class LimitsWeights(Protocol):
         """Return the sums, scaled down to each client's weight limit.
 
         Args:
-            clients: their numbers in the federation.
-            sums: samples, correct, masked correct and summed loss of each, float64 [clients, 4].
-            chooses: whether they select the best round.
+            clients: the clients' numbers in the federation.
+            sums: samples, correct, masked correct and summed loss of each client, float64 [clients, 4].
+            chooses: whether these sums select the best round.
         """
         ...
 
@@ -210,7 +210,7 @@ def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
     Args:
         task: the name of the task.
         client: the name of the first client that sent such a reply; None if unknown.
-        round_: None in an evaluation.
+        round_: number of the training round; None in an evaluation.
     """
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
@@ -228,13 +228,13 @@ def client_to_blame(replies: Tree, ids: Tensor, sent: Iterable[Everyone | Each])
 def first_to_blame(finite: Tensor, requests_finite: Tensor, ids: Tensor) -> Tensor:
     """Return the first client whose input was finite and whose reply was not, int64 []; -1 if none.
 
-    After an overflow on the server, no input is finite, and no client is to blame. No value is copied to the host, so
-    this can be captured in a CUDA graph.
+    After an overflow on the server, no input is finite, and no client is to blame. The function copies no value to the
+    host, so a CUDA graph can capture it.
 
     Args:
         finite: bool [..., c], which replies were finite, oldest exchange first.
         requests_finite: bool [..., c], which inputs were finite.
-        ids: int64 [c].
+        ids: int64 [c], the clients' numbers.
     """
     at_fault = (requests_finite & ~finite).flatten()
     first = ids.index_select(0, at_fault.int().argmax(dim=0, keepdim=True) % len(ids)).squeeze(0)

@@ -1,4 +1,4 @@
-"""The vector engine's queue on a GPU: its own streams, and a whole round as one CUDA graph."""
+"""The vector engine's queue on a GPU. It has its own streams, and records a whole round as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _gpu = threading.RLock()
 
 
 def one_thread(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a lock that lets one thread at a time use a GPU; on a CPU it does nothing.
+    """Return a context in which only one thread at a time uses the GPUs; on a CPU it does nothing.
 
-    A launch by another thread would become part of a capture, or break it.
+    While one thread captures a graph, a launch by another thread would join the graph or break it.
     """
     return _gpu if device.type == "cuda" else nullcontext()
 
 
 class RecordableEngine(Protocol):
-    """The part of an engine that a queue uses."""
+    """The interface of an engine whose rounds a `CudaQueue` records."""
 
     device: torch.device
     ledger: Ledger
@@ -44,19 +44,19 @@ class RecordableEngine(Protocol):
 
 
 class CudaQueue(DeviceQueue):
-    """Launches rounds on a GPU, and evaluations beside them, without waiting.
+    """Launches rounds and evaluations on a GPU without waiting for them. Evaluations run at the same time as rounds.
 
     Attributes:
-        stream: of the rounds.
-        side: stream of the work beside them.
+        stream: CUDA stream of the rounds.
+        side: CUDA stream of the evaluations.
     """
 
     works_on = True
 
     def __init__(self, engine: RecordableEngine) -> None:
         self.engine, self.device = engine, engine.device
-        # Graphs are captured in these streams too: libraries keep scratch memory per stream, and simultaneous work must
-        # not share it. Rounds have priority.
+        # Graphs are captured in these streams too. Libraries have scratch memory for each stream, and rounds and
+        # evaluations must not share it. Rounds have priority.
         self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._graph: _RoundGraph | None = None
@@ -65,7 +65,7 @@ class CudaQueue(DeviceQueue):
         """Launch rounds first..first+rounds-1; the first call records a round."""
         if self._graph is None:
             self._graph = _RoundGraph(self.engine, self.stream, server)
-        clock = Clock(self.device)  # after compiling and capturing, which are not measured
+        clock = Clock(self.device)  # made here, so that it does not measure compiling and capturing
         server, bad = self._graph.replay(server, first, rounds)
         return server, clock.future(bad, self.engine.raise_if_bad)
 
@@ -79,14 +79,14 @@ class CudaQueue(DeviceQueue):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Make the rounds' stream current; it waits for earlier work of the stream before."""
+        """Make the rounds' stream current. It first waits for the work of the stream that was current."""
         with one_thread(self.device):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.stream):
                 yield
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Make the side stream current; it waits for earlier work of the stream before."""
+        """Make the evaluations' stream current. It first waits for the work of the stream that was current."""
         self.side.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.side)
 
@@ -94,12 +94,12 @@ class CudaQueue(DeviceQueue):
         """Free the graph."""
         with one_thread(self.device):
             for stream in (self.stream, self.side):
-                stream.synchronize()  # after an error, running work still uses the graph's memory
+                stream.synchronize()  # after an error the GPU may still work, with the graph's memory
             self._graph = None
 
 
 class _RoundGraph:
-    """A round as one CUDA graph. It overwrites the state; the round number is a counter in device memory.
+    """A round as one CUDA graph. It overwrites the server's state. The round number is a counter in device memory.
 
     Attributes:
         bad: int64 [2], the first round with a reply that is not finite, and the client to blame; -1 for none.
@@ -119,7 +119,7 @@ class _RoundGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
-        # A user's own method may read the old state after a step of Adam, so its state is not overwritten in place.
+        # A step of Adam must not overwrite the state of a user's method, which may read the old state afterwards.
         may_overwrite = overwriting() if type(engine.method).__module__.startswith("pefll.methods.") else nullcontext()
         with capture(self.graph, side), may_overwrite:
             after, healthy, blamed = engine.checked_round(self.server, self.t)
@@ -133,7 +133,7 @@ class _RoundGraph:
         for mine, given in zip(leaves(self.server), leaves(server), strict=True):
             if mine.data_ptr() != given.data_ptr():
                 mine.copy_(given)
-                self.bad.fill_(-1)  # a new state; an earlier one may have diverged
+                self.bad.fill_(-1)  # the state is new; only the earlier one may have diverged
         self.t.fill_(first)
         for _ in range(rounds):
             self.graph.replay()
@@ -144,7 +144,7 @@ class _RoundGraph:
 class _Recorded:
     """A function of a state as one CUDA graph, captured at the first call and replayed at every call.
 
-    It has its own memory for intermediate values, so that rounds may run at the same time.
+    The graph has its own memory for intermediate values, so rounds may run at the same time.
     """
 
     def __init__(self, queue: CudaQueue, function: Callable[[Tree], Tensor]) -> None:
@@ -172,5 +172,5 @@ class _Recorded:
 
 
 def _copy_into(old: Tree, new: Tree) -> Tree:
-    """Copy a new state into the memory of the old one and return that; a tensor in place is not copied."""
+    """Copy a new state into the old state's memory and return the old state; the same tensor is not copied."""
     return map_tree(lambda there, value: there if value is there else there.copy_(value), old, new)

@@ -14,21 +14,21 @@ from pefll.core.tree import Tree, map_tree
 from pefll.engines.cohort import Engine
 
 T = TypeVar("T")
-_streams: dict[torch.device, torch.cuda.Stream] = {}  # one per device, for copies that wait for no other work
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # one stream per device, for copies that wait for no other work
 
 
 class DeviceFuture(Generic[T]):
     """A result that a device may still be computing.
 
     Args:
-        answer: in the host's memory after the second event; at once if there are no events.
-        read: makes the result of the answer.
-        seconds: the time of work that is done.
-        events: a GPU's, before and after the work.
+        answer: tensors that are in the host's memory after the second event, or at once without events.
+        read: turns the answer into the result.
+        seconds: the time that the work took; 0 if it is not done yet.
+        events: CUDA events before and after the work on a GPU; None if the work is done.
 
     Attributes:
-        seconds: the work's time on its device, set by `wait`. It excludes earlier work of the same stream, and includes
-            slowdown by other streams.
+        seconds: the time that the device worked; `wait` sets it. It excludes earlier work of the same stream. It
+            includes delays by other streams.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class DeviceFuture(Generic[T]):
 
 
 class Clock:
-    """Measures the time from now to a result.
+    """Measures the time from its construction to a result.
 
-    Make it before the work is launched:
+    Make a clock before you launch the work:
 
         clock = Clock(device)
         answer = work()
         return clock.future(answer, read)
 
     Args:
-        device: does the work, in its current stream; on a CPU the work is done when `work` returns.
+        device: does the work, in its current stream. On a CPU the work is done when `work` returns.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,11 +74,11 @@ class Clock:
             self.began.record(torch.cuda.current_stream(device))
 
     def future(self, answer: Tree, read: Callable[[Any], T]) -> DeviceFuture[T]:
-        """Copy a tree of tensors to the host; the future's result is `read` of the copy."""
+        """Copy a tree of tensors to the host and return a future, whose result is `read(copy)`."""
         if self.began is None:
             return DeviceFuture(answer, read, time.perf_counter() - self.started)
-        # Pinned memory, because other copies wait for the device. The copy precedes later work in the stream, so that
-        # a graph may write to `answer` again.
+        # The copies go to pinned memory. A copy to other memory would make the host wait for the device. Later work of
+        # the stream starts after the copy, so a graph may overwrite `answer`.
         copied = map_tree(_sent_to_host, answer)
         ended = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         ended.record(torch.cuda.current_stream(self.device))
@@ -86,14 +86,14 @@ class Clock:
 
 
 class DeviceQueue:
-    """The training loop's interface to an engine. This class is for engines that finish work before they return.
+    """The training loop's interface to an engine. This base class serves engines that finish work before they return.
 
-    An engine with an asynchronous device has an attribute `queue` with a subclass, such as `CudaQueue`.
+    An engine with an asynchronous device has an instance of a subclass, such as `CudaQueue`, in its attribute `queue`.
 
     Attributes:
         works_on: whether the device works while the host does something else.
-        turn: makes a context for using the engine beside others; on a GPU its work has its own stream.
-        beside: makes a context for work that later rounds do not wait for; on a GPU it runs beside them.
+        turn: makes a context in which the engine is used. On a GPU the context gives each engine its own stream.
+        beside: makes a context for work that later rounds do not wait for. On a GPU both run at the same time.
     """
 
     works_on = False
@@ -107,8 +107,8 @@ class DeviceQueue:
         """Start rounds first..first+rounds-1.
 
         Returns:
-            The server's state after them, and a future. Its `wait` raises PefllError if training diverged. Later rounds
-            may overwrite the state on a GPU: see `snapshot`.
+            The server's state after these rounds, and a future. The future's `wait` raises PefllError if training
+            diverged. On a GPU later rounds may overwrite the state: see `snapshot`.
         """
         started = time.perf_counter()
         server = self._engine.advance(server, first, rounds)
@@ -119,15 +119,15 @@ class DeviceQueue:
         return server
 
     def repeated(self, function: Callable[[Tree], Tensor]) -> Callable[[Tree], Tensor]:
-        """Return `function` of a state for many calls; a GPU records its work at the first call.
+        """Return a version of `function` that is fast when called often: a GPU records its work at the first call.
 
-        The next call overwrites the returned tensor.
+        Each call overwrites the tensor that the call before returned.
         """
         return function
 
 
 def queue_of(engine: Engine) -> DeviceQueue:
-    """Return the engine's own queue, or a synchronous one."""
+    """Return the engine's `queue`; a synchronous `DeviceQueue` if it has none."""
     queue = getattr(engine, "queue", None)
     return queue if isinstance(queue, DeviceQueue) else DeviceQueue(engine)
 
@@ -135,7 +135,7 @@ def queue_of(engine: Engine) -> DeviceQueue:
 def copy_to_host(state: Tree, device: torch.device) -> DeviceFuture[Tree]:
     """Return a future of a state in the host's memory, copied after the earlier work of the current stream.
 
-    Nothing may write to the state meanwhile. A state on the host is not copied.
+    Nothing may write to the state until the copy is done. A state on the host is not copied.
     """
     return Clock(device).future(state, lambda copy: copy)
 
@@ -143,7 +143,7 @@ def copy_to_host(state: Tree, device: torch.device) -> DeviceFuture[Tree]:
 def fetched(state: Tree, device: torch.device) -> Tree:
     """Return a state in the host's memory, without waiting for other work of the device.
 
-    The state must be complete: the caller has waited for later work.
+    The caller must already have waited for the work that computes the state.
     """
     if device.type != "cuda":
         return state
@@ -156,6 +156,6 @@ def fetched(state: Tree, device: torch.device) -> Tree:
 def _sent_to_host(tensor: Tensor) -> Tensor:
     try:
         there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    except RuntimeError:  # not enough memory to pin; this copy waits
+    except RuntimeError:  # not enough memory to pin; `cpu()` waits for the device
         return tensor.cpu()
     return there.copy_(tensor, non_blocking=True)

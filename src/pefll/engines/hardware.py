@@ -26,17 +26,17 @@ from pefll.engines.workers import can_fork
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 
-SMALL_FLOPS = 10_000_000
+SMALL_FLOPS = 10_000_000  # with fewer operations, the serial engine spends most of its time in Python
 
 
 class Hardware(NamedTuple):
-    """Where and how a run is computed; `auto` is decided.
+    """Device, engine and precision of a run, where `auto` is already replaced.
 
     Attributes:
         device: cpu or a GPU.
         engine: serial, vector or flower.
         precision: float32, tf32, bf16 or float64.
-        processes: the most processes that the serial engine starts.
+        processes: largest number of processes that the serial engine starts.
     """
 
     device: torch.device
@@ -77,13 +77,13 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_engine(device: torch.device, problem: Problem) -> str:
-    """Return what `auto` means: vector on a GPU and for small models, which wait mostly for Python; else serial."""
+    """Return the fastest engine, for `auto`: vector on a GPU and for small models, else serial."""
     small = device.type == "cpu" and forward_flops(problem) < SMALL_FLOPS
     return "vector" if device.type == "cuda" or small else "serial"
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    """Return a precision that the device has. `auto` is tf32 on a GPU; a CPU has only float32 and float64."""
+    """Return a precision that the device supports. `auto` is tf32 on a GPU; a CPU has only float32 and float64."""
     if device.type != "cuda" and name != "float64":
         return "float32"
     return "tf32" if name == "auto" else name
@@ -98,9 +98,9 @@ def forward_flops(problem: Problem) -> int:
 
 
 def pick_hardware(problem: Problem, device: str, engine: str, precision: str, processes: int) -> Hardware:
-    """Return where and how a run is computed; PefllError if this machine cannot do that.
+    """Return a run's device, engine and precision; PefllError if this machine does not have them.
 
-    `auto` is decided here, by the machine and the size of the model. `processes` is for the serial engine; 0 is one
+    `auto` is decided here, by the machine and the size of the model. Only the serial engine uses `processes`; 0 is one
     per core. The vector engine ignores it, so that a run of another machine can be evaluated here.
     """
     place = pick_device(device)
@@ -128,9 +128,9 @@ def check_memory(
     clients_per_round: int,
     runs: int = 1,
 ) -> None:
-    """Raise PefllError if `runs` simultaneous runs clearly need too much memory; no network is made for that.
+    """Raise PefllError if `runs` simultaneous runs clearly need too much memory. The check allocates no weights.
 
-    `settings` holds the method's hyper-parameters that differ from the defaults.
+    `settings` are the method's hyper-parameters that differ from the defaults.
     """
     values = {**hyperparameters(method), **typed_settings(method, settings)}
     clients = min(clients_per_round, federation.num_seen)
@@ -150,7 +150,7 @@ def check_memory(
 
 
 def place_data(hardware: Hardware, federation: Federation, copies: dict[object, Tensor] | None = None) -> Federation:
-    """Return the federation on the device of its engine; see `Federation.to` about `copies`."""
+    """Return the federation on its engine's device; for `copies` see `Federation.to`."""
     if hardware.engine != "vector":
         return federation
     with one_thread(hardware.device):
@@ -179,7 +179,7 @@ def open_engine(
     clients_per_round: int,
     copies: dict[object, Tensor] | None = None,
 ) -> Iterator[Engine]:
-    """Place the data, make an engine, and close it after the block; see `place_data` and `make_engine`."""
+    """Call `place_data` and `make_engine`, and close the engine after the block."""
     engine = make_engine(hardware, place_data(hardware, federation, copies), method, seed, clients_per_round)
     try:
         yield engine
@@ -193,7 +193,7 @@ def cores() -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the peak memory of this engine's tensors on a GPU, else of this process; 0 if unknown."""
+    """Return the peak memory in bytes: of the engine's tensors on a GPU, else of this process; 0 if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:

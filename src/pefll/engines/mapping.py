@@ -1,4 +1,4 @@
-"""Checks that a model can be mapped over clients, with errors that say why not."""
+"""Checks that `torch.vmap` can map a model over clients. If it cannot, the error says why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pefll.models.check import alike, some_sample, some_weights
 
 @contextmanager
 def explain_unmappable(problem: Problem) -> Iterator[None]:
-    """Raise PefllError if the block fails because the model cannot be mapped, though one client can run it."""
+    """Raise PefllError if the `with` block fails because the model cannot be mapped, though one client can run it."""
     try:
         yield
     except (PefllError, torch.OutOfMemoryError):
@@ -36,9 +36,9 @@ def explain_unmappable(problem: Problem) -> Iterator[None]:
 
 @torch.no_grad()
 def check_mapped(problem: Problem) -> None:
-    """Raise PefllError if the model gives other scores mapped over clients than for each client alone.
+    """Raise PefllError if the mapped model gives other scores than the model of one client.
 
-    Code that depends on the memory layout does so (torch.as_strided): vmap changes the layout, and no operation fails.
+    torch.as_strided is an example: its result depends on the memory layout, which vmap changes without an error.
     """
     model = problem.model
     weights = [0.2 * some_weights(model, which) for which in range(2)]
@@ -49,14 +49,14 @@ def check_mapped(problem: Problem) -> None:
     alone = torch.stack([model(theta, x) for theta, x in zip(weights, batches, strict=True)])
     if not alike(mapped, alone):
         raise PefllError(
-            f"the vector engine cannot map the model {type(model.module).__name__} over clients: its scores change, "
-            f"as with code that depends on the memory layout (torch.as_strided); use {argument('engine', 'serial')}",
+            f"the vector engine cannot map the model {type(model.module).__name__} over clients: mapping changes its "
+            f"scores, as torch.as_strided would; use {argument('engine', 'serial')}",
             code="PEFLL-E010",
         )
 
 
 def _short_reason(error: Exception) -> str:
-    """Return in short why mapping failed; torch's messages are long and name operators that no user wrote."""
+    """Return a short reason why mapping failed. torch's messages are long and name operators that no user wrote."""
     text = str(error)
     if "data-dependent" in text:
         return "its code reads a tensor's value, as `if x.sum() > 0`, x.item() and one_hot(x) do"
@@ -68,7 +68,7 @@ def _short_reason(error: Exception) -> str:
 
 
 def _mapping_error(problem: Problem) -> Exception | None:
-    """Return the error of two clients' mapped step on the CPU; None if it works, or if one client's step fails too."""
+    """Return the error when two clients' steps are mapped on a CPU; None if that works, or if one client fails too."""
     model = problem.model
     theta = torch.zeros(2, model.size)
     x = torch.zeros((2, 2, *problem.input_shape), dtype=torch.int64 if problem.tokens else torch.float32)

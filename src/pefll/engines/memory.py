@@ -1,4 +1,4 @@
-"""Estimates a run's memory before it starts, and compares it with the free memory."""
+"""Estimates how much memory a run needs before the run starts, and compares that with the free memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pefll.methods.contract import Method, Problem
 from pefll.models.network import Network
 
 NUMBER = 4  # bytes of a float32
-# Copies of the server's networks at the peak of a round: they and Adam's two moments, the same after the round, the
-# states of the best round and of one in progress, a gradient in parts and joined, and the modules that drew them.
-# benchmarks/memory.py measures 12 to 17.
+# Copies of the server's networks at the peak of a round. The weights and Adam's two moments exist before and after the
+# round, for the best round, and for an evaluation in progress. A gradient exists in pieces and joined. The modules that
+# drew the first weights exist too. benchmarks/memory.py measures 12 to 17 copies.
 NETWORKS = 16
-# The same on a client, which needs the shapes only: the modules, and a copy while they are built.
+# Copies of these networks on a client. It only needs their shapes: the modules, and a copy while they are built.
 CLIENT_NETWORKS = 2
-# Copies of a client's model in training: itself, a gradient in parts and joined, a velocity, and a step's results.
+# Copies of a client's model in training: weights, a gradient in pieces and joined, a velocity, and a step's results.
 MODELS = 8
-# Bytes for one sample of a step: a shuffle of 20 rounds, the sample's number, its label, and intermediate values.
+# Bytes for each sample of a step (a shuffle of 20 rounds, index, label, intermediate values), and for the step itself.
 DRAWN, PER_STEP = 8 * 8, 8 * 60
 # Copies of a sample's values in a network's forward and backward pass, roughly.
 VALUES = 8
@@ -33,16 +33,16 @@ class MemoryPlan(NamedTuple):
     """The sizes that decide how much memory a run needs.
 
     Attributes:
-        weights: of a client's model.
-        networks: weights of the server's other networks, such as a hypernetwork.
-        clients: trained at the same time: those of a round, or one per process.
-        round_clients: c.
-        steps: of a client in a round.
-        batch: samples of a step.
-        values: of one sample.
-        runs: trained at once.
-        device: of the run.
-        copies: of the networks at the peak.
+        weights: number of weights of a client's model.
+        networks: number of weights of the server's other networks, such as a hypernetwork.
+        clients: number of clients that train at the same time: all of a round, or one per process.
+        round_clients: number of clients in a round.
+        steps: number of a client's steps in a round.
+        batch: number of samples in a step.
+        values: number of values in a sample.
+        runs: number of runs that train at the same time.
+        device: the device that computes the run.
+        copies: number of copies of the networks at the peak.
     """
 
     weights: int
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(plan: MemoryPlan) -> Parts:
-    """Return the estimated bytes of a run, without its data and the program itself."""
+    """Return the estimated bytes of a run; its data and the program itself are not included."""
     models = MODELS * plan.weights * plan.clients + 3 * plan.weights * plan.round_clients + 3 * plan.weights
     drawn = plan.clients * plan.steps * (PER_STEP + DRAWN * plan.batch)
     return Parts(
@@ -79,7 +79,7 @@ def parts_of(plan: MemoryPlan) -> Parts:
 def networks_of(build: Callable[[], Method[Any]]) -> int:
     """Return the number of weights of a method's server networks; 0 if they cannot be counted.
 
-    `build` makes the method. It is called without memory for weights.
+    `build` makes the method. Its tensors get no memory, because the device is "meta".
     """
     try:
         with torch.device("meta"):
@@ -91,8 +91,8 @@ def networks_of(build: Callable[[], Method[Any]]) -> int:
             raise PefllError(
                 f"the method's networks cannot be built: {first_line(error)}; choose smaller sizes", code="PEFLL-L008"
             ) from None
-        # A user's constructor may read numbers, but tensors without memory have none. A real mistake fails again when
-        # the method is built with memory.
+        # A user's constructor may read numbers, but tensors on the device "meta" have none. A real mistake fails again
+        # when the method is built on another device.
         return 0
     return sum(value.size for value in vars(sketch).values() if isinstance(value, Network))
 
@@ -100,14 +100,14 @@ def networks_of(build: Callable[[], Method[Any]]) -> int:
 def free_memory(device: torch.device) -> int | None:
     """Return the free bytes of a device; None if unknown."""
     if device.type == "cuda":
-        # Torch keeps freed memory for its next tensors; the driver counts it as used.
+        # torch keeps freed memory for new tensors. The driver counts that memory as used.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
     return available_memory()
 
 
 def check_fits(plan: MemoryPlan, method: str) -> None:
-    """Raise PefllError if a run clearly needs more memory than there is; the sentence names the method."""
+    """Raise PefllError if a run clearly needs more memory than is free; the sentence names the method."""
     free, parts = free_memory(plan.device), parts_of(plan)
     needed = sum(parts)
     if free is None or needed <= free:
@@ -122,7 +122,7 @@ def check_fits(plan: MemoryPlan, method: str) -> None:
 
 
 def check_model_fits(problem: str, weights: int) -> None:
-    """Raise PefllError if the copies of a model before training do not fit; the sentence starts with `problem`."""
+    """Raise PefllError if the copies of a client's model do not fit in memory; the sentence starts with `problem`."""
     free = available_memory()
     needed = NUMBER * MODELS * weights
     if free is not None and needed > free:
@@ -139,7 +139,7 @@ def sample_values(problem: Problem) -> int:
 
 
 def _purposes(parts: Parts, plan: MemoryPlan) -> str:
-    """Return the purposes of the memory in words, the largest first."""
+    """Return in words what the memory is for, the largest amount first."""
     optimiser = " with their optimiser" if plan.copies == NETWORKS else ""
     called = {
         "networks": f"{_gb(parts.networks)} for the server's {plan.networks:,} weights{optimiser}",
@@ -151,7 +151,7 @@ def _purposes(parts: Parts, plan: MemoryPlan) -> str:
 
 
 def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
-    """Return which smaller size would fit, for the largest part of the memory."""
+    """Return advice: a smaller size of whatever needs the most memory."""
     largest = max(Parts._fields, key=lambda name: getattr(parts, name))
     rest = sum(parts) - getattr(parts, largest)
     share = max(0.0, free - rest) / max(1, getattr(parts, largest))
@@ -170,7 +170,7 @@ def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
 
 
 def _rounded(number: int) -> int:
-    """Return a whole number cut to two digits."""
+    """Return a number rounded down to two leading digits."""
     unit = int(10 ** max(0, len(str(number)) - 2))
     return number // unit * unit
 

@@ -1,4 +1,4 @@
-"""The serial engine: one client after another, a process per core. The reference, and the fastest on a CPU."""
+"""The serial engine: one client after another, in one process per core. It is the reference for other engines."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from pefll.engines.synchronous import SynchronousEngine
 from pefll.engines.workers import Workers
 from pefll.methods.contract import ClientState, Each, Everyone, Method
 
-# Clients of a cohort in evaluation: enough to keep every process busy, few enough for frequent progress.
+# Number of clients in an evaluation's cohort: enough to keep every process busy, few enough for frequent progress.
 CLIENTS_AT_ONCE = 16
 ALIGNMENT = 64  # bytes
 
 
 @dataclass(eq=False, kw_only=True)
 class SerialCohort(BaseCohort):
-    """Clients that run one after another, or shared among processes."""
+    """A cohort whose clients run one after another, in this process or shared among workers."""
 
     engine: SerialEngine
     round: int
@@ -57,10 +57,10 @@ class SerialCohort(BaseCohort):
 
 
 def aligned(value: Tensor) -> Tensor:
-    """Return a value at an aligned address, as torch's own arrays have it.
+    """Return a tensor with the same values at an aligned address. torch allocates its own tensors at such addresses.
 
-    Some libraries add, and so round, in another order at other addresses. A client's result must not depend on the row
-    of an array or a message that held its model.
+    At other addresses some libraries add in another order, and so round differently. A client's result must not depend
+    on the row of an array, or on the message, that its model came from.
     """
     return value if value.data_ptr() % ALIGNMENT == 0 else value.clone()
 
@@ -71,10 +71,10 @@ class SerialEngine(SynchronousEngine):
     Args:
         federation: the data.
         method: the algorithm.
-        seed: of the run.
-        clients_per_round: c; 0 for an engine that only evaluates.
-        dtype: of weights and inputs.
-        processes: that share the clients; 1 for this process alone.
+        seed: the run's seed.
+        clients_per_round: number of clients in a round; 0 for an engine that only evaluates.
+        dtype: type of weights and inputs.
+        processes: number of processes that share the clients; with 1, this process runs all clients.
     """
 
     name = "serial"
@@ -107,7 +107,7 @@ class SerialEngine(SynchronousEngine):
         return self.method.round(server, self._cohort(self._sample(t), t, self.ledger))
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, SerialCohort]]:
-        """Yield (clients, cohort) that together hold all `clients`."""
+        """Yield (clients, cohort) pairs that cover all `clients`."""
         for group, is_new in seen_and_new(self.federation, clients, as_new):
             for start in range(0, len(group), CLIENTS_AT_ONCE):
                 chosen = group[start : start + CLIENTS_AT_ONCE]

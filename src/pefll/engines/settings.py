@@ -16,7 +16,7 @@ from pefll.core.errors import PefllError
 
 
 class ThreadSettings(NamedTuple):
-    """Settings that torch has for each thread; an engine changes those of its thread."""
+    """Settings that torch has for each thread. An engine changes the settings of its own thread."""
 
     threads: int
     flush_denormal: bool
@@ -28,18 +28,18 @@ class ThreadSettings(NamedTuple):
 
     def set(self) -> None:
         """Set this thread to these values."""
-        # New threads inherit the number of threads.
+        # Python threads that start later inherit this number.
         torch.set_num_threads(self.threads)
         torch.set_flush_denormal(self.flush_denormal)
 
     def without_engines(self, usual: ThreadSettings) -> ThreadSettings:
-        """Return these without the values that a thread inherited from another thread's open engine."""
+        """Replace the values that this thread inherited from another thread's open engine by the `usual` ones."""
         threads = usual.threads if self.threads == AT_WORK.threads else self.threads
         return ThreadSettings(threads, self.flush_denormal and usual.flush_denormal)
 
 
-# One thread per process: clients are small, and sums of several threads depend on the number of cores. Numbers below
-# 1e-38 become 0: a CPU computes with them a hundred times slower.
+# One thread per process: clients are small, and with several threads the sums would depend on the number of cores.
+# Numbers below 1e-38 become 0, because a CPU is a hundred times slower with such numbers.
 AT_WORK = ThreadSettings(threads=1, flush_denormal=True)
 
 
@@ -57,9 +57,9 @@ class DeviceSettings(NamedTuple):
 
     @classmethod
     def of_engines(cls, precision: str) -> DeviceSettings:
-        """Return the settings for engines of a precision on a GPU: float32, tf32 or bf16.
+        """Return the settings for engines with a precision: float32, tf32 or bf16.
 
-        TF32 is on or off for matrix products and convolutions alike. torch's own operations use TF32 for bf16.
+        Matrix products and convolutions both use TF32, or neither does. For bf16, torch's own operations use TF32.
         """
         tensor_cores = precision in ("tf32", "bf16")
         return cls(tensor_cores, tensor_cores, precision)
@@ -78,7 +78,7 @@ def set_for_engines(precision: str) -> None:
 
 
 class _ThreadState(threading.local):
-    """A thread's open engines, and its settings before the first."""
+    """A thread's open engines, and its settings before the first of them opened."""
 
     def __init__(self) -> None:
         self.open: WeakSet[Any] = WeakSet()
@@ -86,15 +86,15 @@ class _ThreadState(threading.local):
 
 
 class EngineSettings:
-    """The settings while engines are open: the first engine sets them, the last one restores torch's own.
+    """Changes the settings when the first engine opens, and restores them when the last engine closes.
 
-    This holds for the process, and for each thread's own settings. The thread that opened an engine should close it. If
-    another thread closes it, the first thread's settings are restored when it closes its next engine.
+    It does so for the process and for each thread. The thread that opened an engine should close it. If another thread
+    closes it, the opening thread gets its settings back only when it closes another engine of its own.
     """
 
     _found: ClassVar[DeviceSettings | None] = None
-    _usual: ClassVar[ThreadSettings]  # of the first engine's thread
-    _open: ClassVar[WeakSet[Any]] = WeakSet()  # an engine that was never closed counts while it is referenced
+    _usual: ClassVar[ThreadSettings]  # settings of the first engine's thread, before that engine opened
+    _open: ClassVar[WeakSet[Any]] = WeakSet()  # weak: an engine that was never closed leaves when it is deleted
     _keeps_memory: ClassVar[bool] = False
     _thread_state: ClassVar[_ThreadState] = _ThreadState()
 
@@ -105,7 +105,7 @@ class EngineSettings:
         Args:
             engine: the engine that opens.
             precision: see `DeviceSettings.of_engines`.
-            keep_memory: see `keep_freed_memory`; not worth it for engines that are open for milliseconds.
+            keep_memory: whether to call `keep_freed_memory`; useless for engines that are open for milliseconds.
         """
         with process.lock:
             if cls._open and of_products.PRODUCTS[of_products.current()] != of_products.PRODUCTS[precision]:
@@ -129,7 +129,7 @@ class EngineSettings:
 
     @classmethod
     def give_back(cls, engine: object) -> None:
-        """Note that an engine was closed; after the last one, restore torch's settings."""
+        """Note that an engine was closed. After the last engine, restore torch's settings."""
         with process.lock:
             mine = cls._thread_state
             mine.open.discard(engine)
@@ -146,22 +146,21 @@ class EngineSettings:
 
 
 def _flushes_denormal() -> bool:
-    """Whether denormal numbers become 0. torch cannot be asked, but the processor's setting affects Python too."""
+    """Whether denormal numbers become 0. torch cannot tell, but the processor's setting affects Python too."""
     return sys.float_info.min / 2 == 0
 
 
-# glibc's numbers of two settings; the value for an open engine; and the values that glibc reaches by itself with large
-# tensors, which are also the largest that old versions accept.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEEP_ALL = 1 << 30
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers for two settings
+_KEEP_ALL = 1 << 30  # value of both settings while an engine is open
+# The values that glibc sets by itself after large tensors. Old versions of glibc accept no larger ones.
 _USUAL_TRIM, _USUAL_MMAP = 1 << 26, 1 << 25
 
 
 def keep_freed_memory(keep: bool) -> None:
-    """Let glibc keep the memory of freed tensors for the next ones, or return it to the system.
+    """Let glibc keep the memory of freed tensors for new tensors, or return it to the system.
 
-    By default glibc returns much of it, and the system hands it out again page by page: hundreds of page faults in a
-    client's step, tens of thousands in a hypernetwork's. Other C libraries are not changed.
+    By default glibc returns much of this memory, and the system hands it out again page by page. That costs hundreds of
+    page faults in a client's step, and tens of thousands in a hypernetwork's. Other C libraries are not changed.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):

@@ -1,4 +1,4 @@
-"""The base of engines that have finished a round when they return from it."""
+"""Base class of engines whose `advance` returns only when its rounds are done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pefll.core.tree import Tree
 
 
 class SynchronousEngine(ABC):
-    """Runs rounds one after another; never writes to a state."""
+    """Runs rounds one after another; never overwrites a server state."""
 
     @abstractmethod
     def _round(self, server: Tree, t: int) -> Tree:

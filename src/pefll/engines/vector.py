@@ -1,4 +1,4 @@
-"""The vector engine: all clients of a round as one leading axis. On a GPU see also `cuda_queue`."""
+"""The vector engine: it computes all clients of a round at once, as one leading axis. For GPUs see `cuda_queue`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pefll.engines.mapping import check_mapped, explain_unmappable
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 
-# Evaluation maps as many clients at once as have, in total, about this many samples (with padding) and parameters.
+# Evaluation maps several clients at once. Together they have about this many samples (with padding) and parameters.
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
 PARAMETERS_AT_ONCE = 1 << 28
 CLIENTS_AT_ONCE = 65_535  # the limit of a CUDA grid's second axis
@@ -38,7 +38,7 @@ CLIENTS_AT_ONCE = 65_535  # the limit of a CUDA grid's second axis
 
 @dataclass(eq=False, kw_only=True)
 class VectorCohort(BaseCohort):
-    """Clients as one axis: a task for one client is mapped over all of them."""
+    """A cohort that runs a task for one client on all clients at once, with `torch.vmap`."""
 
     federation: Federation
     problem: Problem
@@ -48,7 +48,7 @@ class VectorCohort(BaseCohort):
     capacity: tuple[int, int, int]
     trains: bool = False  # whether this is a training round; its replies are checked
     finite: list[Tensor] = field(default_factory=list)  # per exchange: which replies are finite, bool [size]
-    requests_finite: list[Tensor] = field(default_factory=list)  # per exchange: which clients got finite numbers only
+    requests_finite: list[Tensor] = field(default_factory=list)  # per exchange: which clients got only finite numbers
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
@@ -73,7 +73,7 @@ class VectorCohort(BaseCohort):
         return replace(super().anew(), finite=[], requests_finite=[])
 
     def verdict(self) -> tuple[Tensor, Tensor]:
-        """Return whether all replies were finite, bool [], and the client to blame if not, int64 []; -1 for none."""
+        """Return whether all replies were finite, bool [], and the client to blame, int64 []; -1 for none."""
         if not self.finite:  # no client was asked
             return torch.full((), True, device=self.ids.device), torch.full((), -1, device=self.ids.device)
         finite = torch.stack(self.finite)
@@ -90,11 +90,11 @@ class VectorEngine:
     Args:
         federation: the data; moved to `device` once.
         method: the algorithm.
-        seed: of the run.
-        clients_per_round: c; 0 for an engine that only evaluates.
+        seed: the run's seed.
+        clients_per_round: number of clients in a round; 0 for an engine that only evaluates.
         device: a CUDA device, where a round becomes one graph, or the CPU.
-        dtype: of weights and inputs.
-        precision: of products of float32 numbers on a GPU: float32, tf32 or bf16.
+        dtype: type of weights and inputs.
+        precision: how a GPU multiplies float32 numbers: float32, tf32 or bf16.
     """
 
     name = "vector"
@@ -143,7 +143,7 @@ class VectorEngine:
         return server
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, VectorCohort]]:
-        """Yield (clients, cohort) with clients of similar numbers of samples, which need little padding."""
+        """Yield (clients, cohort) pairs. A cohort's clients have similar numbers of samples and need little padding."""
         for group, is_new in seen_and_new(self.federation, clients, as_new):
             yield from self._cohorts(group, is_new)
 
@@ -176,7 +176,7 @@ class VectorEngine:
         """Raise PefllError if a round had a reply that is not finite.
 
         Args:
-            bad: the first such round, and the client to blame, int64 [2]; -1 for none.
+            bad: int64 [2], the first round with such a reply, and the client to blame; -1 for none.
         """
         round_, client = bad.tolist()
         if round_ >= 0:
@@ -212,6 +212,6 @@ class VectorEngine:
 
 
 def _capacity(counts: Any) -> tuple[int, int, int]:
-    """Return the largest number of samples of a client, for each split; counts is [3, clients]."""
+    """Return the largest number of samples that a client has, for each split; `counts` is [3, clients]."""
     train, validation, test = (int(row.max()) if row.size else 0 for row in counts)
     return train, validation, test

@@ -27,13 +27,13 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[Tree]]:
     size = int.from_bytes(message[:4], "little")
     head = json.loads(message[4 : 4 + size])
     tensors = safetensors.torch.load(message[4 + size :])
-    # Cloned, because numbers at unaligned addresses take other SIMD paths and are rounded differently.
+    # Cloned, because sums at unaligned addresses use other SIMD code, which rounds differently.
     values = iter(tensors[str(place)].clone() for place in range(len(tensors)))
     return head["header"], [build(structure, values) for structure in head["trees"]]
 
 
 def structure_of(tree: Tree) -> Any:
-    """Return the types of a tree without its tensors, in a form that JSON can hold."""
+    """Return the types of a tree without its tensors, as values that JSON can write."""
     if isinstance(tree, Tensor):
         return None
     return [type(tree).__module__, type(tree).__qualname__, [structure_of(part) for part in tree]]

@@ -1,4 +1,4 @@
-"""Processes of the serial engine: forked once, so that they share the data without copies."""
+"""Worker processes of the serial engine. They are forked once, so that they share the data without copies."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from pefll.engines.settings import keep_freed_memory, set_for_engines
 from pefll.engines.wire import pack, unpack
 from pefll.methods.contract import ClientState, Each, Everyone, Method
 
-SHARES = 4  # of a cohort's clients, at most, for each process
-PROGRESS_SECONDS = 0.5  # between two calls of `on_progress` while no reply comes
+SHARES = 4  # a cohort is split into at most this many shares per process
+PROGRESS_SECONDS = 0.5  # seconds between two calls of `on_progress` while no reply comes
 
-# This process's ends of all pipes. A forked process gets a copy of each, also of those of other threads. `process.lock`
-# guards changes and forks.
+# The server's ends of all pipes, also of pipes that other threads made. A forked process gets a copy of each.
+# `process.lock` guards changes and forks.
 _open_pipes: set[Connection] = set()
 
 RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
@@ -44,18 +44,18 @@ def can_fork() -> bool:
 
 
 class Workers:
-    """A fixed set of processes, each with the federation and the method at the time of its fork.
+    """A fixed set of processes. Each has a copy of the federation and of the method from the time of its fork.
 
     Args:
         run_here: runs a task on clients in the calling process.
         method: its functions are the tasks.
-        processes: their number.
+        processes: number of processes.
     """
 
     def __init__(self, run_here: RunHere, method: Method[Any], processes: int) -> None:
-        # The first use imports for seconds: once here, not in every process.
+        # The first use of torch.func imports modules for seconds. Do it once here, not in every process.
         torch.func.grad(torch.square)(torch.zeros(()))
-        pooled.works()  # likewise, and all processes get the same answer
+        pooled.works()  # compiles once, and all processes get the same answer
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
@@ -70,7 +70,7 @@ class Workers:
                 worker.start()
                 theirs.close()
             self._processes.append(worker)
-        # Runs before multiprocessing waits for its processes: these ignore its SIGTERM.
+        # At exit, multiprocessing sends SIGTERM and waits. The workers ignore SIGTERM, so end them before that.
         atexit.register(self.close)
 
     def run(
@@ -84,8 +84,8 @@ class Workers:
     ) -> Tree:
         """Run a method's task on clients, shared among the processes, and return the replies in order.
 
-        An idle process gets the next few clients: clients and cores differ in speed. With `on_progress` it gets one
-        client at a time, so that each is reported; see `BaseCohort`.
+        An idle process gets the next few clients, because clients and cores differ in speed. With `on_progress` (see
+        `BaseCohort`) a process gets one client at a time, so that each client is reported.
         """
         kinds = ["each" if isinstance(argument, Each) else "everyone" for argument in arguments]
         number = len(ids) if on_progress is not None else min(len(ids), SHARES * len(self._pipes))
@@ -125,7 +125,7 @@ class Workers:
                     if on_progress is not None:
                         on_progress(isinstance(replies[place], ClientState))
         except Exception:
-            for pipe in at_work:  # the next call must not read replies to this one
+            for pipe in at_work:  # else the next call would read replies to this call
                 with suppress(EOFError, OSError):
                     pipe.recv_bytes()
             raise
@@ -182,11 +182,12 @@ def _worker_died() -> PefllError:
 
 
 def _serve(pipe: Connection, run_here: RunHere, method: Method[Any]) -> None:
-    # The fork copied other workers' pipes. While these copies are open, those workers do not notice the server's end.
+    # The fork copied the pipes of other workers. Those workers would not notice that the server has ended while a copy
+    # is open.
     for other in _open_pipes:
         other.close()
-    # Ctrl-C, SIGTERM of a batch system and the end of a terminal reach the whole group. The server decides when to
-    # stop; when it ends, for whatever reason, the pipe closes.
+    # Ctrl-C, SIGTERM and the end of a terminal reach all processes of the group. Only the server decides when to stop.
+    # When the server ends, for any reason, the pipe closes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     set_for_engines("float32")

@@ -43,13 +43,13 @@ CLIENTS = 4
 BAD = 1
 REPLIES = ("another-round", "shape", "dtype", "nan", "norm", "100mb", "another-format", "garbage", "raises", "late")
 WORDS = {
-    "another-round": "answered for round",
+    "another-round": "answered with round",
     "shape": "instead of float32",
     "dtype": "sent int64",
     "nan": "NaN or infinity",
     "norm": "times as long as the median",
-    "100mb": "bytes where",
-    "another-format": "speaks format 2, this server format 3: upgrade pefll on the client's machine",
+    "100mb": "bytes, but at most",
+    "another-format": "uses format 2, but this server uses 3: upgrade pefll on the client's machine",
     "garbage": "sent a list of tensors that cannot be read",
     "raises": "failed in its app",
     "late": "did not answer within",
@@ -140,7 +140,7 @@ def all_gone(here: Setting, place: Path) -> list[dict[str, Any]]:
         wait_until(lambda: "round 0 done" in there.log("run"), 600, "the first round")
         for client in range(CLIENTS):
             there.end(client_name(client), hard=True)
-        wait_until(lambda: "it is repeated" in there.log("run"), 600, "the server to notice")
+        wait_until(lambda: "the server tries again" in there.log("run"), 600, "the server to notice")
         for client in range(CLIENTS):
             start_client(there, here, client)
         while process.poll() is None:

@@ -37,19 +37,19 @@ FAULTS = {
     "silent": (lambda request, deliver: [], "did not answer within"),
     "another round": (
         lambda r, d: changed(r, d, lambda header, tensors: (header | {"round": ROUND - 1}, tensors)),
-        "answered for round 0 and not 1",
+        "answered with round 0 instead of 1",
     ),
     "another exchange": (
         lambda r, d: changed(r, d, lambda header, tensors: (header | {"exchange": 7}, tensors)),
-        "answered for exchange 7",
+        "answered with exchange 7",
     ),
     "another client": (
         lambda r, d: changed(r, d, lambda header, tensors: (header | {"client": 99}, tensors)),
-        "answered for client 99",
+        "answered with client 99",
     ),
     "another name": (
         lambda r, d: changed(r, d, lambda header, tensors: (header | {"name": "somebody"}, tensors)),
-        "answered for name 'somebody'",
+        "answered with name 'somebody'",
     ),
     "another shape": (
         lambda r, d: changed(r, d, lambda header, tensors: (header, {"0": tensors["0"][:-1]})),
@@ -85,7 +85,7 @@ def unreadable(request, deliver):
     return [Message(RecordDict({"surprise": ConfigRecord({"a": 1})}), reply_to=request)]
 
 
-FAULTS["another kind of message"] = (unreadable, "no message of pefll")
+FAULTS["another kind of message"] = (unreadable, "not a pefll message")
 
 
 @exchanges
@@ -354,7 +354,7 @@ def test_with_fewer_than_the_quorum_a_round_is_repeated_until_they_are_back(tmp_
 
     def report(sentence):
         said.append(sentence)
-        if sum("it is repeated" in line for line in said) == 3:
+        if sum("the server tries again" in line for line in said) == 3:
             here.grid.online |= everybody
 
     engine = here.engine(report=report)
@@ -363,7 +363,7 @@ def test_with_fewer_than_the_quorum_a_round_is_repeated_until_they_are_back(tmp_
     state = engine.advance(state, 1, ROUNDS - 1)
     engine.close()
     assert sha256(state) == expected
-    assert sum("0 of 4 clients left, and 2 needed; it is repeated" in line for line in said) == 3
+    assert sum("0 of 4 clients left, but 2 are needed; the server tries again" in line for line in said) == 3
 
 
 def test_a_round_that_cannot_be_done_ends_the_run_and_fakes_nothing(tmp_path):
@@ -438,10 +438,10 @@ def test_in_an_evaluation_a_client_that_fails_is_left_out_of_the_mean(tmp_path):
 @pytest.mark.parametrize(
     ("forged", "reason"),
     [
-        ({"1": torch.tensor(1e6)}, "right among"),
-        ({"1": torch.tensor(-3.0)}, "-3 right, which is no count"),
-        ({"0": torch.tensor(2.5)}, "2.5 samples, which is no count"),
-        ({"0": torch.tensor(1e6), "1": torch.tensor(1e6)}, "1e+06 samples, having said that it has"),
+        ({"1": torch.tensor(1e6)}, "correct among"),
+        ({"1": torch.tensor(-3.0)}, "-3 correct, which is not a count"),
+        ({"0": torch.tensor(2.5)}, "2.5 samples, which is not a count"),
+        ({"0": torch.tensor(1e6), "1": torch.tensor(1e6)}, "1e+06 samples, but said that it has"),
     ],
 )
 def test_in_an_evaluation_a_score_that_cannot_be_is_left_out_of_the_mean(forged, reason, tmp_path):

@@ -90,28 +90,28 @@ def of_version(text):
 OTHERS = {
     "format 1": (
         of_format_1,
-        "speaks format 1, this server format 3: upgrade pefll on the client's machine",
-        "speaks format 1, this client format 3: upgrade pefll on the server's machine",
+        "uses format 1, but this server uses 3: upgrade pefll on the client's machine",
+        "uses format 1, but this client uses 3: upgrade pefll on the server's machine",
     ),
     "format 2": (
         lambda: of_format(2),
-        "speaks format 2, this server format 3: upgrade pefll on the client's machine",
-        "speaks format 2, this client format 3: upgrade pefll on the server's machine",
+        "uses format 2, but this server uses 3: upgrade pefll on the client's machine",
+        "uses format 2, but this client uses 3: upgrade pefll on the server's machine",
     ),
     "format 4": (
         lambda: of_format(4),
-        "speaks format 4, this server format 3: upgrade pefll on the server's machine",
-        "speaks format 4, this client format 3: upgrade pefll on the client's machine",
+        "uses format 4, but this server uses 3: upgrade pefll on the server's machine",
+        "uses format 4, but this client uses 3: upgrade pefll on the client's machine",
     ),
     "a format in words": (
         lambda: of_format("x" * 100),
-        "speaks a format of another kind, this server format 3: is its pefll another one?",
-        "speaks a format of another kind, this client format 3: is its pefll another one?",
+        "uses an unknown format, but this server uses format 3: check its version of pefll",
+        "uses an unknown format, but this client uses format 3: check its version of pefll",
     ),
     "a newer pefll": (
         lambda: of_version("9.9.9"),
-        f"has pefll 9.9.9, this server {__version__}: install the same on both",
-        f"has pefll 9.9.9, this client {__version__}: install the same on both",
+        f"has pefll 9.9.9, but this server has {__version__}: install the same on both",
+        f"has pefll 9.9.9, but this client has {__version__}: install the same on both",
     ),
 }
 
@@ -154,7 +154,7 @@ def test_a_client_says_of_a_server_of_another_version_what_to_do_and_tells_it_to
     told = header_of(replies[1].content)
     assert told == {
         "name": "client-001",
-        "refusal": f"could not read the request, saying that the server {sentence}",
+        "refusal": f"could not read the request: the server {sentence}",
     }
 
 

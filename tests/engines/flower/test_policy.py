@@ -245,8 +245,8 @@ def test_what_a_client_keeps_goes_only_where_the_method_puts_it(tmp_path):
     for task in ("train", "join_in"):
         refusal, tensors = ask(here, task, ["round-1-0:0"], keep="round-2-0")
         assert refusal == (
-            f"refuses to use what it keeps as 'theta' of '{task}': only the arguments that PFedMe names in "
-            "`kept_arguments` may be kept ones [PEFLL-P013]"
+            f"refuses to use kept tensors as 'theta' of '{task}': PFedMe does not name this argument in "
+            "`kept_arguments` [PEFLL-P013]"
         )
         assert not tensors
     refusal, tensors = ask(here, "train", [theta, "round-1-0:0"])

@@ -1,1 +1,1 @@
-"""GPU kernels: Triton, and CUDA C++ for first layers. Importing them needs Triton, so operations import them late."""
+"""GPU kernels in Triton, and in CUDA C++ for first layers. They import Triton, so functions import them when needed."""

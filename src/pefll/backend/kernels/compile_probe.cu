@@ -1,4 +1,4 @@
-// Tests whether CUDA C++ compiles here: the compiler may be missing, or the card too old for `mma`.
+// Tests whether CUDA C++ compiles here. The compiler may be missing, or the GPU may be too old for `mma`.
 
 extern "C" __global__ void compile_probe(float* x) {
     const unsigned a[4] = {}, b[2] = {};

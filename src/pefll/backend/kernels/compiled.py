@@ -1,6 +1,6 @@
 """Compiles CUDA C++ kernels at first use with NVRTC, the compiler that comes with torch.
 
-The user's cache folder keeps the machine code.
+The machine code is stored in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from torch import Tensor
 
 from pefll.backend.cache import cache_folder
 
-# An int has 32 bits.
-Argument = Tensor | int | ctypes.c_longlong
+Argument = Tensor | int | ctypes.c_longlong  # a kernel gets an int as 32 bits
 Kernel = Callable[[tuple[int, int], int, int, Sequence[Argument]], None]
 
 
 @cache
 def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> Kernel:
-    """Return a function that launches a kernel: it takes grid, threads of a block, bytes of shared memory, arguments.
+    """Return a function that launches a kernel.
+
+    The function's arguments are the grid, the threads of a block, the bytes of shared memory, and a kernel's arguments.
 
     Args:
-        name: of the function in the source.
-        source: a file beside this one.
-        constants: values of the names in capitals.
+        name: name of the kernel's function in the source.
+        source: a file in this folder.
+        constants: the names in capitals of the source, with their values.
         device: a GPU.
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -40,7 +41,7 @@ def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], devic
     with torch.cuda.device(device):
         _have_context(device)
         if _driver().cuModuleLoadData(ctypes.byref(module), code):
-            kept.unlink(missing_ok=True)  # the file may be damaged
+            kept.unlink(missing_ok=True)  # the cached file may be damaged
             code, _ = machine_code(source, constants, device)
             _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
@@ -64,14 +65,14 @@ def kernel(name: str, source: str, constants: tuple[tuple[str, int], ...], devic
 
 @cache
 def works(device: torch.device) -> bool:
-    """Return whether a small kernel compiles: the compiler or the driver may be missing, or the card too old."""
+    """Return whether a small kernel compiles. The compiler or the driver may be missing, or the GPU may be too old."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
         kernel("compile_probe", "compile_probe.cu", (("BF16", 1),), device)
     except (OSError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"CUDA C++ cannot be compiled here ({reason}); Triton's kernels take its place", stacklevel=2)
+        warnings.warn(f"CUDA C++ cannot be compiled here ({reason}); Triton's kernels are used instead", stacklevel=2)
         return False
     return True
 
@@ -80,12 +81,12 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_long
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     if isinstance(argument, int) and not -(1 << 31) <= argument < 1 << 31:
-        raise OverflowError(f"{argument} has more than 32 bits")  # ctypes would cut it
+        raise OverflowError(f"{argument} has more than 32 bits")  # ctypes would silently drop bits
     return ctypes.c_int(argument) if isinstance(argument, int) else argument
 
 
 def _have_context(device: torch.device) -> None:
-    """Set the device's context for this thread if it has none; a new thread has none."""
+    """Give this thread the device's CUDA context if it has no context yet. A new thread has none."""
     current = ctypes.c_void_p()
     _check(_driver().cuCtxGetCurrent(ctypes.byref(current)))
     if not current:
@@ -94,7 +95,7 @@ def _have_context(device: torch.device) -> None:
 
 
 def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> tuple[bytes, Path]:
-    """Return the machine code of a source file for this device, cached or compiled, and its path in the cache."""
+    """Return a source file's machine code for this device, from the cache or compiled, and its path in the cache."""
     here = Path(__file__).parent
     text = (here / "primitives.cuh").read_text() + (here / source).read_text()
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,9 +1,9 @@
-"""Triton kernels for the backward pass of a bfloat16 convolution with a client axis; its input is NHWC.
+"""Triton kernels for the backward pass of a bfloat16 convolution with a client axis. The input is NHWC.
 
-The first kernel writes the *routed* gradients: for every window a row with one gradient for each (position, channel),
-zero unless the position had the maximum. Weight and input gradients are then plain products of rows in memory. Loads
-of the next rows overlap with products. See `pefll.backend.kernels.convolution` for windows, positions, routes and
-spread weights.
+`pefll.backend.kernels.convolution` explains windows, positions, routes and spread weights. The first kernel writes the
+*routed* gradients. Every window gets a row, with one gradient for each (position, channel). The gradient is zero unless
+that position had the maximum. Weight and input gradients are then plain matrix products of such rows. The next rows are
+loaded while the products are computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _let_through(
     CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, POOL: tl.constexpr, ROUTED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write gradients as [window, position, co], and this program's partial sum of the bias's gradient."""
+    """Write routed gradients as [window, position, co], and this program's partial sum of the bias's gradient."""
     PLACES: tl.constexpr = POOL * POOL
     client = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -90,7 +90,7 @@ def _gather_up(
     POOL: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, BIAS_BLOCK: tl.constexpr,
     BIAS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of all positions that share a weight, into gradients [co, ci, kh, kw] and [co]."""
+    """Add partial sums, and positions that share a weight, to the gradients [co, ci, kh, kw] and [co]."""
     client = tl.program_id(1).to(tl.int64)
     K: tl.constexpr = WH * WW * LAID
     WEIGHTS: tl.constexpr = CO * KH * KW * CI
@@ -129,10 +129,10 @@ def _input_gradient(
     FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr, CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr,
     BY_BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A row of a tile is a block of SIDE x SIDE input pixels; its columns are (pixel in the block, input channel).
+    """Write the input's gradient. A tile's rows are blocks of SIDE x SIDE pixels; its columns are (pixel, channel).
 
-    The windows of the same few pooling cells contain all pixels of a block. A pixel has one place in each window, so
-    the spread weights of the forward pass hold its weights.
+    All pixels of a block lie in the windows of the same few pooling cells. A pixel has one position in each window. So
+    the spread weights of the forward pass have the pixel's weights.
     """
     client = tl.program_id(2).to(tl.int64)
     N: tl.constexpr = POOL * POOL * CO
@@ -162,19 +162,19 @@ def _input_gradient(
 
 
 def routed_gradient(g: Tensor, route: Tensor, nhwc: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Return gradients by position, [c, rows, position * co], and partial sums of the bias's gradient, [c, shares, co].
+    """Return routed gradients, [c, rows, position * co], and partial sums of the bias's gradient, [c, shares, co].
 
     Args:
-        g: gradient of the output, [c, b, co, ph, pw], in any layout and either type. The bias's gradient is a float32
-            sum of these numbers; products round them to bfloat16.
-        route: from `forward`, contiguous.
-        nhwc: the input, [c, b, h, w, channels]; its type is the type of the gradients by position.
-        geometry: of the convolution.
+        g: gradient of the output, [c, b, co, ph, pw], in any layout, float32 or bfloat16. The bias's gradient is a
+            float32 sum of these numbers. Products round them to bfloat16.
+        route: the route from `forward`, contiguous.
+        nhwc: the input, [c, b, h, w, channels]. The routed gradients get its type.
+        geometry: sizes of the convolution.
     """
     s = geometry
     clients, samples = g.shape[:2]
     rows = samples * s.ph * s.pw
-    # Small blocks if there are too few rows to keep every multiprocessor busy.
+    # Blocks are small if there are too few rows to keep every multiprocessor busy.
     bm = 128 if clients * rows > 128 * PROGRAMS else 32
     blocks = triton.cdiv(rows, bm)
     routed = nhwc.new_empty((clients, rows, s.pool**2 * s.co))
@@ -191,10 +191,10 @@ def weight_gradient(routed: Tensor, shares: Tensor, nhwc: Tensor, geometry: Geom
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        routed: from `routed_gradient`.
-        shares: from `routed_gradient`.
+        routed: routed gradients, from `routed_gradient`.
+        shares: partial sums, from `routed_gradient`.
         nhwc: the input, [c, b, h, w, channels], contiguous.
-        geometry: of the convolution.
+        geometry: sizes of the convolution.
     """
     clients, samples, _, _, channels = nhwc.shape
     s = geometry._replace(ci=channels)
@@ -229,11 +229,11 @@ def input_gradient(
     """Return the gradient of x as [c, b, h, w, ci].
 
     Args:
-        routed: from `routed_gradient`.
-        spread: from `forward`, contiguous.
+        routed: routed gradients, from `routed_gradient`.
+        spread: the spread weights from `forward`, contiguous.
         nhwc: the input, [c, b, h, w, channels].
-        geometry: of the convolution.
-        dtype: of x, and so of its gradient.
+        geometry: sizes of the convolution.
+        dtype: type of x and of its gradient.
     """
     s = geometry
     clients, samples = nhwc.shape[:2]
@@ -261,7 +261,7 @@ def _weight_tile(columns: int, window: int, nhwc: Tensor) -> tuple[int, int, int
 def _input_tile(s: Geometry, routed: Tensor, rows: int) -> tuple[int, int, int, int, int]:
     step = s.stride * s.pool
     channels = side(s.ci, max(16, 64 // step**2))
-    # The rows of a program change no sum, so they may depend on the clients of all runs together.
+    # The number of rows of a program changes no sum, so it may depend on the total number of clients of all runs.
     most = 128 if len(routed) * rows > 4 * 128 * PROGRAMS else 64
     at_once, deep, stages = shrunk(routed, most, side(routed.shape[2], 64), step**2 * channels, 3, "bf16")
     return at_once, channels, deep, 4, stages

@@ -1,7 +1,7 @@
 """Triton kernels for the input gradient of a convolution with pooling, bias and ReLU, with a client axis.
 
-The gradient of a pixel is a sum over the pooling cells whose windows contain it. See
-`pefll.backend.kernels.convolution` for windows, positions and routes; `conv_backward_bf16` is for bfloat16.
+The gradient of a pixel is a sum over the pooling cells whose windows contain it. `pefll.backend.kernels.convolution`
+explains windows, positions and routes. For bfloat16 see `conv_backward_bf16`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _spread_back(
     PAD: tl.constexpr, POOL: tl.constexpr, SIDE: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the filters [co, ci, kh, kw] as [cell, position, pixel of the block, ci, co]; unrelated ones are zero."""
+    """Write filters [co, ci, kh, kw] as [cell, position, pixel, ci, co]; zero if a position does not read a pixel."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     SIZE: tl.constexpr = CELLS_Y * CELLS_X * POOL * POOL * SIDE * SIDE * CI * CO
@@ -40,7 +40,7 @@ def _spread_back(
 
 @triton.jit
 def blocks_of(B, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr, BY_BLOCK: tl.constexpr, BM: tl.constexpr):
-    """Return the blocks of pixels that are a program's rows: sample, row, column, and whether they exist.
+    """Return the blocks of pixels that are a program's rows: sample, row, column, and whether the block exists.
 
     With BY_BLOCK, consecutive rows are the same block of different samples. A program with blocks at the border then
     has fewer cells to add.
@@ -70,10 +70,10 @@ def cells_of(
     ry, rx, there, PH: tl.constexpr, PW: tl.constexpr, FIRST_Y: tl.constexpr, FIRST_X: tl.constexpr,
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BY_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the existing pooling cells whose windows contain pixels of any of the blocks (ry, rx).
+    """Find the existing pooling cells whose windows contain pixels of any of the blocks (ry, rx).
 
-    They are the row and column of the first cell, relative to a block, the cells in a row, and the number of cells.
-    Without BY_BLOCK nearly every program has inner blocks, which need all cells: the numbers are then constants, and
+    Return the row and the column of the first cell, relative to a block, the cells in a row, and the number of cells.
+    Without BY_BLOCK nearly every program has inner blocks, which need all cells. The numbers are then constants, and
     the threads need no reductions.
     """
     if not BY_BLOCK:
@@ -82,7 +82,7 @@ def cells_of(
     left = tl.maximum(-tl.max(tl.where(there, rx, 0)), FIRST_X)
     bottom = tl.minimum(PH - tl.min(tl.where(there, ry, PH)), FIRST_Y + CELLS_Y)
     right = tl.minimum(PW - tl.min(tl.where(there, rx, PW)), FIRST_X + CELLS_X)
-    across = tl.maximum(right - left, 1)  # a divisor, also if there are no cells
+    across = tl.maximum(right - left, 1)  # at least 1, because the caller divides by it
     return top, left, across, across * tl.maximum(bottom - top, 0)
 
 
@@ -94,10 +94,10 @@ def _input_gradient(
     CELLS_Y: tl.constexpr, CELLS_X: tl.constexpr, BY_BLOCK: tl.constexpr,
     ROUTED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A row of a tile is a block of SIDE x SIDE input pixels; its columns are (pixel in the block, input channel).
+    """Write the input's gradient. A tile's rows are blocks of SIDE x SIDE pixels; its columns are (pixel, channel).
 
-    The windows of the same few pooling cells contain all pixels of a block. The gradient of a cell is loaded once; each
-    of its positions is one product with its filters for the block's pixels.
+    All pixels of a block lie in the windows of the same few pooling cells. The gradient of a cell is loaded once. Then
+    each position of the cell is one product, with the position's filters for the block's pixels.
     """
     client = tl.program_id(2).to(tl.int64)
     b, ry, rx, there = blocks_of(B, H, W, SIDE, BY_BLOCK, BM)
@@ -133,12 +133,12 @@ class BlockCells(NamedTuple):
     """The pooling cells whose windows contain a block of input pixels.
 
     Attributes:
-        side: of a block of pixels: the step from one cell to the next, so that its pixels have the same cells.
+        side: side of a block. It is the step from one cell to the next, so all pixels of a block have the same cells.
         first_y: row of the first cell, relative to the block.
-        first_x: its column.
-        cells_y: rows of cells.
-        cells_x: columns of cells.
-        by_block: whether rows are ordered by block: if over a quarter of these cells are beyond the border.
+        first_x: column of the first cell, relative to the block.
+        cells_y: number of rows of cells.
+        cells_x: number of columns of cells.
+        by_block: whether a tile's rows are ordered by block. They are if over a quarter of the cells do not exist.
     """
 
     side: int
@@ -151,7 +151,7 @@ class BlockCells(NamedTuple):
 
 @cache
 def block_cells(s: Geometry) -> BlockCells:
-    """Return the cells for blocks of a convolution's input."""
+    """Return the pooling cells for blocks of a convolution's input."""
     step = s.stride * s.pool
     last = (step - 1 + s.padding) // step
     firsts, numbers, there = [], [], 1.0
@@ -169,10 +169,10 @@ def input_gradient(g: Tensor, route: Tensor, w: Tensor, geometry: Geometry, prec
 
     Args:
         g: gradient of the output, [c, b, ph, pw, co], contiguous.
-        route: from `forward`.
+        route: the route from `forward`.
         w: [c, co, ci, kh, kw], contiguous rows.
-        geometry: of the convolution.
-        precision: of products.
+        geometry: sizes of the convolution.
+        precision: precision of products.
     """
     s = geometry
     clients, samples = g.shape[:2]

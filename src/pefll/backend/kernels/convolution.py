@@ -1,16 +1,16 @@
 """Triton kernels for convolution, max-pooling, bias and ReLU with a client axis, forward and backward.
 
-Channels are innermost in memory. A pooled output belongs to a *cell* of convolution positions. It depends on one
+Channels are innermost in memory. A pooled output is the maximum of a *cell* of convolution positions. It depends on one
 *window* of the input: all pixels that any position of the cell reads. A row of a tile is a window, so a pixel is loaded
-once per window, not once per position. The columns of a tile are (position in the cell, output channel). Their
-filters, the *spread* weights, cover the whole window and are zero outside of the position's own pixels. Tensor cores
-multiply by these zeros faster than memory could deliver the pixels again.
+once per window, not once per position. The columns of a tile are (position in the cell, output channel). The filter of
+a column covers the whole window, and is zero at pixels that the position does not read. These filters are the *spread*
+weights. Multiplying by their zeros on tensor cores is faster than loading the pixels again for each position.
 
 For bfloat16 products the input is first copied: rounded, NHWC, and with four channels instead of three. Most windows
 then start at multiples of 16 bytes. No copy is made if the previous convolution wrote bfloat16 in NHWC.
 
-The *route* stores one byte per output: the position of the cell with the maximum, or 255 if ReLU gave zero. The
-convolution's own output is never written to memory.
+The *route* is one byte per output: the position in the cell that had the maximum, or 255 if ReLU gave zero. The values
+before pooling are never written to memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from pefll.backend.geometry import Geometry
 from pefll.backend.kernels.tiles import shrunk, side
 
-PROGRAMS = 132  # least number of partial sums over all pictures: one for each multiprocessor of an H200
+PROGRAMS = 132  # smallest number of partial sums over all pictures: one for each multiprocessor of an H200
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _spread(
     w, out, block, CI: tl.constexpr, LAID: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one client's filters [co, ci, kh, kw] as [position, co, (wy, wx, ci)], with LAID input channels."""
+    """Write one client's filters [co, ci, kh, kw] as spread weights [position, co, (wy, wx, LAID channels)]."""
     at = block * BLOCK + tl.arange(0, BLOCK)
     K: tl.constexpr = WH * WW * LAID
     SIZE: tl.constexpr = POOL * POOL * CO * K
@@ -85,7 +85,7 @@ def pixels(k, sx_h, sx_w, sx_k, CI: tl.constexpr, WW: tl.constexpr, PAD: tl.cons
     wx = (k // CI) % WW
     offset = wy * sx_h + wx * sx_w + (k % CI) * sx_k
     if VECTOR > 1:  # see `vector_width`
-        if PAD > 0:  # a group is within one pixel
+        if PAD > 0:  # then a vector of numbers is within one pixel
             wy = tl.max_constancy(wy, VECTOR)
             wx = tl.max_constancy(wx, VECTOR)
         offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
@@ -143,7 +143,7 @@ def _forward(
         value += tl.load(bias + client * sb_c + co, mask=co < CO, other=0.0)[None, :]
     if RELU:
         winner = tl.where(value <= 0, 255, winner)
-        value = tl.where(value <= 0, 0.0, value)  # not `maximum`, which would drop NaN
+        value = tl.where(value <= 0, 0.0, value)  # `tl.maximum` would drop NaN
     inside = (rows < B * PH * PW)[:, None] & (co < CO)[None, :]
     out = (client * B * PH * PW + rows)[:, None] * CO + co[None, :]
     if CHANNELS_FIRST:
@@ -165,7 +165,7 @@ def _weight_gradient(
 ):  # fmt: skip
     """Write this program's partial sum of the gradient of the spread weights.
 
-    Every window has one more element, which is 1: its row, after the last, is the gradient of the bias.
+    Every window gets one more element at its end, which is 1. The row of that element is the gradient of the bias.
     """
     PLACES: tl.constexpr = POOL * POOL
     k = (tl.program_id(0) // CO_BLOCKS) * BK + tl.arange(0, BK)
@@ -212,7 +212,7 @@ def _gather_up(
     STRIDE: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of all positions that share a weight, into gradients [co, ci, kh, kw] and [co]."""
+    """Add partial sums, and positions that share a weight, to the gradients [co, ci, kh, kw] and [co]."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     co, k = at % CO, at // CO  # neighbouring threads read neighbouring numbers
@@ -239,8 +239,8 @@ class Forward(NamedTuple):
 
     Attributes:
         y: outputs, float32 or bfloat16 [c, b, co, ph, pw].
-        route: position of the maximum, uint8 [c, b, ph, pw, co]; [c, 1] if all outputs get gradients.
-        nhwc: the copy of the input, [c, b, h, w, channels]; [c, 0] if there is none.
+        route: position of the maximum, uint8 [c, b, ph, pw, co]; [c, 1] without pooling and ReLU.
+        nhwc: the copy of the input, [c, b, h, w, channels]; [c, 0] if there is no copy.
         spread: the spread weights, [c, position, co, window]; [c, 0] unless bfloat16.
     """
 
@@ -262,12 +262,12 @@ def forward(
     """Return outputs, and tensors for the backward pass.
 
     Args:
-        x: [c, b, ci, h, w], in any layout; float32, or for bf16 also bfloat16, which is not copied.
+        x: [c, b, ci, h, w], in any layout, float32. If `precision` is bf16, it may be bfloat16, which is not copied.
         w: [c, co, ci, kh, kw], contiguous rows.
         bias: [c, co], or None.
-        geometry: of the convolution.
-        precision: of products: tf32x3, tf32 or bf16.
-        channels_first: the memory layout of outputs; channels are innermost by default.
+        geometry: sizes of the convolution.
+        precision: precision of products: tf32x3, tf32 or bf16.
+        channels_first: whether channels are outermost in the outputs' memory; by default they are innermost.
         bf16_out: whether outputs are rounded to bfloat16.
     """
     s = geometry
@@ -298,7 +298,7 @@ def forward(
         s.pool, s.relu, bias is not None, channels_first, vector_width(x, s), _triton_precision(precision),
         BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    # Autograd keeps the spread weights until the backward pass, so they are returned only if that reads them.
+    # Autograd stores the spread weights until the backward pass. So return them only if the backward pass reads them.
     if not channels_first:
         y = y.permute(0, 1, 4, 2, 3)
     return Forward(y, route, nhwc, spread if precision == "bf16" else spread.new_empty((clients, 0)))
@@ -309,10 +309,10 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
 
     Args:
         g: gradient of the output, [c, b, ph, pw, co], contiguous.
-        route: from `forward`.
+        route: the route from `forward`.
         x: [c, b, ci, h, w], in any layout.
-        geometry: of the convolution.
-        precision: of products: tf32x3 or tf32.
+        geometry: sizes of the convolution.
+        precision: precision of products: tf32x3 or tf32.
     """
     s = geometry
     clients, samples = x.shape[:2]
@@ -340,14 +340,14 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, geometry: Geometry, pre
 
 
 def split_sum(chunks: int, programs: int, pool: int) -> tuple[int, int]:
-    """Return the number of partial sums of a sum over `chunks`, and the chunks of each: enough to fill a card.
+    """Split a sum over chunks into enough partial sums to fill a GPU. Return their number, and the chunks of each.
 
-    Without pooling, pictures are large and products small: each multiprocessor then gets two programs, of which one
+    Without pooling, pictures are large and products small. Each multiprocessor then gets two programs, so that one
     multiplies while the other waits for memory.
 
     Args:
-        chunks: of rows; one product takes a chunk.
-        programs: without splitting.
+        chunks: number of chunks of rows; each chunk is one product.
+        programs: number of programs if the sum is not split.
         pool: side of the pooling windows.
     """
     wanted = PROGRAMS if pool > 1 else 2 * PROGRAMS
@@ -356,9 +356,9 @@ def split_sum(chunks: int, programs: int, pool: int) -> tuple[int, int]:
     return triton.cdiv(chunks, each), each
 
 
-# Sizes of tiles (rows, channels, inner), warps and stages. They were the fastest on an H200 for the paper's LeNet with
-# 5 and with 50 clients, and are reduced on cards with less shared memory. They change results only by rounding. The
-# number of clients decides how the sum of a weight gradient is split; of several runs, the clients of one run count.
+# Sizes of tiles (rows, channels, inner), warps and stages. These were the fastest on an H200 for the paper's LeNet with
+# 5 and with 50 clients. On GPUs with less shared memory they are smaller, which changes results only by rounding. The
+# number of clients in one run decides how the sum of a weight gradient is split. Other runs do not matter.
 
 
 def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int, int, int]:
@@ -367,7 +367,7 @@ def _forward_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int
     if precision == "bf16":
         small = inner <= 256
         channels = side(s.co, max(16, (64 if small else 128) // s.pool**2))
-        deep = max(16, gcd(inner, 64))  # no part of a tile beyond the window if possible
+        deep = max(16, gcd(inner, 64))  # if possible, no tile reaches beyond the window
         at_once, deep, stages = shrunk(
             x, 128 if small else 64, deep, s.pool**2 * channels, 2 if small else 3, precision
         )
@@ -387,17 +387,17 @@ def _weight_tile(s: Geometry, x: Tensor, precision: str) -> tuple[int, int, int,
 
 
 def padded_channels(channels: int) -> int:
-    """Return the channels of the NHWC copy: one more if that makes them a multiple of four."""
+    """Return the number of channels of the NHWC copy: one more if that is a multiple of four."""
     return channels + 1 if channels % 4 == 3 else channels
 
 
 def factor_type(like: Tensor, precision: str) -> torch.dtype:
-    """Return the type of factors. The interpreter has no bfloat16 and uses float32."""
+    """Return the type of factors. Triton's interpreter has no bfloat16, so it uses float32."""
     return torch.bfloat16 if precision == "bf16" and like.is_cuda else torch.float32
 
 
 def _triton_precision(precision: str) -> str:
-    """Return Triton's name for the precision of float32 factors; it is ignored for other types."""
+    """Return Triton's name for the precision of float32 factors. Triton ignores it for other types."""
     return "tf32" if precision == "bf16" else precision
 
 
@@ -408,9 +408,9 @@ def _strides(x: Tensor) -> tuple[int, int, int, int, int]:
 
 
 def vector_width(x: Tensor, s: Geometry) -> int:
-    """Return how many numbers of a window one load can fetch: neighbours in memory, aligned to the group.
+    """Return how many numbers of a window one load can fetch. They must be neighbours in memory, and aligned.
 
-    A group may span two pixels of a row, unless one of them may be padding.
+    Such a group of numbers may span two pixels of a row, unless there is padding.
     """
     client, sample, channel, row, column = x.stride()
     if channel != 1 or column != s.ci:

@@ -1,7 +1,7 @@
 """Triton kernels for linear layers with few rows and very many outputs, forward and backward.
 
 The last layer of a hypernetwork has about a hundred inputs, a few rows (clients), and an output for every parameter of
-a client's model. Memory limits its speed: each pass reads the weights once, and their gradient is written once.
+a client's model. Memory limits the speed, so each pass reads the weights only once and writes their gradient only once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pefll.backend.kernels.tiles import SMALLEST
 
-# Partial sums of the sum over all outputs: three for each multiprocessor of an H200. The number is the same on every
-# card, so that all cards get the same bits.
+# The sum over all outputs is split into this many partial sums: three for each multiprocessor of an H200. The number is
+# the same on every GPU, so that all GPUs get the same bits.
 _PROGRAMS = 396
 
 
@@ -22,7 +22,7 @@ def _forward(
     x, w, bias, y, ROWS, OUT: tl.constexpr, IN: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """One program per block of outputs, with all rows."""
+    """Each program computes a block of outputs for all rows."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     i, r = tl.arange(0, BI), tl.arange(0, BR)
     a = tl.load(x + r[None, :] * IN + i[:, None], mask=(r < ROWS)[None, :] & (i < IN)[:, None], other=0.0)
@@ -37,7 +37,7 @@ def _forward(
 def _weight_gradient(
     g, x, dw, db, ROWS, OUT: tl.constexpr, IN: tl.constexpr, MOST: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr
 ):  # fmt: skip
-    """One program per block of outputs, with all rows. So few products need no tensor cores."""
+    """Each program computes the gradients for a block of outputs, from all rows. So few rows need no tensor cores."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     i = tl.arange(0, BI)
     total, of_bias = tl.zeros([BO, BI], tl.float32), tl.zeros([BO], tl.float32)
@@ -55,7 +55,7 @@ def _input_gradient(
     g, w, shares, ROWS, OUT: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr, PROGRAMS: tl.constexpr,
     BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """One program has all rows and every PROGRAMS-th block of outputs; it writes a partial sum over these."""
+    """Each program adds every PROGRAMS-th block of outputs, for all rows, and writes that partial sum."""
     i, r = tl.arange(0, BI), tl.arange(0, BR)
     total = tl.zeros([BR, BI], tl.float32)
     for turn in range(0, OUT, PROGRAMS * BO):
@@ -68,13 +68,13 @@ def _input_gradient(
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-    """Return [r, o].
+    """Return the layer's output [r, o].
 
     Args:
         x: [r, i], contiguous.
         w: [o, i], contiguous.
         bias: [o], contiguous, or None.
-        precision: of products: tf32x3 or tf32.
+        precision: precision of products: tf32x3 or tf32.
     """
     rows, inputs = x.shape
     outputs = len(w)
@@ -90,9 +90,9 @@ def input_gradient(g: Tensor, w: Tensor, precision: str) -> Tensor:
     """Return the gradient of x, [r, i].
 
     Args:
-        g: of the output, [r, o], contiguous.
+        g: gradient of the output, [r, o], contiguous.
         w: [o, i], contiguous.
-        precision: of products.
+        precision: precision of products.
     """
     rows, (outputs, inputs) = len(g), w.shape
     sides = _sides(rows, inputs)
@@ -107,7 +107,7 @@ def weight_gradient(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of w [o, i] and bias [o].
 
     Args:
-        g: of the output, [r, o], contiguous.
+        g: gradient of the output, [r, o], contiguous.
         x: [r, i], contiguous.
     """
     (rows, inputs), outputs = x.shape, g.shape[1]

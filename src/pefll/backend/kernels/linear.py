@@ -43,7 +43,7 @@ def _backward(
     RELU: tl.constexpr, INPUT: tl.constexpr, PRECISION: tl.constexpr,
     BB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
-    """One program per block of inputs, with all samples and outputs; it writes these columns of dx and dw."""
+    """Each program writes the columns of dx and dw for a block of inputs, from all samples and outputs."""
     client = tl.program_id(1).to(tl.int64)
     b = tl.arange(0, BB)
     i = tl.program_id(0) * BI + tl.arange(0, BI)
@@ -80,14 +80,14 @@ def _backward(
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, relu: bool, precision: str) -> Tensor:
-    """Return [c, b, o].
+    """Return the layer's output [c, b, o].
 
     Args:
         x: [c, b, i], contiguous along i.
         w: [c, o, i], contiguous rows.
         bias: [c, o], or None.
         relu: whether ReLU follows.
-        precision: of products: tf32x3, tf32 or bf16.
+        precision: precision of products: tf32x3, tf32 or bf16.
     """
     clients, samples, inputs = x.shape
     outputs = w.shape[1]
@@ -110,11 +110,11 @@ def backward(
     Args:
         g: gradient of the output, [c, b, o], contiguous along o.
         y: the output, [c, b, o], contiguous; read only with ReLU.
-        x: [c, b, i], contiguous along i; a tile holds all samples of a client.
+        x: [c, b, i], contiguous along i. All samples of a client must fit into one tile.
         w: [c, o, i], contiguous rows.
         relu: whether ReLU followed.
         wants_input: whether the gradient of x is needed.
-        precision: of products.
+        precision: precision of products.
     """
     clients, samples, inputs = x.shape
     outputs = w.shape[1]
@@ -149,6 +149,7 @@ def _backward_tile(x: Tensor, outputs: int) -> tuple[int, int, int, int]:
         return 16, 128, 4, 2
     if inputs <= 256:
         return side(outputs, 128), 32, 4, 2
-    # The block of inputs changes no sum of dw or dx, so it may depend on the clients of all runs together. The sum of
-    # db follows Triton's layout of gradients, which stays the same if their rows are multiples of 32 bytes.
+    # The size of the block of inputs does not change how dw and dx are added. So it may depend on the total number of
+    # clients of all runs. The order of db's sum depends on Triton's layout of the gradients. That layout stays the same
+    # if the rows of the gradients are multiples of 32 bytes.
     return side(outputs, 64), 64 if outputs % 8 == 0 and clients * inputs > 64 * 132 else 32, 4, 2

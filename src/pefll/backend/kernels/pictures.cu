@@ -1,27 +1,28 @@
 // Convolutions with a client axis in bfloat16 or TF32. A block copies a few pictures of one client to shared memory.
 //
-// Triton's kernels (convolution.py, conv_backward_bf16.py) load every window from the L2 cache, so a pixel about ten
-// times, and write the routed gradients of every position. Here a picture is read once, and rounded while it is copied.
-// Windows are addresses in shared memory. The layouts below put the 32 addresses of a warp into different banks.
-// Constants in capitals are given to the compiler, see pictures.py.
+// The Triton kernels (convolution.py, conv_backward_bf16.py) load every window from the L2 cache. So they load a pixel
+// about ten times. They also write the routed gradients of every position. Here a picture is loaded once, and rounded
+// while it is copied. A window is an address in shared memory. The layouts below put the 32 addresses of a warp into
+// different banks. pictures.py gives the constants in capitals to the compiler.
 //
-// `mma` is the product of 16 x 8 and 8 x 8 words by a warp on tensor cores. Lane 4 g + t holds: of the first factor, rows
-// g and g + 8 at columns t and t + 4; of the second, column g at rows t and t + 4; of the result, rows g and g + 8 at
-// columns 2t and 2t + 1.
+// `mma` multiplies 16 x 8 by 8 x 8 words, with a warp on tensor cores. Lane 4 g + t has these elements:
+//   first factor:  rows g and g + 8, columns t and t + 4
+//   second factor: column g, rows t and t + 4
+//   result:        rows g and g + 8, columns 2t and 2t + 1
 
-typedef unsigned int word;  // two bfloat16, whose products are added, or one TF32
+typedef unsigned int word;  // one TF32, or two bfloat16; `mma` adds the products of the two
 constexpr int PER = BF16 ? 2 : 1;  // numbers in a word
 typedef unsigned char byte;
 #if HALVES
-typedef unsigned short activation;  // an output or its gradient: the bits of a bfloat16, if a convolution follows
+typedef unsigned short activation;  // an output or its gradient: the bits of a bfloat16, for a following convolution
 #else
 typedef float activation;
 #endif
-static_assert(!HALVES || BF16, "only where it would be rounded to bfloat16 anyway");
+static_assert(!HALVES || BF16, "bfloat16 outputs need bfloat16 products");
 
 struct Four { float v[4]; };
 
-// Copy N items to shared memory. Each thread loads AT_ONCE items before it stores them, so that their latencies overlap.
+// Copy N items to shared memory. Each thread loads AT_ONCE items before it stores them, so that the loads overlap.
 template <int N, int THREADS, int AT_ONCE, class Fetch, class Put>
 __device__ __forceinline__ void stage(int thread, Fetch fetch, Put put) {
     for (int first = thread; first < N; first += THREADS * AT_ONCE) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ void stage(int thread, Fetch fetch, Put put) {
     }
 }
 
-// Return four channels; only the first `there` exist, the others are 0.
+// Return the values of four channels. Only the first `there` channels exist; the other values are 0.
 template <class Number>
 __device__ __forceinline__ Four four(const Number* __restrict__ from, int apart, int there, bool in_one) {
     Four all = {0.f, 0.f, 0.f, 0.f};
@@ -49,7 +50,7 @@ __device__ __forceinline__ Four four(const Number* __restrict__ from, int apart,
     return all;
 }
 
-// Return the routes of four channels, a byte each; only the first `there` exist, the others are 255.
+// Return the routes of four channels, a byte each. Only the first `there` channels exist; the other routes are 255.
 __device__ __forceinline__ word ways(const byte* __restrict__ from, int there, bool in_one) {
     if (in_one) return *(const word*)from;
     word all = 0xffffffffu;
@@ -60,26 +61,27 @@ __device__ __forceinline__ word ways(const byte* __restrict__ from, int there, b
 }
 
 #if defined(CONVOLVE)
-// ---- Outputs of a convolution, pooled, with ReLU.
+// ---- Forward pass: convolution, pooling and ReLU.
 //
-// Rows of a product are outputs; with 2 x 2 pooling one thread has the four positions of a cell. Columns are output
-// channels. The sum runs over *chunks* of four words: along a row of a window, where words of neighbouring pixels are
-// neighbours, or within a pixel if that has whole chunks. The offsets of a chunk are compile-time constants.
+// Rows of a product are outputs. With 2 x 2 pooling one thread has the four positions of a cell. Columns are output
+// channels. The sum runs over *chunks* of four words. If a pixel has a multiple of four words, a chunk is within one
+// pixel. Else chunks run along a row of a window, where the words of neighbouring pixels are neighbours. The offsets of
+// a chunk are compile-time constants.
 
 constexpr int TAPS = KH * KW;
-constexpr int WORDS = (CI + PER - 1) / PER;              // of the channels of a pixel
-constexpr bool WHOLE = WORDS % 4 == 0;                   // chunks
-// Words of a pixel, such that windows of neighbouring outputs start in different banks.
+constexpr int WORDS = (CI + PER - 1) / PER;              // words for the channels of a pixel
+constexpr bool WHOLE = WORDS % 4 == 0;                   // whether a pixel consists of whole chunks
+// Words from one pixel to the next, chosen so that windows of neighbouring outputs start in different banks.
 constexpr int PIXEL = WHOLE && POOL == 2 ? WORDS + 2 : WORDS;
 constexpr int CHUNKS_X = (KW * WORDS + 3) / 4, CHUNKS = KH * CHUNKS_X;
-constexpr int STEPS = (CHUNKS + 1) / 2;                  // products, of two chunks each
-constexpr int TAP = WORDS | 1;                           // words of a tap in a filter, if WHOLE
+constexpr int STEPS = (CHUNKS + 1) / 2;                  // number of products, each of two chunks
+constexpr int TAP = WORDS | 1;                           // words from one tap of a filter to the next, if WHOLE
 constexpr int FILTER = ((WHOLE ? TAPS * TAP + 4 : STEPS * 8) + 3) / 8 * 8 + 4;  // words of a filter
-constexpr int TILES = (CO + 7) / 8;                      // of output channels
+constexpr int TILES = (CO + 7) / 8;                      // tiles of output channels
 constexpr bool PADDED = !WHOLE || CHUNKS % 2 || CO % 8;  // whether filters have words that must be set to 0
-constexpr int PICTURE = HP * WP * PIXEL;                 // words
+constexpr int PICTURE = HP * WP * PIXEL;                 // words of a picture
 constexpr int CELLS = PICTURES * PH * PW;                // outputs of a block
-constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;      // outputs of a warp at once
+constexpr int GROUP = POOL == 2 ? MT * 4 : MT * 16;      // outputs that a warp computes at once
 constexpr int THREADS = WARPS * 32;
 constexpr bool HELD = STEPS * TILES <= 20;               // whether a thread keeps its part of the filters in registers
 
@@ -94,7 +96,7 @@ __device__ constexpr int in_filter(int chunk) {
 }
 
 struct Two { float low, high; };
-static_assert(!HALVES || (CO % 2 == 0 && !CHANNELS_FIRST), "halves are written in pairs of channels");
+static_assert(!HALVES || (CO % 2 == 0 && !CHANNELS_FIRST), "bfloat16 outputs are written in pairs of channels");
 
 extern "C" __global__ void __launch_bounds__(THREADS) convolve(
     const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
@@ -103,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
 ) {
     SHARED(word, shared);
     word* filters = shared;                        // [TILES * 8][FILTER]
-    word* pictures = shared + TILES * 8 * FILTER;  // [PICTURES][HP][WP][PIXEL], and 4 more
+    word* pictures = shared + TILES * 8 * FILTER;  // [PICTURES][HP][WP][PIXEL], and 4 more words
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     const long long client = blockIdx.y;
     const int first = blockIdx.x * PICTURES;
@@ -162,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
                     held[HELD ? step : 0][n][half] = filter[n * 8 * FILTER + in_filter(2 * step + half)];
     }
     for (int group = warp; group < (CELLS + GROUP - 1) / GROUP; group += WARPS) {
-        const word* window[2 * MT];  // of this thread's rows
+        const word* window[2 * MT];  // the windows of this thread's rows
 #pragma unroll
         for (int r = 0; r < 2 * MT; r++) {
             int cell = group * GROUP + (POOL == 2 ? r / 4 : r) * 8 + g, place = POOL == 2 ? r % 4 : 0;
@@ -244,23 +246,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(
 // ---- Partial sums of the gradient of filters and bias.
 //
 // Rows of a product are output channels. Columns are the weights of one filter in memory order, and then the bias. The
-// sum runs over words of neighbouring positions; with 2 x 2 pooling the words of a cell are separate phases. In bfloat16,
+// sum runs over words of positions: a word has one TF32 position or two neighbouring bfloat16 positions. With 2 x 2
+// pooling, a *slot* is a cell, and each word of the cell is a *phase*. Without pooling, a slot is one word. In bfloat16
 // a pair of pixels that starts at an odd column is read from a second copy of the picture, shifted left by one pixel.
 
 constexpr int WINDOW = CI * KH * KW;
-constexpr int COLUMNS = (WINDOW + 1 + 7) / 8;                 // tiles of them
-constexpr int TILES = (COLUMNS + WARPS_N - 1) / WARPS_N;      // of one warp
+constexpr int COLUMNS = (WINDOW + 1 + 7) / 8;                 // tiles of columns
+constexpr int TILES = (COLUMNS + WARPS_N - 1) / WARPS_N;      // tiles of columns of one warp
 constexpr int FILLED = PER == 1 ? WP : POOL == 1 && PW % 2 ? WP / 2 + 1 : (WP + 1) / 2;  // words of a row of pixels
-constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // the same with padding: 8 or 24 modulo 32, for the banks
+constexpr int ROW = FILLED + (40 - FILLED % 32) % 16;         // words of a padded row: 8 or 24 modulo 32, for the banks
 constexpr int PLANE = HP * ROW + 1;                           // words of a channel: odd, for the banks
 constexpr int COPY = (PICTURES * CI * PLANE + 31) / 32 * 32 + 16;
-constexpr int PHASES = POOL == 1 ? 1 : 4 / PER;               // words of positions in a cell
-constexpr int SLOTS_X = POOL == 2 ? PW : (PW + PER - 1) / PER;  // cells in a row, or words of positions without pooling
+constexpr int PHASES = POOL == 1 ? 1 : 4 / PER;               // phases of a slot
+constexpr int SLOTS_X = POOL == 2 ? PW : (PW + PER - 1) / PER;  // slots in a row
 constexpr int SLOTS = PICTURES * PH * SLOTS_X;
 constexpr int SLOT = (CO + 15) / 16 * 16 + 8;                 // words of a slot: 8 or 24 modulo 32, for the banks
 constexpr int THREADS = WARPS_N * WARPS_S * 32;
-constexpr int STEP = POOL == 2 ? 1 : PER;                     // pooled outputs of a slot
-constexpr int QUADS_G = (CO + 15) / 16 * 4;                   // fours of output channels
+constexpr int STEP = POOL == 2 ? 1 : PER;                     // outputs of a slot
+constexpr int QUADS_G = (CO + 15) / 16 * 4;                   // groups of four output channels
 constexpr word ONES = PER == 2 ? 0x3f803f80u : 0x3f800000u;
 
 struct Pixels { Four pixel[PER + 1]; };
@@ -282,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
     gradient += client * sg_c;
     if (ROUTED) route += client * samples * (PH * PW * CO);
 
-    int places[TILES];  // of this thread's columns in a picture
+    int places[TILES];  // offset in a picture of each of this thread's columns
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         const int column = (part * TILES + n) * 8 + g, tap = column % (KH * KW), kx = tap % KW;
@@ -294,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
     for (int loop = 0; loop < loops; loop++) {
         const int first = (blockIdx.x * loops + loop) * PICTURES;
         if (first >= samples) break;
-        if (loop > 0) sync_threads();  // before shared memory is overwritten
+        if (loop > 0) sync_threads();  // all threads must have read shared memory before it is overwritten
         stage<PICTURES * HP * FILLED, THREADS, 2>(thread,
             [&](int place) {
                 const int at = place % FILLED, row = place / FILLED % HP - PAD;
@@ -320,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
                         if (PER == 2) to[COPY] = pack(all.pixel[1].v[k], all.pixel[PER].v[k]);
                     }
             });
-        // Neighbouring threads load neighbouring gradients in either layout.
+        // In both layouts of the gradient, neighbouring threads load neighbouring numbers.
         stage<SLOTS * QUADS_G, THREADS, 4>(thread,
             [&](int i) {
                 const int slot = G_LAST ? i / QUADS_G : i % SLOTS, channel = (G_LAST ? i % QUADS_G : i / SLOTS) * 4;
@@ -345,7 +348,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
                 for (int k = 0; k < 4; k++) {
                     const word way = all.ways[0] >> 8 * k & 0xff, next = all.ways[STEP - 1] >> 8 * k & 0xff;
                     const float here = all.g[0].v[k], beside = all.g[STEP - 1].v[k];
-                    // The word also holds the route: a bfloat16 is above that byte, and the last 13 bits of a TF32 are 0.
+                    // The last byte of the word is the route. A bfloat16 is above that byte, and the last 13 bits of a
+                    // TF32 are 0.
                     if (POOL == 2) slots[slot * SLOT + channel + k] = pack(PER == 2 ? 0.f : here, here) | way;
                     else slots[slot * SLOT + channel + k] = pack(way ? 0.f : here, next ? 0.f : beside);
                 }
@@ -385,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(
         }
     }
 
-    // Add the sums of warps with different positions, in a fixed order.
+    // Warps with different positions have different sums. Add these sums in a fixed order.
     partial += ((long long)blockIdx.x * gridDim.y + client) * CO * (WINDOW + 1);
     if (WARPS_S == 1) {
 #pragma unroll

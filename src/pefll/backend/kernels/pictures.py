@@ -1,7 +1,7 @@
 """CUDA C++ kernels for convolution, max-pooling, bias and ReLU in bfloat16 or TF32; see pictures.cu.
 
-They have a client axis. They are for first layers: few input channels, and a stride of 1. Other layers, and the
-gradient of the pictures, use `convolution`, `conv_backward_bf16` and `conv_input_grad`.
+They have a client axis. They support only first layers, with few input channels and a stride of 1. Other layers, and
+the gradient of the pictures, use `convolution`, `conv_backward_bf16` and `conv_input_grad`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pefll.backend.kernels import compiled
 from pefll.backend.kernels.tiles import shared_memory
 
 MOST_CHANNELS, MOST_FILTERS = 4, 64
-MOST_SHARED = 72 << 10  # bytes of shared memory; a multiprocessor of an H200 then runs three blocks at once
-BLOCKS = 4 * 132  # least number of partial sums over all pictures: four for each multiprocessor of an H200
+MOST_SHARED = 72 << 10  # bytes of shared memory; with these, a multiprocessor of an H200 runs three blocks at once
+BLOCKS = 4 * 132  # smallest number of partial sums over all pictures: four for each multiprocessor of an H200
 
 
 class LaunchPlan(NamedTuple):
@@ -26,8 +26,8 @@ class LaunchPlan(NamedTuple):
 
     Attributes:
         constants: names and values for the compiler.
-        pictures: of a block at once.
-        threads: of a block.
+        pictures: number of pictures that a block has in shared memory at once.
+        threads: number of threads of a block.
         shared: bytes of shared memory of a block.
     """
 
@@ -38,14 +38,14 @@ class LaunchPlan(NamedTuple):
 
 
 def takes(s: Geometry, precision: str, device: torch.device) -> bool:
-    """Return whether the kernels take this convolution with this precision on this device."""
+    """Return whether the kernels support this convolution with this precision on this device."""
     if device.type != "cuda" or precision not in ("bf16", "tf32"):
         return False
     return fits(s, precision, shared_memory(device)) and compiled.works(device)
 
 
 def fits(s: Geometry, precision: str, shared: int = MOST_SHARED) -> bool:
-    """Return whether the kernels take this convolution with `shared` bytes of shared memory."""
+    """Return whether the kernels support this convolution with `shared` bytes of shared memory."""
     if s.stride != 1 or s.pool not in (1, 2) or s.ci > MOST_CHANNELS or s.co > MOST_FILTERS or min(s.ph, s.pw) < 1:
         return False
     plans = (_best_forward(s, precision, 1, False, False, False), _best_weights(s, precision, 1, 1, 1, False))
@@ -61,17 +61,17 @@ def forward(
     channels_first: bool,
     bf16_out: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs [c, b, co, ph, pw] and their route, uint8 [c, b, ph, pw, co]; see `convolution`.
+    """Return outputs [c, b, co, ph, pw] and the route, uint8 [c, b, ph, pw, co]; see `convolution`.
 
     Args:
         x: [c, b, ci, h, w], in any layout.
         w: [c, co, ci, kh, kw], contiguous rows.
         bias: [c, co], contiguous rows, or None.
-        s: of the convolution.
-        precision: of products, bf16 or tf32.
-        channels_first: the memory layout of outputs; else channels are innermost.
-        bf16_out: whether outputs are bfloat16, else float32. It needs bf16, an even number of filters, and channels
-            innermost.
+        s: sizes of the convolution.
+        precision: precision of products: bf16 or tf32.
+        channels_first: whether channels are outermost in the outputs' memory; else they are innermost.
+        bf16_out: whether outputs are bfloat16; else they are float32. bfloat16 outputs need the precision bf16, an even
+            number of filters, and channels innermost.
     """
     clients, samples = x.shape[:2]
     last, first = (clients, samples, s.ph, s.pw, s.co), (clients, samples, s.co, s.ph, s.pw)
@@ -91,16 +91,16 @@ def weight_gradient(g: Tensor, route: Tensor, x: Tensor, s: Geometry, precision:
     """Return the gradients of weights [c, co, ci, kh, kw] and bias [c, co].
 
     Args:
-        g: gradient of the output, of its type, [c, b, co, ph, pw], in any layout.
-        route: from `forward`, contiguous.
+        g: gradient of the output, with the type of the output, [c, b, co, ph, pw], in any layout.
+        route: the route from `forward`, contiguous.
         x: [c, b, ci, h, w], in any layout.
-        s: of the convolution.
-        precision: of products, bf16 or tf32.
+        s: sizes of the convolution.
+        precision: precision of products: bf16 or tf32.
     """
     clients, samples = g.shape[:2]
     bf16_out = g.dtype == torch.bfloat16
     plan = _best_weights(s, precision, int(_loads_four(x)), int(_loads_four(g)), int(g.stride(2) == 1), bf16_out)
-    # The clients are those of one run, so that a run is rounded the same beside other runs.
+    # `clients` is the number of clients of one run, so other runs do not change how this run is rounded.
     most = _ceil_div(samples, plan.pictures)
     loops = _ceil_div(most, max(1, min(most, _ceil_div(BLOCKS, clients))))
     shares = _ceil_div(most, loops)
@@ -127,7 +127,7 @@ def _launch(
 def _best_forward(
     s: Geometry, precision: str, in_fours: int, biased: bool, channels_first: bool, bf16_out: bool
 ) -> LaunchPlan:
-    """Return the plan of `convolve`: pictures of a block, and warps that share them."""
+    """Return the best launch of `convolve`: how many pictures a block has, and how many warps share them."""
     c = {
         "CONVOLVE": 1, **_constants(s, precision), "RELU": int(s.relu), "HAS_BIAS": int(biased),
         "CHANNELS_FIRST": int(channels_first), "HALVES": int(bf16_out), "VECTOR": in_fours, "MT": 2,
@@ -140,7 +140,7 @@ def _best_forward(
 
 
 def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> LaunchPlan:
-    """Return the plan of `convolve` for these pictures and warps."""
+    """Return the launch of `convolve` for these numbers of pictures and warps."""
     words, taps = _ceil_div(c["CI"], 2 if c["BF16"] else 1), c["KH"] * c["KW"]
     whole = words % 4 == 0
     pixel = words + (2 if whole and c["POOL"] == 2 else 0)
@@ -154,7 +154,7 @@ def _forward_plan(pictures: int, warps: int, c: dict[str, int]) -> LaunchPlan:
 def _best_weights(
     s: Geometry, precision: str, in_fours: int, g_in_fours: int, channels_last: int, bf16_out: bool
 ) -> LaunchPlan:
-    """Return the plan of `weights`: pictures of a block, and warps that share columns and positions."""
+    """Return the best launch of `weights`: how many pictures a block has, and how many warps share the work."""
     rows, columns = _ceil_div(s.co, 16), _ceil_div(s.ci * s.kh * s.kw + 1, 8)
     c = {
         "WEIGHTS": 1, **_constants(s, precision), "ROUTED": int(s.routed), "G_LAST": channels_last, "VECTOR": in_fours,
@@ -169,7 +169,7 @@ def _best_weights(
 
 
 def _weight_plan(pictures: int, across: int, along: int, c: dict[str, int]) -> LaunchPlan:
-    """Return the plan of `weights` for these pictures, warps across columns and warps along positions."""
+    """Return the launch of `weights`. `across` warps share the columns, and `along` warps share the positions."""
     per = 2 if c["BF16"] else 1
     filled = c["WP"] // 2 + 1 if per == 2 and c["POOL"] == 1 and c["PW"] % 2 else _ceil_div(c["WP"], per)
     row = filled + (40 - filled % 32) % 16
@@ -191,7 +191,7 @@ def _constants(s: Geometry, precision: str) -> dict[str, int]:
 
 
 def _balanced_warps(groups: int) -> int:
-    """Return the number of warps, from 4 to 8, that leaves the fewest warps idle for so many groups."""
+    """Return the number of warps, from 4 to 8, with the fewest idle warps when they share `groups` groups."""
     return max(range(4, 9), key=lambda warps: (groups / (_ceil_div(groups, warps) * warps), warps))
 
 

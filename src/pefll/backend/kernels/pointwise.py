@@ -1,4 +1,4 @@
-"""Triton kernels for the loss, pixels, random keys and choices; torch would launch many kernels for each."""
+"""Triton kernels for the loss, pixels, random keys and random choices. torch would launch many kernels for each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _pixels(
     x, rows, scale, shift, out, sr_c, BATCH: tl.constexpr, SIZE: tl.constexpr, PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per sample and block; reads channels first, writes channels last."""
+    """Each program computes a block of one sample. It reads channels first and writes channels last."""
     sample = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % CHANNELS, at // CHANNELS
@@ -93,7 +93,7 @@ def _spread(
 
 @triton.jit
 def _below(x, total):
-    """Return x modulo total, never negative."""
+    """Return x modulo total; never negative."""
     rest = x % total
     return tl.where(rest < 0, rest + total, rest)
 
@@ -103,7 +103,7 @@ def _choose(
     state, total, out, COUNT: tl.constexpr, SHUFFLES: tl.constexpr, GOLDEN: tl.constexpr, STRIDE: tl.constexpr,
     MULTIPLY_1: tl.constexpr, MULTIPLY_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per draw and block; see `pefll.core.randomness.choose`."""
+    """Each program computes a block of one draw; see `pefll.core.randomness.choose`."""
     draw = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(state + draw)
@@ -171,7 +171,7 @@ def pixels(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def key(root: int, coordinates: list[Tensor], golden: int, multiply: tuple[int, int]) -> Tensor:
-    """Return a key for each client, int64 [c], from coordinates int64 [c]; see `pefll.core.randomness.key`."""
+    """Return a key for each client, int64 [c], from coordinates, each int64 [c]; see `pefll.core.randomness.key`."""
     clients = len(coordinates[0])
     out = torch.empty(clients, dtype=torch.int64, device=coordinates[0].device)
     strides = tuple(coordinate.stride(0) for coordinate in coordinates)
@@ -182,7 +182,7 @@ def key(root: int, coordinates: list[Tensor], golden: int, multiply: tuple[int, 
 
 
 def spread(state: Tensor, count: int, golden: int, multiply: tuple[int, int]) -> Tensor:
-    """Return `count` keys for each key in `state`, int64 [keys], contiguous; int64 [keys, count]."""
+    """Return `count` new keys for each key, int64 [keys, count]. `state` is int64 [keys], contiguous."""
     out = torch.empty((len(state), count), dtype=torch.int64, device=state.device)
     total = out.numel()
     _spread[(triton.cdiv(total, 256),)](state, out, total, count, golden, *multiply, BLOCK=256, num_warps=4)
@@ -193,15 +193,15 @@ def choose(state: Tensor, total: Tensor, count: int, shuffles: int, golden: int,
     """Return `count` different integers below `total`, int64 [draws, count]; see `pefll.core.randomness.choose`.
 
     Args:
-        state: int64 [draws], contiguous.
-        total: int64 [draws], contiguous.
-        count: of integers.
-        shuffles: rounds of the shuffle.
+        state: the key of each draw, int64 [draws], contiguous.
+        total: the integers of each draw are below this number, int64 [draws], contiguous.
+        count: number of integers in a draw.
+        shuffles: number of rounds of the shuffle.
         golden: constant of the key sequence.
         multiply: constants of the hash.
     """
     out = torch.empty((len(state), count), dtype=torch.int64, device=state.device)
-    stride = (shuffles * golden + (1 << 63)) % (1 << 64) - (1 << 63)  # as int64 wraps around
+    stride = (shuffles * golden + (1 << 63)) % (1 << 64) - (1 << 63)  # wraps around as int64 does
     block = min(256, triton.next_power_of_2(count))
     grid = (len(state), triton.cdiv(count, block))
     _choose[grid](state, total, out, count, shuffles, golden, stride, *multiply, BLOCK=block, num_warps=1)

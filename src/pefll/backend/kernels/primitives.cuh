@@ -1,10 +1,10 @@
-// Instructions of the card; the kernels themselves are plain C++.
+// Functions for special instructions of the GPU. The kernels are plain C++ and call these functions.
 
 #define SHARED(type, name) extern __shared__ __align__(16) type name[]
 #define sync_threads __syncthreads
 
 #if BF16
-// Return two numbers as one word.
+// Return two numbers, rounded to bfloat16, as one word.
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 }
 #define PRODUCT "m16n8k16.row.col.f32.bf16.bf16.f32"
 #else
-// Return the first number as one word.
+// Return the first number, rounded to TF32, as one word. The second argument is ignored.
 __device__ __forceinline__ unsigned pack(float first, float) {
     unsigned one;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(one) : "f"(first));
@@ -21,7 +21,7 @@ __device__ __forceinline__ unsigned pack(float first, float) {
 #define PRODUCT "m16n8k8.row.col.f32.tf32.tf32.f32"
 #endif
 
-// Return a float, or the bits of a bfloat16, as a float.
+// Return a number as a float. The argument is a float, or the bits of a bfloat16.
 __device__ __forceinline__ float widened(float number) { return number; }
 __device__ __forceinline__ float widened(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
 

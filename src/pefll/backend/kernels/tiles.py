@@ -1,4 +1,4 @@
-"""Tile sizes for tensor cores that fit into a card's shared memory."""
+"""Tile sizes for tensor cores. The tiles must fit into the GPU's shared memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ SMALLEST = 16  # the smallest side of a tile for tensor cores
 
 
 def side(size: int, most: int) -> int:
-    """Return the side of a tile for `size` numbers: a power of two, at most `most`."""
+    """Return the side of a tile for `size` numbers: a power of two, from SMALLEST to `most`."""
     return min(most, max(SMALLEST, triton.next_power_of_2(size)))
 
 
 def shrunk(like: Tensor, rows: int, inner: int, columns: int, stages: int, precision: str) -> tuple[int, int, int]:
-    """Return rows, inner side and stages of a product's tiles, reduced until they fit into shared memory.
+    """Return rows, inner side and stages of a product's tiles, reduced until the tiles fit into shared memory.
 
-    A product holds [rows, inner] and [inner, columns] for every stage loaded ahead; tf32x3 needs a third more.
+    For every stage that is loaded ahead, a product needs tiles [rows, inner] and [inner, columns]. tf32x3 needs a third
+    more memory.
     """
     limit = shared_memory(like.device)
     while True:
@@ -36,7 +37,7 @@ def shrunk(like: Tensor, rows: int, inner: int, columns: int, stages: int, preci
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may use; the interpreter has no limit."""
+    """Return the bytes of shared memory that a program may use. Triton's interpreter has no limit."""
     if device.type != "cuda":
         return 1 << 30
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 1 << 16))

@@ -1,4 +1,4 @@
-"""Triton kernels for whole parameter vectors: joining parts, the norm, steps of SGD and Adam."""
+"""Triton kernels for parameter vectors: joining parts, the norm, steps of SGD and Adam."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
-_MOST_SHARES = 256  # partial sums of a client's squared gradient norm; every program of a step reads all of them
-_MOST_SHARES_ALONE = 1056  # partial sums for one long vector: eight for each multiprocessor of an H200
+# Limit for the number of partial sums of a client's squared gradient norm: every program of a step reads all of them.
+_MOST_SHARES = 256
+_MOST_SHARES_ALONE = 1056  # the limit for a single long vector: eight for each multiprocessor of an H200
 
 
 @triton.jit
 def _join(parts, strides, out, D: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per client and block of its vector; a block spans one or more parts."""
+    """Each program writes a block of one client's vector. A block spans one or more parts."""
     client = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK
     at = first + tl.arange(0, BLOCK)
@@ -33,7 +34,7 @@ def _join(parts, strides, out, D: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.
 def _part_of(
     block, client, parts, STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Return the address of the part with this block, its start in the vector, its size, and the block's offset in it.
+    """Find the part with a block. Return its address, its start in the vector, its size, and the block's offset in it.
 
     Part i has the blocks from BLOCKS[i] to BLOCKS[i + 1], so no block spans two parts. All strides are constants, so
     that the compiler can vectorise loads.
@@ -41,7 +42,7 @@ def _part_of(
     address = parts[0] + client * STRIDES[0]
     start, size, first = 0, STARTS[1], 0
     for i in tl.static_range(1, len(parts)):
-        if block >= BLOCKS[i]:  # the last such part counts; empty parts are skipped
+        if block >= BLOCKS[i]:  # the last i for which this is true is the part; so empty parts are skipped
             address = parts[i] + client * STRIDES[i]
             start, size, first = STARTS[i], STARTS[i + 1] - STARTS[i], BLOCKS[i]
     return address, start, size, (block - first) * BLOCK
@@ -52,12 +53,12 @@ def _squares(
     parts, partial, STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per client and share of the blocks."""
+    """Each program writes the sum of squares of every SHARES-th block of one client."""
     client = tl.program_id(1).to(tl.int64)
     share = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
     for turn in range(0, BLOCKS[len(parts)], SHARES):
-        # A number beyond the last block counts as a block of the last part, beyond its end: all of it is masked.
+        # A block number may be too large. Such a block is beyond the end of the last part, so all of it is masked.
         address, _, size, first = _part_of(turn + share, client, parts, STRIDES, STARTS, BLOCKS, BLOCK)
         at = first + tl.arange(0, BLOCK)
         value = tl.load(address + at, mask=at < size, other=0.0)
@@ -72,14 +73,14 @@ def _sgd(
     STARTS: tl.constexpr, BLOCKS: tl.constexpr, MOVING: tl.constexpr, CLIP: tl.constexpr, MASKED: tl.constexpr,
     SHARES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per client and block; outputs may be the inputs."""
+    """Each program computes a block of one client. The outputs may be the inputs."""
     client = tl.program_id(1).to(tl.int64)
     address, start, size, first = _part_of(tl.program_id(0), client, parts, STRIDES, STARTS, BLOCKS, BLOCK)
     inside = first + tl.arange(0, BLOCK)
     there = inside < size
     at = start + inside
-    # All loads come before the sum of squares, which makes the threads of a program wait for each other.
-    # The gradient is not read again; parameters and velocity are read in every step.
+    # All loads come before the sum of squares, because the threads wait for each other in that sum. The gradient leaves
+    # the cache first, because it is not read again. Parameters and velocity are read in every step.
     d = tl.load(address + inside, mask=there, other=0.0, eviction_policy="evict_first")
     t = tl.load(theta + client * ST + at, mask=there, other=0.0, eviction_policy="evict_last")
     v = tl.zeros([BLOCK], tl.float32)
@@ -103,8 +104,8 @@ def _adam(
     p, parts, m, v, step, scale, new_p, new_m, new_v, lr, decay, first_decay, second_decay, epsilon,
     STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per block; outputs may be the inputs."""
-    block = tl.program_id(0).to(tl.int64)  # a vector in one part may need 64 bits
+    """Each program computes a block. The outputs may be the inputs."""
+    block = tl.program_id(0).to(tl.int64)  # offsets in a vector of one part may need 64 bits
     address, start, size, first = _part_of(block, 0, parts, STRIDES, STARTS, BLOCKS, BLOCK)
     inside = first + tl.arange(0, BLOCK)
     there = inside < size
@@ -126,7 +127,7 @@ def _adam(
 
 
 def join(parts: list[Tensor]) -> Tensor:
-    """Return parts [c, ...], with contiguous rows, as one vector for each client, [c, D]."""
+    """Join parts [c, ...], which have contiguous rows, to one vector for each client, [c, D]."""
     clients = len(parts[0])
     starts = _starts(parts)
     out = parts[0].new_empty((clients, starts[-1]))
@@ -151,12 +152,12 @@ def sgd(
     """Return parameters and velocity [c, D] after one step of SGD.
 
     Args:
-        theta: [c, D], contiguous rows.
+        theta: parameters [c, D], contiguous rows.
         velocity: [c, D], contiguous rows; None for zeros.
         gradient: parts [c, ...] of a gradient [c, D], contiguous rows.
-        active: bool [c], which clients take the step; None for all.
+        active: bool [c], whether the step changes a client's parameters; None for all clients.
         lr: learning rate.
-        momentum: of the velocity.
+        momentum: factor of the old velocity.
         decay: weight decay.
         clip: maximum norm of the gradient; None for no clipping.
         in_place: whether to overwrite `theta` and `velocity`, which must not be None.
@@ -164,7 +165,7 @@ def sgd(
     clients = len(theta)
     parts, layout = tuple(gradient), _layout(gradient)
     blocks = layout["BLOCKS"][-1]
-    shares = max(1, min(blocks, _MOST_SHARES))  # independent of the number of clients
+    shares = max(1, min(blocks, _MOST_SHARES))  # must not depend on the number of clients, for equal rounding
     if in_place:
         new_theta, new_velocity = theta, velocity
     else:
@@ -184,7 +185,7 @@ def sgd(
 
 
 def norm(parts: list[Tensor]) -> Tensor:
-    """Return the norm [] of contiguous parts, of any shapes, as one vector."""
+    """Return the norm [] of all parts joined to one vector. Parts are contiguous and have any shapes."""
     rows = [part.unsqueeze(0) for part in parts]
     layout = _layout(rows)
     shares = max(1, min(layout["BLOCKS"][-1], _MOST_SHARES_ALONE))

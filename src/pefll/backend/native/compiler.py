@@ -1,6 +1,6 @@
-"""Compiles C at first use with `cc` or `gcc`, or with the program in PEFLL_CC; PEFLL_CC=none switches it off.
+"""Compiles C at first use, with `cc` or `gcc`, or with the program that PEFLL_CC names. PEFLL_CC=none switches it off.
 
-The user's cache folder keeps the machine code.
+The machine code is stored in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 from pefll.backend.cache import cache_folder
 from pefll.core.errors import PefllError
 
-# For this processor only. Without headers and libraries, which a machine with a compiler may lack. The last option:
-# the compiler must not merge loads of neighbouring numbers by itself.
+# -march: the code is for this processor only. -nostdlib: a machine with a compiler may lack libraries and headers. The
+# last option: the compiler must not merge loads of neighbouring numbers by itself.
 OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-nostdlib", "-fno-tree-slp-vectorize")
-SECONDS = 60  # a compiler that takes longer is stuck
+SECONDS = 60  # time limit; a compiler that needs longer hangs
 DIGEST = hashlib.sha256().digest_size
 
 
 @cache
 def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL | None:
-    """Return a source file as a loaded library, or None if it cannot be compiled.
+    """Return the compiled and loaded library of a source file, or None if it cannot be compiled.
 
     Args:
-        source: a file beside this one.
-        constants: values of the names in capitals.
+        source: a file in this folder.
+        constants: the names in capitals of the source, with their values.
     """
     command = compiler()
     if command is None:
@@ -50,7 +50,7 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
                 return None
             with suppress(OSError):  # if it cannot be written, the next process compiles again
                 _keep(made, kept)
-            # Load it from the cache if possible, like later processes: some systems load nothing from /tmp.
+            # Load it from the cache if possible, as later processes do. Some systems load no libraries from /tmp.
             return ctypes.CDLL(str(kept if _is_intact(kept) else made))
     except OSError:
         return None
@@ -67,7 +67,7 @@ def compiler() -> str | None:
     found = shutil.which(wanted)
     if found is None:
         raise PefllError(
-            f"PEFLL_CC names no program that is there: {wanted}; a path or a name without options, or none",
+            f"PEFLL_CC names a program that does not exist: {wanted}; give a path or a name without options, or none",
             code="PEFLL-E004",
         )
     return found
@@ -81,7 +81,7 @@ def version() -> str | None:
 
 
 def _compile(text: str, command: str, options: list[str], made: Path) -> bool:
-    """Compile into the file `made`; return whether the compiler succeeded."""
+    """Compile `text` into the file `made`, and return whether the compiler succeeded."""
     source = made.with_suffix(".c")
     source.write_text(text)
     return _run(command, *options, str(source), "-o", str(made)) is not None
@@ -99,7 +99,7 @@ def _run(*command: str) -> str | None:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copy a library to the cache with a digest at its end, because loading a truncated one would kill the process."""
+    """Copy a library to the cache, with a digest at its end. Loading a truncated library would kill the process."""
     content = made.read_bytes()
     kept.parent.mkdir(parents=True, exist_ok=True)
     number, new = tempfile.mkstemp(dir=kept.parent, suffix=".tmp")
@@ -115,7 +115,7 @@ def _keep(made: Path, kept: Path) -> None:
 
 
 def _is_intact(kept: Path) -> bool:
-    """Whether the cache has the library, undamaged."""
+    """Whether the cache has the library and it is not damaged."""
     with suppress(OSError):
         content = kept.read_bytes()
         return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
@@ -123,7 +123,7 @@ def _is_intact(kept: Path) -> bool:
 
 
 def _identity(command: str) -> str:
-    """Return a text that differs between versions of a compiler, without starting it."""
+    """Return a text that differs between versions of a compiler. The compiler is not started for that."""
     file = Path(command).resolve()
     found = file.stat()
     return f"{file} {found.st_size} {found.st_mtime_ns}"
@@ -131,7 +131,7 @@ def _identity(command: str) -> str:
 
 @cache
 def _processor() -> str:
-    """Return a text that differs between processors: several machines may share a home folder."""
+    """Return a text that differs between processors, because several machines may share a home folder."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

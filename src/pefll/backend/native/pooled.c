@@ -2,19 +2,19 @@
 
    A pooled output is the value of one position of the convolution. So at most one position in POOL * POOL has a
    gradient, and none if ReLU gave zero. Libraries multiply by the zeros of the other positions. Here the nonzero
-   gradients of a sample are listed, and each is multiplied with its window or its filter: a fourth of the products of
-   a dense convolution, or less. The forward pass skips nothing, but the values before pooling stay in the cache.
+   gradients of a sample are listed, and each is multiplied with its window or its filter. That is at most a fourth of
+   the products of a dense convolution. The forward pass skips nothing, but the values before pooling stay in the cache.
 
-   Pictures are [sample, row, column, channel], with padding. The compiler is given CI and CO, the input and output
-   channels, KH and KW, the sides of a filter, STRIDE, POOL, the side of the pooling windows, and RELU, whether it
-   follows. No sum depends on memory addresses.
+   Pictures are [sample, row, column, channel], with padding. The compiler gets these constants: CI and CO, the input
+   and output channels; KH and KW, the sides of a filter; STRIDE; POOL, the side of the pooling windows; RELU, whether
+   ReLU follows. No sum depends on memory addresses.
 
-   Rows of filters are padded with zeros to whole vectors. Kernels may read beyond a row of a picture, up to SLACK
-   numbers beyond its end; those numbers are multiplied by zeros, or dropped. */
+   Rows of filters are padded with zeros to whole vectors. So kernels may read beyond the end of a row, and up to SLACK
+   numbers beyond the end of a picture. These numbers are multiplied by zeros, or their results are dropped. */
 
 #if defined(__AVX512F__)
 #define LANES 16
-#define REGISTERS 24 /* for sums; the others hold factors */
+#define REGISTERS 24 /* registers for sums; the other ones are for factors */
 #elif defined(__AVX__)
 #define LANES 8
 #define REGISTERS 12
@@ -23,7 +23,7 @@
 #define REGISTERS 12
 #endif
 
-#define ROW (KW * CI) /* numbers in a row of a window, neighbours in memory */
+#define ROW (KW * CI) /* numbers in a row of a window; they are neighbours in memory */
 #define WIDE ((ROW + LANES - 1) / LANES)
 #define PADDED (WIDE * LANES)
 #define VECTORS ((CO + LANES - 1) / LANES)
@@ -40,7 +40,7 @@ typedef unsigned char byte;
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
 
-/* Copy x, of any strides, to [n, h + 2 p, w + 2 p, CI], with zeros around it. */
+/* Copy x, which may have any strides, to [n, h + 2 p, w + 2 p, CI], with zeros around each picture. */
 void to_nhwc(const float *x, float *laid, long n, long h, long w, long p, long by_sample, long by_channel, long by_row,
              long by_column) {
     long wide = (w + 2 * p) * CI;
@@ -59,7 +59,7 @@ void to_nhwc(const float *x, float *laid, long n, long h, long w, long p, long b
         }
 }
 
-/* The convolution at neighbouring pixels, for some vectors of channels: as many sums as registers hold. */
+/* Compute the convolution at some neighbouring pixels, for some vectors of channels. All sums are in registers. */
 INLINE void strip(const float *x, long wide, const float *filters, const float *bias, float *to, const int pixels,
                   const int vectors) {
     vec sum[REGISTERS];
@@ -71,7 +71,7 @@ INLINE void strip(const float *x, long wide, const float *filters, const float *
     UNROLL for (int k = 0; k < pixels * vectors; k++) store(to + k / vectors * OUT + k % vectors * LANES, sum[k]);
 }
 
-/* The same for a whole line, in strips of `pixels`; the last strip may repeat pixels of the one before. */
+/* Compute the convolution for a whole line, in strips of `pixels`. The last strip may repeat some pixels. */
 INLINE void strips(const float *x, long wide, const float *filters, const float *bias, float *to, long columns,
                    const int pixels, const int vectors) {
     for (long b = 0; b < columns; b += pixels) {
@@ -80,7 +80,7 @@ INLINE void strips(const float *x, long wide, const float *filters, const float 
     }
 }
 
-/* The same in the widest strips that fit into registers, or in narrower ones if they repeat fewer pixels. */
+/* Compute a line in the widest strips that fit into registers, or in narrower strips if these repeat fewer pixels. */
 INLINE void line(const float *x, long wide, const float *filters, const float *bias, float *to, long columns,
                  const int vectors) {
     enum { most = REGISTERS / 2, less = most - most / 6, least = most * 2 / 3 };
@@ -96,7 +96,7 @@ INLINE void line(const float *x, long wide, const float *filters, const float *b
         strips(x, wide, filters, bias, to, columns, most, vectors);
 }
 
-/* Pool lines [POOL, pw * POOL, OUT] into one, [pw, CO]; route is the position of each maximum. */
+/* Pool POOL lines, [POOL, pw * POOL, OUT], to one line [pw, CO]. `route` gets the position of each maximum. */
 INLINE void pool(const float *lines, float *out, byte *route, long pw) {
     for (long b = 0; b < pw; b++, out += CO, route += CO) {
         float largest[OUT];
@@ -124,14 +124,14 @@ INLINE void pool(const float *lines, float *out, byte *route, long pw) {
     }
 }
 
-/* Outputs [n, ph, pw, CO] and their route, from x [n, h, w, CI], weights [CO, CI, KH, KW] and a bias [CO] or NULL.
+/* Compute outputs [n, ph, pw, CO] and the route from x [n, h, w, CI], weights [CO, CI, KH, KW] and a bias [CO] or NULL.
 
-   buffer has space for (KH * ROW + 1 + POOL * pw * POOL) * OUT numbers. */
+   `buffer` has space for (KH * ROW + 1 + POOL * pw * POOL) * OUT numbers. */
 void convolve(const float *x, const float *weights, const float *bias, float *out, byte *route, float *buffer, long n,
               long h, long w, long ph, long pw) {
     long wide = w * CI, columns = pw * POOL;
     float *filters = buffer, *start = filters + KH * ROW * OUT, *lines = start + OUT, *filter = filters;
-    for (int c = 0; c < OUT; c += 2 * LANES) /* two vectors of channels at a time; the last may be one */
+    for (int c = 0; c < OUT; c += 2 * LANES) /* two vectors of channels at a time; at the end there may be only one */
         for (int r = 0; r < KH; r++)
             for (int q = 0; q < KW; q++)
                 for (int k = 0; k < CI; k++)
@@ -152,11 +152,11 @@ void convolve(const float *x, const float *weights, const float *bias, float *ou
         }
 }
 
-/* Registers hold COLUMNS vectors of ROWS rows of a window at a time. */
+/* The sums in registers are for ROWS rows of a window, and for COLUMNS vectors of each row. */
 #define COLUMNS (WIDE < REGISTERS ? WIDE : REGISTERS)
 #define ROWS (REGISTERS / COLUMNS < KH ? REGISTERS / COLUMNS : KH)
 
-/* Add the windows of x at `place`, each times a number, to rows and columns of a filter's gradient. */
+/* Multiply each window of x, at an offset in `place`, by a number in `times`. Add it to rows of a filter's gradient. */
 INLINE void add_part(const float *x, long wide, const float *times, const int *place, int count, float *gradient,
                      const int rows, const int columns) {
     vec sum[REGISTERS];
@@ -187,7 +187,7 @@ INLINE void add_windows(const float *x, long wide, const float *times, const int
     if (left) add_rows(x + done * wide, wide, times, place, count, gradient + done * PADDED, left);
 }
 
-/* Add a filter times each number to the window of dx at its place. */
+/* Multiply a filter by each number in `times`, and add it to the window of dx at the number's offset in `place`. */
 INLINE void spread(const float *filter, long wide, const float *times, const int *place, int count, float *dx) {
     for (int j = 0; j < count; j++)
         for (int r = 0; r < KH; r++)
@@ -197,21 +197,21 @@ INLINE void spread(const float *filter, long wide, const float *times, const int
             }
 }
 
-/* List the gradients of one channel, of [ph, pw, CO], that ReLU passed, and the offsets of their windows in x. */
+/* List the gradients of one channel that ReLU lets pass, and the offsets of their windows in x. g is [ph, pw, CO]. */
 INLINE int list(const float *g, const byte *route, const int *shift, long wide, long ph, long pw, float *times,
                 int *place) {
     int count = 0;
     for (long a = 0; a < ph; a++)
         for (long b = 0; b < pw; b++, g += CO, route += CO) {
             int goes_on = *route != NOWHERE;
-            times[count] = *g; /* the next one overwrites it if ReLU did not pass it */
+            times[count] = *g; /* if ReLU does not let it pass, the next gradient overwrites it */
             place[count] = (int)(a * POOL * STRIDE * wide + b * POOL * STRIDE * CI) + shift[goes_on ? *route : 0];
             count += goes_on;
         }
     return count;
 }
 
-/* Gradients of weights [CO, CI, KH, KW], bias [CO] and, unless dx is NULL, of x [n, h, w, CI].
+/* Compute the gradients of weights [CO, CI, KH, KW] and bias [CO], and of x [n, h, w, CI] unless dx is NULL.
 
    g is the gradient of the outputs, [n, ph, pw, CO]. buffer has space for 2 * (CO * KH * PADDED + ph * pw + 1) numbers.
 */

@@ -1,4 +1,4 @@
-"""Convolution, max-pooling, bias and ReLU as one CPU kernel, for one client; see pooled.c."""
+"""Convolution, max-pooling, bias and ReLU in one CPU kernel, for one client; see pooled.c."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from pefll.core.errors import PefllError
 
 LANES = 16  # floats in the widest vector register
 SLACK = LANES  # floats that kernels may read beyond the end of a picture
-MOST_POOL = 15  # side of a pooling window; a route, the place of its maximum, is one byte
-MOST_WINDOW = 1 << 11  # floats; a filter and its window fit into the L1 cache
-MOST_PICTURE = 1 << 16  # floats, with padding
+MOST_POOL = 15  # limit for the side of a pooling window, because one byte says where its maximum is (the route)
+MOST_WINDOW = 1 << 11  # limit in floats; a filter and a window of this size fit into the L1 cache
+MOST_PICTURE = 1 << 16  # limit in floats, with padding
 MOST_FILTERS = 1 << 10
-PROBE = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # compiled to test the compiler
+PROBE = Geometry(1, 6, 6, 1, 3, 3, 1, 0, 2, True)  # a small convolution, to test the compiler
 
 
 @cache
 def works() -> bool:
-    """Return whether kernels can be compiled here. The answer is cached, also for forked processes."""
+    """Return whether kernels can be compiled here. The answer is cached, and forked processes inherit it."""
     return library("pooled.c", _constants(PROBE)) is not None
 
 
 def takes(s: Geometry, *given: Tensor | None) -> bool:
-    """Return whether the kernels support this convolution and are faster.
+    """Return whether the kernels support this convolution and are faster than torch.
 
     Args:
         s: the sizes.
-        given: input, weights and bias, or some of them.
+        given: input, weights and bias, or some of these three.
     """
     small = s.ci * s.kh * s.kw <= MOST_WINDOW and (s.h + 2 * s.padding) * (s.w + 2 * s.padding) * s.ci <= MOST_PICTURE
     if not (1 < s.pool <= MOST_POOL and small and s.co <= MOST_FILTERS and s.ph > 0 and s.pw > 0):
         return False
-    # Not while operations are traced or counted; `_is_plain` excludes fake tensors and subclasses.
+    # torch cannot trace or count a C kernel. `_is_plain` also excludes fake tensors and subclasses.
     if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return all(one is None or _is_plain(one) for one in given) and works()
@@ -50,7 +50,7 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, s: Geometry) -> Tensor:
-    """Return outputs [b, co, ph, pw], with channels innermost in memory; all tensors are float32.
+    """Return outputs [b, co, ph, pw], with channels innermost in memory. All tensors are float32.
 
     Args:
         x: [b, ci, h, w], in any layout.
@@ -93,7 +93,7 @@ class _Pooled(torch.autograd.Function):
 
 
 def _as_nhwc(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
-    """Return x with padding and channels innermost; x itself if possible, else a copy."""
+    """Return x with padding, and with channels innermost: x itself if possible, else a copy."""
     strides = (s.h * s.w * s.ci, 1, s.w * s.ci, s.ci)
     beyond = x.untyped_storage().nbytes() // 4 - x.storage_offset() - x.numel()
     if s.padding == 0 and x.stride() == strides and beyond >= SLACK:
@@ -104,10 +104,10 @@ def _as_nhwc(x: Tensor, s: Geometry, kernels: ctypes.CDLL) -> Tensor:
 
 
 def _empty_nhwc(samples: int, rows: int, columns: int, channels: int) -> Tensor:
-    """Return uninitialised pictures [b, c, h, w] with channels innermost, and SLACK more floats in memory."""
+    """Return uninitialised pictures [b, c, h, w] with channels innermost, followed in memory by SLACK floats."""
     line = columns * channels
     buffer = torch.empty(samples * rows * line + SLACK)
-    # Not a view, because autograd forbids in-place activations on a view that a function returns.
+    # The result must not be a view: autograd forbids in-place activations on a view that a function returns.
     size, strides = (samples, channels, rows, columns), (rows * line, 1, line, channels)
     return torch.empty(0).set_(buffer.untyped_storage(), 0, size, strides)
 
@@ -118,12 +118,12 @@ def _sides(s: Geometry) -> tuple[int, int, int, int]:
 
 
 def _round_up(numbers: int) -> int:
-    """Return a count of floats, rounded up to whole vectors."""
+    """Return a number of floats, rounded up to whole vectors."""
     return -(-numbers // LANES) * LANES
 
 
 def _call(kernel: Any, tensors: tuple[Tensor | None, ...], *numbers: int) -> None:
-    """Call a kernel with the addresses of tensors, then the numbers."""
+    """Call a kernel with the addresses of the tensors, followed by the numbers."""
     kernel(*(None if each is None else each.data_ptr() for each in tensors), *numbers)
     # Use the tensors after the call, so that torch.compile does not free one before the kernel ends.
     assert tensors
@@ -137,7 +137,7 @@ def _constants(s: Geometry) -> tuple[tuple[str, int], ...]:
 @cache
 def _kernels(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     made = library("pooled.c", constants)
-    if made is None:  # no fallback, so that all processes give the same results
+    if made is None:  # without a fallback: a process that used torch instead would give other results
         raise PefllError(
             "the C compiler failed (a full disk?); try again, or set PEFLL_CC=none to use no compiler",
             code="PEFLL-E005",

@@ -1,7 +1,7 @@
 """A Flower grid without a network: it calls the ClientApp in this process, one message after another.
 
-For tests and for counting bytes. Records, ClientApp and exchanges are those of real clients. A test's `transport` can
-make anything go wrong on the way.
+It is for tests and for counting bytes. Records, ClientApp and exchanges are the same as with real clients. A test can
+give its own `transport`, which loses or changes messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 RUN_ID, SERVER_ID, TASK_ID = 1, 1, 1
-# Gets a node, a request, and a function that returns the node's reply; returns none, one or several replies.
+# Called with a node, a request, and a function that returns the node's reply. Returns none, one or several replies.
 Transport = Callable[[int, Message, Callable[[Message], Message]], list[Message]]
 
 
@@ -36,16 +36,16 @@ class InProcessGrid(Grid):  # type: ignore[misc]
     """A grid whose nodes are in this process.
 
     Args:
-        app: of every node.
-        nodes: each node's own config, by its id.
-        run_config: of the run.
-        transport: brings requests to nodes; the default one loses nothing.
+        app: the ClientApp of every node.
+        nodes: the config of each node, by node id.
+        run_config: Flower's config of the run.
+        transport: brings requests to nodes; the default one loses no message.
 
     Attributes:
         contexts: Flower's context of each node.
         online: the connected nodes.
-        keys: the names under which nodes' keys are registered.
-        transport: may be changed at any time.
+        keys: the name under which a node's key is registered, by node id.
+        transport: see above; a test may replace it at any time.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to some messages, and forget them."""
+        """Return the replies to these messages, and forget the replies."""
         return [reply for name in list(message_ids) for reply in self._replies.pop(name, [])]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -114,7 +114,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
 
 
 def write_client(federation: Federation, client: int, path: Path) -> None:
-    """Write one client's samples with their splits, in the federation's order."""
+    """Write one client's samples and their splits to an .npz file, in the federation's order."""
     rows = [federation.indices(client, split) for split in range(len(SPLITS))]
     split = np.repeat(np.arange(len(SPLITS)), [len(part) for part in rows])
     chosen = torch.cat(rows)

@@ -1,1 +1,1 @@
-"""The client side: the Flower app, the client's data and policy, and what it keeps on its disk."""
+"""The client side: the Flower app, the client's data and policy, and the tensors that it stores on its disk."""

@@ -1,4 +1,4 @@
-"""A client's answer to a message: it runs a task of the method on its own samples, and nothing else."""
+"""Answers messages on a client: it runs tasks of the method on the client's samples, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ try:
 except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
-# In Flower's state of a node: the name of the cache, and the cached tensors.
+# Keys in Flower's state of a node: the name of the cache, and the cached tensors.
 _CACHE, _CACHED = "pefll.cache", "pefll.cached"
 
 Trees = list[Tree]
@@ -47,10 +47,10 @@ Extra = Callable[[Member, dict[str, Any], Trees], dict[str, Any]]
 
 
 class PefllClientApp(ClientApp):  # type: ignore[misc]
-    """The ClientApp of all methods; message types are train.TASK, query.TASK and evaluate.TASK.
+    """The ClientApp of all methods. Message types are train.TASK, query.TASK and evaluate.TASK.
 
     Args:
-        extras: further tasks by name; each returns header fields for the reply.
+        extras: tasks that no method defines, by name. Each returns header fields for the reply.
     """
 
     def __init__(self, extras: Mapping[str, Extra] | None = None) -> None:
@@ -63,16 +63,16 @@ class PefllClientApp(ClientApp):  # type: ignore[misc]
 
 
 class _SettingsHolder:
-    """Holds torch's settings like an open engine while a message is answered."""
+    """Stands for an open engine in `EngineSettings` while a message is answered."""
 
 
 def answer(message: Message, context: Context, extras: Mapping[str, Extra] | None = None) -> Message:
     """Return the reply to a message.
 
-    A ClientApp's process may end after one message, so it remembers nothing. What the client keeps is in its folder.
-    What it was sent in this round or evaluation is in Flower's context. What it draws depends on (seed, purpose,
-    round, client) alone. The client's own log has the full text of every error. The server learns only that there was
-    one, because a text about data may quote some of it.
+    A ClientApp's process may end after one message, so it remembers nothing. Tensors that the client keeps are in its
+    folder. Tensors that it caches for this round or evaluation are in Flower's context. Random numbers depend only on
+    (seed, purpose, round, client). The client's own log has the full text of every error. The server learns only that
+    there was an error, because the text may quote data.
     """
     header: dict[str, Any] = {}
     settings = _SettingsHolder()
@@ -81,9 +81,9 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         member = Member.from_context(context)
         if header.get("agreement") != member.agreement.sha256:
             raise Refusal("was set up for another agreement than the server's", code="PEFLL-P012")
-        member.policy.check_method(member.agreement.method)  # before any of its code is imported
+        member.policy.check_method(member.agreement.method)  # before the method's code is imported
         echo = {key: header[key] for key in ECHO} | {"name": member.name}
-        EngineSettings.take(settings, keep_memory=False)  # one thread, so that sums are the same bits
+        EngineSettings.take(settings, keep_memory=False)  # one thread, so that sums have the same bits everywhere
         if header["task"] == HELLO:
             return Message(pack(echo | _hello(member), {}), reply_to=message)
         trees, missing, kept = _arguments(header, message.content, context.state, member)
@@ -95,7 +95,7 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
         return Message(pack(echo, {str(place): leaf for place, leaf in enumerate(reply)}), reply_to=message)
     except BadMessage as error:
         log(ERROR, "the server %s", error)
-        return _refusal(message, context, f"could not read the request, saying that the server {error}")
+        return _refusal(message, context, f"could not read the request: the server {error}")
     except Refusal as error:
         log(ERROR, "this client %s%s", error, error.detail and f" ({error.detail})")
         return _refusal(message, context, str(error))
@@ -110,24 +110,25 @@ def answer(message: Message, context: Context, extras: Mapping[str, Extra] | Non
 
 
 def task_of(method: Method[Any], name: str) -> Callable[..., Tree]:
-    """Return a method's function for one client; BadMessage for any other name."""
-    # A method's own list hides what its other functions return: kNN-Per's memory is samples and labels.
+    """Return a method's function for one client; BadMessage if `name` is not such a function."""
+    # If a method has the list `client_tasks`, a server can ask only for those functions. Another function may return
+    # private data: kNN-Per's `remember` returns features and labels of all samples.
     listed = name in getattr(method, "client_tasks", (name,))
     task = getattr(method, name, None) if listed and name.isidentifier() and not name.startswith("_") else None
     if not callable(task) or _first_parameter(getattr(task, "__func__", task), hasattr(task, "__self__")) != "client":
-        raise BadMessage(f"asked for {name!r}, which is nothing that a client of {type(method).__name__} does")
+        raise BadMessage(f"asked for {name!r}, but {type(method).__name__} has no such client task")
     return task  # type: ignore[no-any-return]
 
 
 def check_kept_arguments(method: Method[Any], task: Callable[..., Tree], kept: Collection[int]) -> None:
-    """Raise Refusal for kept tensors in an argument that the method's `kept_arguments` does not name.
+    """Raise Refusal if a kept tensor is used for an argument that the method's `kept_arguments` does not name.
 
-    Otherwise a server could get what a client keeps: pFedMe's `train` of a kept model sends a model much like it.
+    Otherwise a server could get a kept tensor: pFedMe's `train` of a kept model would send a model much like it.
 
     Args:
-        method: of the agreement.
-        task: one of its functions.
-        kept: indices of the arguments with kept tensors; 0 is the first after the client.
+        method: the method of the agreement.
+        task: a function of the method.
+        kept: indices of the arguments with kept tensors; 0 is the first argument after the client.
     """
     names = list(signature(task).parameters)[1:]
     allowed = getattr(method, "kept_arguments", {}).get(task.__name__, ())
@@ -135,8 +136,8 @@ def check_kept_arguments(method: Method[Any], task: Callable[..., Tree], kept: C
         name = names[place] if place < len(names) else str(place)
         if name not in allowed:
             raise Refusal(
-                f"refuses to use what it keeps as {name!r} of {task.__name__!r}: only the arguments that "
-                f"{type(method).__name__} names in `kept_arguments` may be kept ones",
+                f"refuses to use kept tensors as {name!r} of {task.__name__!r}: {type(method).__name__} does not name "
+                "this argument in `kept_arguments`",
                 code="PEFLL-P013",
             )
 
@@ -147,10 +148,10 @@ def _first_parameter(function: Callable[..., Any], bound: bool) -> str:
 
 
 def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collection[int] = ()) -> list[Tensor]:
-    """Run a task on this client's samples, store what the client keeps, and return what it sends.
+    """Run a task on this client's samples, store the tensors that the client keeps, and return those that it sends.
 
-    It raises Refusal, and stores nothing, for arguments that must not be kept ones (`kept`, see
-    `check_kept_arguments`) and for replies that the owner does not allow.
+    It raises Refusal, and stores nothing, if the owner does not allow the reply. The same happens if
+    `check_kept_arguments` does not allow the indices `kept`.
     """
     method = member.method()
     task = task_of(method, header["task"])
@@ -159,7 +160,7 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collect
     client = member.client(int(header["client"]), int(header["round"]))
     reply = task(client, *trees, **static)
     sent = list(leaves(reply, but=ClientState))
-    # Also if all of it is kept: the server can ask for scores of a kept model.
+    # Check this even if the client keeps all of the reply: the server can ask for scores of a kept model.
     describes = header["task"] in getattr(method, "describing_tasks", ())
     member.policy.check_reply(client, sum(leaf.numel() for leaf in sent), describes)
     own = [leaf for part in client_states(reply) for leaf in leaves(part)]
@@ -169,19 +170,19 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collect
 
 
 def client_states(tree: Tree) -> list[ClientState]:
-    """Return the parts of a reply that stay with the client, in the order of `leaves`."""
+    """Return the parts of a reply that the client keeps, in the order of `leaves`."""
     if isinstance(tree, ClientState):
         return [tree]
     return [part for branch in tree for part in client_states(branch)] if isinstance(tree, tuple) else []
 
 
 def _refusal(message: Message, context: Context, sentence: str) -> Message:
-    # It repeats nothing of the request, which may be unreadable.
+    # A refusal repeats no field of the request, because the request may be unreadable.
     return Message(pack({"name": node_name(context), "refusal": printable(sentence, 400)}, {}), reply_to=message)
 
 
 def _hello(member: Member) -> dict[str, Any]:
-    """Return the fields of a reply to `hello`: the counts of samples, if the owner allows that."""
+    """Return the header fields of a reply to `hello`: the numbers of samples, if the owner tells them."""
     own = member.federation()  # read now, so that unusable data is found before training
     if member.agreement.feature_names:
         log(INFO, "the server chose these columns of a table: %s", ", ".join(member.agreement.feature_names))
@@ -191,11 +192,11 @@ def _hello(member: Member) -> dict[str, Any]:
 def _arguments(
     header: dict[str, Any], content: RecordDict, state: RecordDict, member: Member
 ) -> tuple[Trees, list[str], set[int]]:
-    """Return a task's arguments, the hashes of tensors that are not cached, and the indices of kept arguments.
+    """Return a task's arguments, the hashes of tensors that the cache lacks, and the indices of kept arguments.
 
     Args:
-        header: has the place of each tensor.
-        content: of the message.
+        header: says where each tensor is, in the field `places`; see `names.SENT` and the constants beside it.
+        content: content of the message.
         state: Flower's state of this node, with a cache of shared tensors for this round or evaluation.
         member: this client.
     """

@@ -1,6 +1,6 @@
-"""A client's store on its own disk: one small file for each exchange in which it keeps tensors.
+"""A client's store on its own disk: one small file for each exchange in which the client keeps tensors.
 
-The server never sees them.
+The server never sees these files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _NAME = re.compile(r"(round|evaluation)-[0-9a-f]+-[0-9]+")
 
 
 class ClientStore:
-    """A folder of tensors that a client keeps; it is made when the first one is kept."""
+    """A folder of tensors that a client keeps. The first `put` makes the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, name: str, leaves: list[Tensor]) -> None:
-        """Keep tensors under a name; those of earlier evaluations, named `evaluation-...`, are removed."""
+        """Keep tensors under a name. If the name is `evaluation-...`, remove the tensors of earlier evaluations."""
         path = self._path(name)
         with sentences_for_disk_errors(str(path)):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -49,6 +49,6 @@ class ClientStore:
         return [tensors[str(place)].clone() for place in range(len(tensors))]
 
     def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):  # the server chooses it, and it becomes a file's name
-            raise PefllError("the server asked for something that no client keeps", code="PEFLL-F441")
+        if not _NAME.fullmatch(name):  # the server chooses the name, and it becomes a file name here
+            raise PefllError("the server asked for kept tensors by an invalid name", code="PEFLL-F441")
         return self._folder / f"{name}.safetensors"

@@ -25,14 +25,14 @@ class Member:
     """Settings of a client on its own machine.
 
     Attributes:
-        name: in the federation.
-        data: file or folder of its samples.
-        label: a table's column of labels, or an .npz's array of them.
-        state: folder for what it keeps; None for none.
-        tells_counts: whether its hello says how many samples it has; scores and some updates do anyway.
+        name: the client's name in the federation.
+        data: file or folder of the client's samples.
+        label: name of the labels: a table's column, or an array of an .npz file.
+        state: folder for the tensors that the client keeps; None for none.
+        tells_counts: whether the client's hello says how many samples it has. Scores and some updates say so anyway.
         model: file for the personal model that the server sends; None for none.
-        policy: what its owner allows.
-        agreement: between server and clients.
+        policy: what the client's owner allows.
+        agreement: the agreement between server and clients.
     """
 
     name: str
@@ -46,23 +46,23 @@ class Member:
 
     @classmethod
     def from_context(cls, context: Any) -> Member:
-        """Read it from Flower's `Context`, which has the node's own config and the run's."""
+        """Read the settings from Flower's `Context`, which has the node's config and the run's config."""
         run = context.run_config
         settings = _node_settings(tuple(context.node_config.items()), str(run.get("simulation-data", "")))
         return cls(**settings, agreement=Agreement.from_config(run))
 
     def federation(self) -> Federation:
-        """Return this client's samples, checked against the agreement; they are read again if their file changes."""
+        """Return this client's samples, checked against the agreement. A changed file is read again."""
         key = (str(self.data), str(state_of(self.data)), self.label, self.agreement.sha256)
         return _READ.get(key, self._read)
 
     def _read(self) -> Federation:
         agreed = self.agreement
-        for name in agreed.feature_names:  # the server chooses them
+        for name in agreed.feature_names:  # the server chooses these names
             if name in (self.label, SPLIT, CLIENT):
                 raise Refusal(
-                    f"refuses to read its column {name!r} as a feature: labels, splits and clients are none; leave it "
-                    "out of the federation's features",
+                    f"refuses to read its column {name!r} as a feature: labels, splits and clients are not features; "
+                    "leave it out of the federation's features",
                     code="PEFLL-P014",
                 )
         own = read_member(
@@ -100,7 +100,7 @@ class Member:
             ) from None
 
     def client(self, number: int, round_: int) -> WatchedClient:
-        """Return this client, in a round, as a method's functions get it."""
+        """Return the `Client` of a round that a method's functions take as their first argument."""
         own = self.federation()
         train, validation, test = own.count[:, 0].tolist()
         return WatchedClient(
@@ -118,14 +118,14 @@ class Member:
         """Return this client's store for the current agreement."""
         if self.state is None:
             raise PefllError(
-                "this method's clients keep something: give the node a folder, --node-config state=...",
+                "this method's clients keep tensors: give the node a folder with --node-config state=...",
                 code="PEFLL-F445",
             )
         return ClientStore(self.state / self.agreement.sha256[:12])
 
 
 def node_name(context: Any) -> str:
-    """Return a node's name from its own config alone; "" if it cannot be read."""
+    """Return a node's name from the node's config; "" if it cannot be read."""
     try:
         return str(_node_settings(tuple(context.node_config.items()), "")["name"])
     except Exception:  # noqa: BLE001 - a refusal must be sent even without a name
@@ -134,7 +134,7 @@ def node_name(context: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def _node_settings(config: tuple[tuple[str, Any], ...], simulation_data: str) -> dict[str, Any]:
-    """Return the fields of `Member` in a node's own config, which comes with every message."""
+    """Return the fields of `Member` from a node's config. Cached, because the config comes with every message."""
     node = dict(config)
     name = str(node.get("name", ""))
     if not name and "partition-id" in node:  # Flower's simulation: nodes have numbers only
@@ -153,19 +153,19 @@ def _node_settings(config: tuple[tuple[str, Any], ...], simulation_data: str) ->
 
 
 class DataCache:
-    """A cache of samples, up to `limit` bytes; those that were used longest ago go first, and the last ones stay."""
+    """A least-recently-used cache of samples, up to `limit` bytes. The samples used last always stay."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._held = limit, 0
         self._read: dict[tuple[str, ...], Federation] = {}
 
     def get(self, key: tuple[str, ...], read: Callable[[], Federation]) -> Federation:
-        """Return the samples of a key; `read` them if they are not here."""
+        """Return the samples of a key; call `read` if the cache does not have them."""
         found = self._read.pop(key, None)
         if found is None:
             found = read()
             self._held += _bytes_of(found)
-        self._read[key] = found  # the last used
+        self._read[key] = found  # at the end, because it is the last used
         while self._held > self._limit and len(self._read) > 1:
             self._held -= _bytes_of(self._read.pop(next(iter(self._read))))
         return found

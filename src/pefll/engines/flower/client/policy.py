@@ -1,4 +1,4 @@
-"""What a client's owner allows a server to ask for: settings of the client that no server can change."""
+"""A client's policy: its owner decides what a server may ask for. No server can change these settings."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from pefll.core.wording import counted
 from pefll.data.client import Batch, Batches, Client
 from pefll.data.federation import SPLITS, TRAIN
 
-METHODS = ("pefll",)  # for a client whose owner names none
+METHODS = ("pefll",)  # allowed if the owner names no methods
 MIN_SAMPLES = 8
 
 
 class Refusal(PefllError):
-    """A client refuses a request; the server gets the text, the end of a sentence about the client.
+    """Raised when a client refuses a request. The server gets the sentence.
 
     Args:
-        sentence: has nothing that the owner may hide from the server, such as a number of samples.
+        sentence: the end of a sentence that begins with the client's name. It must say nothing that the owner may want
+            to hide from the server, such as the number of samples.
         code: see `PefllError`.
-        detail: for the client's own log only.
+        detail: a text that only the client's own log gets.
     """
 
     def __init__(self, sentence: str = "", code: str = "", detail: str = "") -> None:
@@ -32,11 +33,11 @@ class Refusal(PefllError):
 
 
 class Draw(NamedTuple):
-    """Samples from which a task computed something.
+    """A record of samples that a task has used.
 
     Attributes:
-        split: of the samples.
-        size: how many samples are behind each number; the size of one batch if there are several.
+        split: split of the samples.
+        size: from how many samples each number is computed; the size of one batch if there are several batches.
     """
 
     split: int
@@ -45,7 +46,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WatchedClient(Client):
-    """A client that records, in `draws`, how many samples a task uses."""
+    """A client that records in `draws` how many samples a task uses."""
 
     draws: list[Draw] = field(default_factory=list)
 
@@ -72,9 +73,9 @@ class Policy:
 
     Attributes:
         methods: names of the methods that the client takes part in; None for all, as in a simulation.
-        min_samples: the client sends and keeps nothing made from a smaller batch; 0 for no limit.
-        allow_few: whether a whole split may be used even if it has fewer samples.
-        numbers_per_sample: the most numbers of a descriptor for each sample behind it; 0 for no limit.
+        min_samples: the client sends and keeps no result of a batch with fewer samples; 0 for no limit.
+        allow_few: whether a batch may have fewer samples if it is a whole split.
+        numbers_per_sample: a descriptor of n samples has at most n times this many numbers; 0 for no limit.
     """
 
     methods: tuple[str, ...] | None = METHODS
@@ -92,7 +93,7 @@ class Policy:
 
     @classmethod
     def of_node(cls, node: Mapping[str, Any]) -> Policy:
-        """Read it from a node's own config; nodes of Flower's simulation have numbers only, and allow everything."""
+        """Read a policy from a node's config. Nodes of Flower's simulation have numbers, no names, and no limits."""
         if "partition-id" in node and "name" not in node:
             return NO_LIMITS
         try:
@@ -104,11 +105,12 @@ class Policy:
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise PefllError(
-                f"the client's own limits cannot be read: {error}; mend client.toml or its options", code="PEFLL-P007"
+                f"the client's own limits cannot be read: {error}; correct client.toml or the options",
+                code="PEFLL-P007",
             ) from None
 
     def tightened(self, other: Policy) -> Policy:
-        """Return the stricter of each limit of this policy and another one, with the other one's methods."""
+        """Return a policy with the stricter value of each limit, and with the methods of `other`."""
         ratios = [policy.numbers_per_sample for policy in (self, other) if policy.numbers_per_sample]
         return Policy(
             other.methods,
@@ -118,7 +120,7 @@ class Policy:
         )
 
     def to_node(self) -> dict[str, str | bool]:
-        """Return it as part of a node's config, for `of_node`."""
+        """Return the policy as part of a node's config, for `of_node`."""
         return {
             "methods": ",".join(self.methods or ()),
             "min-samples": str(self.min_samples),
@@ -137,7 +139,7 @@ class Policy:
         )
 
     def check_method(self, method: str) -> None:
-        """Raise Refusal for a method that the owner does not name."""
+        """Raise Refusal for a method that the owner has not named."""
         if self.methods is not None and method not in self.methods:
             raise Refusal(
                 f"refuses to take part in {method!r}: its owner has named {', '.join(self.methods) or 'no method'}; "
@@ -146,12 +148,12 @@ class Policy:
             )
 
     def check_reply(self, client: WatchedClient, numbers: int, describes: bool) -> None:
-        """Raise Refusal for a reply that says too much about too few samples.
+        """Raise Refusal for a reply that tells too much about too few samples.
 
         Args:
-            client: has recorded the samples behind the reply.
-            numbers: how many the reply has.
-            describes: whether they are a descriptor.
+            client: has recorded the samples that the reply was computed from.
+            numbers: how many numbers the reply has.
+            describes: whether the reply is a descriptor.
         """
         for split, size in client.draws:
             few = 0 < size < self.min_samples
@@ -172,4 +174,4 @@ class Policy:
             )
 
 
-NO_LIMITS = Policy(methods=None, min_samples=0, allow_few=True, numbers_per_sample=0.0)  # of a simulation's clients
+NO_LIMITS = Policy(methods=None, min_samples=0, allow_few=True, numbers_per_sample=0.0)  # for clients of a simulation

@@ -1,6 +1,6 @@
-"""What server and clients must agree on before they exchange numbers: the method, the model, the kind of samples.
+"""The agreement between server and clients: the method, the model, and the type of the samples.
 
-It is in the Flower app's run config, and its SHA-256 is in every message. A client that was set up for something else
+The agreement is in the Flower app's run config, and its SHA-256 is in every message. A client with another agreement
 refuses to work. Otherwise it would send numbers with another meaning.
 """
 
@@ -28,13 +28,13 @@ from pefll.models.spec import ModelSpec
 from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
-# These keys hold JSON, because a run config has single values only.
+# The values of these keys are JSON texts, because a run config can have no lists and tables.
 _JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names")
-_JSON_LENGTH, _JSON_DEPTH = 1 << 22, 32  # limits, because clients get these texts from a server
+_JSON_LENGTH, _JSON_DEPTH = 1 << 22, 32  # limits, because a server that clients do not trust sends these texts
 
 
 class TooLarge(PefllError):
-    """The networks of an agreement need more memory than there is."""
+    """The networks of an agreement need more memory than is free."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Agreement:
     """Settings that are the same on the server and on every client.
 
     Attributes:
-        method: a key of METHODS, or package.module:Class if both sides have it installed.
+        method: a key of METHODS, or package.module:Class if server and clients have it installed.
         settings: the method's hyper-parameters that differ from its defaults.
         model: name of the clients' model; never "auto".
-        input_shape: of one sample.
-        num_clients: how many clients train; some methods' networks depend on it.
+        input_shape: shape of one sample.
+        num_clients: number of clients that train; some methods' networks depend on it.
         precision: float32 or float64.
         normalise: means and standard deviations of the channels of uint8 pixels; None for other samples.
         class_names: one per class, or empty.
         feature_names: one per column of a table, or empty.
         dataset: name of the data in records.
-        version: of this package.
+        version: version of this package.
     """
 
     method: str
@@ -78,7 +78,7 @@ class Agreement:
 
     @cached_property
     def sha256(self) -> str:
-        """A fingerprint: equal on both sides if they would compute the same."""
+        """Fingerprint of the agreement. If it is equal on two machines, both compute the same."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
@@ -87,11 +87,11 @@ class Agreement:
         return PRECISIONS[self.precision]
 
     def build(self) -> Method[Any]:
-        """Return the method, with its model; TooLarge if a client needs more memory than this machine has left."""
+        """Return the method with its model; TooLarge if one client needs more memory than is free on this machine."""
         return _built(json.dumps(self.to_config()))
 
     def to_config(self) -> dict[str, str | int | bool]:
-        """Return it as part of a Flower run config: a flat table of texts, whole numbers and truths."""
+        """Return the agreement as part of a Flower run config: a flat table of texts, integers and booleans."""
         return {
             key.replace("_", "-"): json.dumps(value, ensure_ascii=False) if key in _JSON_KEYS else value
             for key, value in asdict(self).items()
@@ -99,11 +99,11 @@ class Agreement:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Agreement:
-        """Read it from a Flower run config, which may have more keys."""
+        """Read an agreement from a Flower run config, which may have more keys."""
         given = {name: config_value(config, name) for name in cls.__dataclass_fields__}
         try:
             return _read(**given)
-        except TypeError as error:  # a list or a table, which cannot be cached
+        except TypeError as error:  # a value is a list or a table, which `lru_cache` cannot hash
             raise bad_run_config(error) from None
 
 
@@ -116,11 +116,11 @@ def config_value(config: Mapping[str, Any], name: str) -> Any:
 
 
 def read_json_value(value: Any, name: str) -> Any:
-    """Parse the JSON in a run config's key `name`; ValueError if it is none, too long or nested too deeply."""
+    """Parse the JSON text of a run config's key `name`; ValueError if it is invalid, too long or nested too deeply."""
     if not isinstance(value, str):
         raise ValueError(f"its {name} is {shown(value)} instead of JSON")
     if len(value) > _JSON_LENGTH:
-        raise ValueError(f"its {name} has {len(value):,} characters, where {_JSON_LENGTH:,} are the most")
+        raise ValueError(f"its {name} has {len(value):,} characters, but at most {_JSON_LENGTH:,} are allowed")
     try:
         return parse_json(value, _JSON_DEPTH)
     except ValueError as error:
@@ -135,7 +135,7 @@ def bad_run_config(reason: BaseException) -> PefllError:
     )
 
 
-@lru_cache(maxsize=4, typed=True)  # a client gets the same run config with every message
+@lru_cache(maxsize=4, typed=True)  # because a client gets the same run config with every message
 def _read(**given: Any) -> Agreement:
     try:
         given |= {name: read_json_value(given[name], name) for name in _JSON_KEYS}
@@ -154,10 +154,10 @@ def _read(**given: Any) -> Agreement:
 
 @lru_cache(maxsize=4)
 def _built(config: str) -> Method[Any]:
-    """Build a method once per process: it has no state, and a hypernetwork takes long to build."""
+    """Build a method once per process. A method has no state, and building a hypernetwork takes long."""
     agreed = Agreement.from_config(json.loads(config))
     with _as_too_large():
-        if agreed.model in MODELS:  # checked before it is built
+        if agreed.model in MODELS:  # for these, the memory is checked before the model is built
             weights = weights_of(agreed.model, agreed.input_shape, agreed.classes)
             check_model_fits(f"the model {agreed.model}", sum(value.numel() for value in weights.values()))
     network = Network(build_model(agreed.model, agreed.input_shape, agreed.classes))
@@ -168,7 +168,7 @@ def _built(config: str) -> Method[Any]:
 
 
 def _plan(agreed: Agreement, problem: Problem) -> MemoryPlan:
-    """Return what one client of an agreement needs memory for."""
+    """Return the sizes that decide how much memory one client of an agreement needs."""
     settings = {**hyperparameters(agreed.method), **typed_settings(agreed.method, agreed.settings)}
     return MemoryPlan(
         weights=problem.model.size,
@@ -184,7 +184,7 @@ def _plan(agreed: Agreement, problem: Problem) -> MemoryPlan:
 
 @contextmanager
 def _as_too_large() -> Iterator[None]:
-    """Raise TooLarge for networks that do not fit, and for sizes that torch cannot count."""
+    """Raise TooLarge for networks that do not fit in memory, and for sizes that overflow torch's integers."""
     try:
         yield
     except PefllError as error:

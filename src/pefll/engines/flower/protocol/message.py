@@ -1,19 +1,19 @@
-"""The message format: a header and named tensors in one Flower record, checked before anything is used.
+"""The message format: a header and named tensors in one Flower record. Readers check all of it before they use it.
 
-Flower sends each object of a message with a request of its own. Each array is an object, and so is each of its chunks
-and each record. So one record holds the header and all numbers. A message then has as few objects as Flower allows:
-itself, its content, and this record.
+Flower sends each object of a message in a separate request. Records, arrays and chunks of arrays are all objects. So
+one record has the header and all numbers. A message then has as few objects as Flower allows: the message, its content,
+and this record.
 
-The record, of format 3, on every machine:
+The record of format 3, on every machine:
 
-    format     3; read before all else, so it stays in every later format
-    version    of the sender's pefll, as text; server and clients have the same
-    header     JSON in ASCII, an object; a client's has its "name", which also stays
-    tensors    JSON in ASCII: [[name, type, shape], ...]; types are <f4, <f8, <i8 and |b1, so that < says the byte order
-    numbers    of all tensors one after another, in C order, little-endian, without gaps; truths are bytes 0 and 1
+    format     3; a reader looks at it first, so every later format must have it too
+    version    version of the sender's pefll, as text; server and clients must have the same
+    header     a JSON object in ASCII; a client's header has its "name", which every later format must have too
+    tensors    JSON in ASCII: [[name, type, shape], ...]; types are <f4, <f8, <i8 and |b1, where < is the byte order
+    numbers    the values of one tensor after another, in C order, little-endian, no gaps; booleans are bytes 0 and 1
 
-If the numbers need more than one piece, each further piece is a record with `numbers` alone. Any change of this is a
-new format: raise FORMAT, and change the bytes in tests/engines/flower/test_format.py.
+If the numbers need more than one piece, each further piece is a record that has only `numbers`. Any change of this is a
+new format: increase FORMAT, and change the bytes in tests/engines/flower/test_format.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from pefll.core.wording import counted
 from pefll.engines.flower.protocol.environment import piece_bytes
 from pefll.version import __version__
 
-# Flower cuts arrays into chunks of this size, and other records not at all. A large model would be one huge request.
-PIECE_BYTES = piece_bytes()  # before Flower is imported, which fails with an invalid environment
+# Flower cuts arrays into chunks of this size, but does not cut our records. So we cut them: else a large model would be
+# one huge request. This line is above the import of Flower, which fails with an invalid environment.
+PIECE_BYTES = piece_bytes()
 
 try:
     from flwr.app import ConfigRecord, RecordDict
@@ -43,30 +44,31 @@ except ImportError:
     raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
 
 FORMAT = 3
-# The record of every message; further pieces of its numbers are RECORD.1, RECORD.2, ...
+# Name of the record of every message. Records with further pieces are called RECORD.1, RECORD.2, ...
 RECORD = "pefll"
-# Types of numbers in a message, by their NumPy names.
+# Types of numbers in a message, by NumPy's names of the types.
 DTYPES = {"<f4": torch.float32, "<f8": torch.float64, "<i8": torch.int64, "|b1": torch.bool}
 _WRITTEN = {dtype: name for name, dtype in DTYPES.items()}
 _KEYS = {"format", "version", "header", "tensors", "numbers"}
-# Limits of a message. A writer keeps to them, and a reader checks them before it parses anything.
-HEADER_BYTES = 1 << 16  # of the header, and of the list of tensors
+# Limits of a message. A writer never exceeds them, and a reader checks them before it parses anything.
+HEADER_BYTES = 1 << 16  # bytes of the header, and of the list of tensors
 MOST_TENSORS = 1024
-MOST_PIECES = 4096  # 20 GB of numbers, as Flower cuts them
-_AXES = 8  # of a tensor
-_NESTING = 32  # lists and objects inside one another
+MOST_PIECES = 4096  # 20 GB of numbers, with pieces of Flower's default size
+_AXES = 8  # axes of a tensor
+_NESTING = 32  # depth of lists and objects inside one another
 _OTHER = {"server": "client", "client": "server"}
 
 with warnings.catch_warnings():
-    # torch warns once per process of read-only memory. The tensors of `tensors_of` are only read.
+    # torch warns once per process when a tensor uses read-only memory. Cause that warning here, where it is ignored:
+    # nobody writes to the tensors of `tensors_of`.
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
 
 
 class BadMessage(PefllError):
-    """An invalid message; the text says why, as the end of a sentence about its sender.
+    """Raised for an invalid message. The text says why. It is the end of a sentence that begins with the sender's name.
 
-    The text may quote the sender. So it is cut short, and unprintable characters are replaced: a log line stays one
+    The text may quote the sender. So long texts are cut, and unprintable characters are replaced: a log line stays one
     line, and a terminal gets no control characters.
     """
 
@@ -75,15 +77,15 @@ class BadMessage(PefllError):
 
 
 def printable(text: str, most: int) -> str:
-    """Return the beginning of another machine's text, safe for a log."""
+    """Return the first `most` characters of another machine's text, safe for a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
-    """Return the list of tensors' names, types and shapes, and all their numbers; PefllError for an invalid message."""
+    """Return the fields `tensors` and `numbers` of a message; PefllError if the tensors break a limit."""
     if len(tensors) > MOST_TENSORS:
         raise PefllError(
-            f"a message holds {MOST_TENSORS:,} tensors at most, and {len(tensors):,} were to be sent", code="PEFLL-F447"
+            f"a message can have at most {MOST_TENSORS:,} tensors, but {len(tensors):,} were given", code="PEFLL-F447"
         )
     listed: list[tuple[str, str, list[int]]] = []
     parts = []
@@ -91,8 +93,8 @@ def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
         kind = _WRITTEN.get(leaf.dtype)
         if kind is None or leaf.dim() > _AXES:
             raise PefllError(
-                f"a message holds tensors of float32, float64, int64 or bool with up to {_AXES} axes, and one of "
-                f"{str(leaf.dtype).removeprefix('torch.')} with {leaf.dim()} was to be sent",
+                f"a message can have tensors of float32, float64, int64 or bool with up to {_AXES} axes, but one of "
+                f"{str(leaf.dtype).removeprefix('torch.')} with {leaf.dim()} was given",
                 code="PEFLL-F448",
             )
         listed.append((name, kind, list(leaf.shape)))
@@ -102,25 +104,25 @@ def write_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
 
 
 def _json_text(value: Any, what: str) -> str:
-    """Return a value as JSON; PefllError if it is longer or nested more deeply than a reader allows."""
+    """Return a value as JSON; PefllError if it is longer or more deeply nested than a reader accepts."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     if len(text) > HEADER_BYTES:
         raise PefllError(
-            f"a message's {what} is {HEADER_BYTES:,} bytes at most, and {len(text):,} were to be sent",
+            f"the {what} of a message can have at most {HEADER_BYTES:,} bytes, but {len(text):,} were given",
             code="PEFLL-F449",
         )
     if is_nested_deeper(text, _NESTING):
         raise PefllError(
-            f"a message's {what} has at most {_NESTING} lists inside one another, and more were to be sent",
+            f"the {what} of a message can have at most {_NESTING} lists inside one another, but more were given",
             code="PEFLL-F450",
         )
     return text
 
 
 def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
-    """Return the tensors that `write_numbers` has written; BadMessage if the list is invalid or does not fit.
+    """Return the tensors that `write_numbers` wrote; BadMessage if the list is invalid or does not match the numbers.
 
-    They share the memory of `numbers`: do not change them. Clone them before you compute with them if every bit
+    The tensors share the memory of `numbers`: do not change them. Clone them before you compute with them if every bit
     matters: on a CPU, sums at unaligned addresses are rounded differently.
     """
     tensors: dict[str, Tensor] = {}
@@ -128,7 +130,7 @@ def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
     for name, kind, shape in _tensor_list(text):
         dtype = DTYPES.get(kind)
         if dtype is None:
-            raise BadMessage(f"sent {kind:.20} numbers, which are never asked for")
+            raise BadMessage(f"sent numbers of type {kind:.20}, which no message has")
         count = prod(shape)
         ends = start + count * dtype.itemsize
         if ends > len(numbers):
@@ -138,9 +140,9 @@ def read_numbers(text: Any, numbers: bytes) -> dict[str, Tensor]:
         try:
             tensors[name] = _shaped(part, at, count, kind, shape)
         except (RuntimeError, TypeError, ValueError, OverflowError):
-            raise BadMessage(f"sent a tensor of shape {shape}, which cannot be") from None
+            raise BadMessage(f"sent a tensor of shape {shape}, which is impossible") from None
     if start != len(numbers):
-        raise BadMessage(f"sent {len(numbers):,} bytes of numbers where its list says {start:,}")
+        raise BadMessage(f"sent {len(numbers):,} bytes of numbers, but its list says {start:,}")
     return tensors
 
 
@@ -154,10 +156,10 @@ def _shaped(numbers: bytes, start: int, count: int, kind: str, shape: list[int])
 
 
 def _tensor_list(text: Any) -> list[list[Any]]:
-    """Return a message's list of tensors; only its form is checked here."""
+    """Return a message's list of tensors. This checks the list's structure, but not whether the numbers match it."""
     listed = _parse(text, "list of tensors")
     if isinstance(listed, list) and len(listed) > MOST_TENSORS:
-        raise BadMessage(f"sent {len(listed):,} tensors where {MOST_TENSORS:,} are the most")
+        raise BadMessage(f"sent {len(listed):,} tensors, but at most {MOST_TENSORS:,} are allowed")
     names = set()
     for entry in listed if isinstance(listed, list) else [None]:
         match entry:
@@ -181,12 +183,13 @@ def _parse(text: Any, what: str) -> Any:
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:
-    """Return the content of a Flower message; PefllError if it would break a limit."""
+    """Return the content of a Flower message; PefllError if it breaks a limit."""
     listed, numbers = write_numbers(tensors)
     if len(numbers) > MOST_PIECES * PIECE_BYTES:
         raise PefllError(
-            f"a message holds {MOST_PIECES * PIECE_BYTES:,} bytes of numbers at most, and {len(numbers):,} were to be "
-            f"sent; FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, now {PIECE_BYTES:,}, makes its {MOST_PIECES:,} pieces larger",
+            f"a message can have at most {MOST_PIECES * PIECE_BYTES:,} bytes of numbers, but {len(numbers):,} were "
+            f"given; increase FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, now {PIECE_BYTES:,}, the size of its {MOST_PIECES:,} "
+            "pieces",
             code="PEFLL-F451",
         )
     first = numbers if len(numbers) <= PIECE_BYTES else numbers[:PIECE_BYTES]
@@ -201,10 +204,10 @@ def header_of(content: RecordDict, here: str = "server") -> dict[str, Any]:
     """Return the header of a message's content; BadMessage if it is invalid. `here` is the reader: server or client."""
     record = content.get(RECORD)
     if not isinstance(record, ConfigRecord) or "format" not in record:
-        raise BadMessage("sent something that is no message of pefll")
-    _check_format(record["format"], here)  # first, because nothing else is known about other formats
+        raise BadMessage("sent something that is not a pefll message")
+    _check_format(record["format"], here)  # first, because other formats may have other keys
     if len(content) > MOST_PIECES:
-        raise BadMessage(f"sent numbers in {counted(len(content), 'piece')} where {MOST_PIECES:,} are the most")
+        raise BadMessage(f"sent {counted(len(content), 'piece')} of numbers, but at most {MOST_PIECES:,} are allowed")
     pieces = {_piece(place) for place in range(1, len(content))}
     if (
         set(record) != _KEYS
@@ -213,9 +216,11 @@ def header_of(content: RecordDict, here: str = "server") -> dict[str, Any]:
         or not all(isinstance(part["numbers"], bytes) for part in content.values())
         or not all(content[name]["numbers"] for name in pieces)
     ):
-        raise BadMessage("sent something that is no message of pefll")
+        raise BadMessage("sent something that is not a pefll message")
     if record["version"] != __version__:
-        raise BadMessage(f"has pefll {record['version']!s:.20}, this {here} {__version__}: install the same on both")
+        raise BadMessage(
+            f"has pefll {record['version']!s:.20}, but this {here} has {__version__}: install the same on both"
+        )
     header = _parse(record["header"], "header")
     if not isinstance(header, dict):
         raise BadMessage("sent a header that cannot be read")
@@ -223,12 +228,12 @@ def header_of(content: RecordDict, here: str = "server") -> dict[str, Any]:
 
 
 def _check_format(spoken: Any, here: str) -> None:
-    """Raise BadMessage for another format; it says which side has the older pefll."""
+    """Raise BadMessage for another format. The text says whether the server or the client has the older pefll."""
     if type(spoken) is not int:
-        raise BadMessage(f"speaks a format of another kind, this {here} format {FORMAT}: is its pefll another one?")
+        raise BadMessage(f"uses an unknown format, but this {here} uses format {FORMAT}: check its version of pefll")
     if spoken != FORMAT:
         older = _OTHER[here] if spoken < FORMAT else here
-        raise BadMessage(f"speaks format {spoken}, this {here} format {FORMAT}: upgrade pefll on the {older}'s machine")
+        raise BadMessage(f"uses format {spoken}, but this {here} uses {FORMAT}: upgrade pefll on the {older}'s machine")
 
 
 def sender_of(content: RecordDict) -> str:
@@ -256,7 +261,7 @@ def _piece(place: int) -> str:
 
 def all_finite(leaf: Tensor) -> bool:
     """Whether a tensor has neither NaN nor infinity."""
-    # A sum is much faster than a look at each number. A sum that is not finite may just be too large.
+    # A sum is much faster than a check of each number. But the sum of finite numbers may overflow, so check again then.
     return not leaf.is_floating_point() or isfinite(leaf.sum().item()) or bool(torch.isfinite(leaf).all())
 
 

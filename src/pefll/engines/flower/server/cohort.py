@@ -29,10 +29,10 @@ class FlowerCohort(BaseCohort):
 
     Attributes:
         engine: sends the requests.
-        round: of training; 0 in an evaluation.
-        trains: whether this is training. A failing client then raises `Dropped`. In an evaluation its numbers are 0,
-            also its number of samples, so no mean includes it.
-        cache: what was sent and replied in this round or evaluation.
+        round: number of the training round; 0 in an evaluation.
+        trains: whether this is training. If a client fails in training, `run` raises `Dropped`. In an evaluation all
+            numbers of a failed client are 0. Its number of samples is 0 too, so no mean includes it.
+        cache: requests and replies of this round or evaluation.
         missing: clients that failed in this evaluation, with the reason.
     """
 
@@ -69,7 +69,7 @@ class FlowerCohort(BaseCohort):
         name = getattr(task, "__name__", "")
         if getattr(self.engine.method, name, None) != task:
             raise PefllError(
-                f"clients on other machines run only functions of their method, not {name or task}: make it one",
+                f"clients on other machines run only functions of their method: make {name or task} one of them",
                 code="PEFLL-F435",
             )
         if not self.trains and not self._exchange:
@@ -89,7 +89,7 @@ class FlowerCohort(BaseCohort):
         return self._assemble(form, stacked, count(), ask.reference)
 
     def _assemble(self, form: Tree, sent: Iterator[Tensor], kept: Iterator[int], reference: KeptReference) -> Tree:
-        """Return the replies with a leading client axis; references stand for what clients keep."""
+        """Return the replies with a leading client axis, and with references to the tensors that clients keep."""
         if isinstance(form, ClientState):
             return ClientState(
                 map_tree(

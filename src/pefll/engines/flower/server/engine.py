@@ -1,9 +1,9 @@
 """Rounds with real clients, which may fail at any time.
 
-A method's round has a fixed cohort. When a client fails, the engine starts the round again without it. It does not
-repeat a request that has not changed, but uses the earlier reply. A reply depends only on (seed, round, client) and
-the request, so the result equals a round without the failed client. If too few clients are left, the engine discards
-the round and repeats it later.
+A method's round has a fixed cohort. When a client fails, the engine starts the round again without that client. If a
+request is the same as before, the engine does not repeat it, but uses the earlier reply. A reply depends only on
+(seed, round, client) and the request. So the result is the same as if the failed client had never been in the round. If
+too few clients are left, the engine discards the round and repeats it later.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class FlowerEngine(SynchronousEngine):
 
     Args:
         grid: Flower's connection to the nodes.
-        agreement: shared by server and clients.
-        names: of the training clients; a client's number is its index here.
-        clients_per_round: c; 0 for an engine that only evaluates.
+        agreement: the agreement between server and clients.
+        names: names of the training clients; a client's number is its index here.
+        clients_per_round: number of clients in a round; 0 for an engine that only evaluates.
         terms: deadlines, quorum and limits.
         report: called with one sentence for each client that fails.
-        template: a state of the right shape, for resumed runs: `start` returns it without asking a client.
+        template: for resumed runs, a state of the right shape. `start` returns it and asks no client.
         newcomers: names of clients that do not train; their numbers follow those of `names`.
 
     Attributes:
@@ -112,10 +112,10 @@ class FlowerEngine(SynchronousEngine):
                     self._record_dropped(0, lost.faults)
                 except OutOfTime:
                     self._record_dropped(0, {client: "took too long"})
-            self._wait(began, "before the first round no client of it answered")
+            self._wait(began, "no client answered before the first round")
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, FlowerCohort]]:
-        """Yield (clients, cohort) pairs that together hold all `clients`."""
+        """Yield (clients, cohort) pairs that cover all `clients`."""
         for group, is_new in seen_and_new(self.federation, clients, as_new):
             for start in range(0, len(group), CLIENTS_AT_ONCE):
                 chosen = group[start : start + CLIENTS_AT_ONCE]
@@ -131,7 +131,7 @@ class FlowerEngine(SynchronousEngine):
         return value.to("cpu", self.dtype if value.is_floating_point() else value.dtype)
 
     def _round(self, server: Tree, t: int) -> Tree:
-        """Return the state after a round with the sampled clients that complete all its exchanges."""
+        """Return the state after a round with those sampled clients that complete all exchanges of the round."""
         sampled = self._sample(t).tolist()
         quorum = max(1, math.ceil(self.terms.quorum * len(sampled)))
         began = time.monotonic()
@@ -148,19 +148,19 @@ class FlowerEngine(SynchronousEngine):
                     self._record_dropped(t, lost.faults)
                     dropped |= lost.faults
                 except OutOfTime:
-                    self.report(f"round {t}: its {self.terms.round_seconds:.3g} s are over")
+                    self.report(f"round {t}: it took more than {self.terms.round_seconds:.3g} s")
                     break
             left = len(sampled) - len(dropped)
-            self._wait(began, f"round {t}: {left} of {counted(len(sampled), 'client')} left, and {quorum} needed")
+            self._wait(began, f"round {t}: {left} of {counted(len(sampled), 'client')} left, but {quorum} are needed")
 
     def _wait(self, began: float, sentence: str) -> None:
         """Report that a round is repeated, and pause; raise PefllError after `patience_seconds`."""
         if time.monotonic() - began > self.terms.patience_seconds:
             raise PefllError(
-                f"{sentence}; that went on for {self.terms.patience_seconds:.3g} s: start the run again later",
+                f"{sentence}; the server tried for {self.terms.patience_seconds:.3g} s: start the run again later",
                 code="PEFLL-F436",
             )
-        self.report(f"{sentence}; it is repeated")
+        self.report(f"{sentence}; the server tries again")
         time.sleep(self.terms.pause_seconds)
 
     def _record_dropped(self, t: int, faults: dict[int, str]) -> None:
@@ -182,7 +182,7 @@ class FlowerEngine(SynchronousEngine):
             size=len(ids),
             ids=torch.tensor(ids, dtype=torch.int64),
             is_new=is_new,
-            ledger=Ledger(),  # counts one attempt; the engine's own ledger counts the bytes that were sent
+            ledger=Ledger(),  # not used afterwards; the engine's ledger counts the bytes that were really sent
             engine=self,
             round=t,
             trains=trains,
@@ -194,7 +194,7 @@ class FlowerEngine(SynchronousEngine):
 
         Args:
             cohort: the clients.
-            theta: [c, D], from `personalize` for this cohort.
+            theta: [c, D], the models that `personalize` returned for this cohort.
 
         Returns:
             The clients that did not get a model, with the reason.
@@ -206,7 +206,7 @@ class FlowerEngine(SynchronousEngine):
         """Send a request to every client of a cohort that has not failed yet.
 
         Returns:
-            The tensors of each valid reply, and the reason for each client without one.
+            The tensors of each valid reply, and a reason for each client without a valid reply.
         """
         cache, nodes = ask.cache, self.roster.nodes
         wanted = [client for client in ask.clients if client not in ask.failed]
@@ -245,9 +245,9 @@ class FlowerEngine(SynchronousEngine):
                 strays = f"{outcome.strays:,} repl{'y' if outcome.strays == 1 else 'ies'}"
                 self.report(f"round {ask.round}: ignored {strays} that nobody asked for")
             faults |= outcome.faults
-            # A node that restarted during the round has lost its cached tensors. It gets them once more.
+            # A node that restarted during the round has lost its cached tensors. The server sends them once more.
             asked_again = [c for c, reply in outcome.replies.items() if isinstance(reply, Missing)]
-            faults |= {c: "forgets what it is sent" for c in asked_again if c in forget}
+            faults |= {c: "loses the tensors that it is sent" for c in asked_again if c in forget}
             to_ask = [c for c in asked_again if c not in forget]
             forget |= set(to_ask)
             for client, reply in outcome.replies.items():
@@ -280,9 +280,9 @@ class FlowerEngine(SynchronousEngine):
         """Return clients' sums, scaled down to each client's limited number of samples.
 
         Args:
-            clients: their numbers [clients].
-            sums: float64 [clients, 4].
-            chooses: whether they choose the best round; `choice_limit` then replaces `weight_limit`.
+            clients: the clients' numbers [clients].
+            sums: float64 [clients, 4], see `LimitsWeights`.
+            chooses: whether these sums choose the best round; `choice_limit` then replaces `weight_limit`.
         """
         declared = dict(zip(clients.tolist(), sums[:, 0].tolist(), strict=True))
         times = self.terms.choice_limit if chooses else self.terms.weight_limit
@@ -292,7 +292,7 @@ class FlowerEngine(SynchronousEngine):
         return sums * np.array(shares)[:, None]
 
     def _accept(self, ask: Request, client: int, content: Any, form: Tree) -> Reply | Missing:
-        """Return a client's reply after all checks; raise BadMessage if it is invalid."""
+        """Return a client's reply after all checks; BadMessage if the reply is invalid."""
         reply = read_reply(content, ask.header(client) | {"name": self.federation.name_of(client)}, form)
         if isinstance(reply, Missing):
             return reply
@@ -303,7 +303,7 @@ class FlowerEngine(SynchronousEngine):
         return reply
 
     def _seconds(self, cache: RoundCache) -> float:
-        """Return the time limit of the next exchange; raise OutOfTime after the attempt's deadline."""
+        """Return the time limit of the next exchange; raise OutOfTime after the deadline of this attempt."""
         left = cache.ends - time.monotonic()
         if left <= 0:
             raise OutOfTime

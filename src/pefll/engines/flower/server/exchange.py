@@ -1,4 +1,4 @@
-"""One exchange: sends a request to each client, and collects the replies or the reasons why there is none."""
+"""One exchange: sends a request to each client, and collects the reply of each, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from pefll.engines.flower.protocol.message import BadMessage
 T = TypeVar("T")
 # Seconds between polls for replies, at first and later. Flower itself polls every 3 seconds.
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.2
-# Flower's errors for a reply that it cannot parse. The sender chooses its bytes. Errors of a lost server are not here.
+# Errors that Flower raises when it cannot parse a reply: a client may send any bytes. Errors for a lost connection to
+# Flower's server are not in this list.
 _NO_MESSAGE = (
     ArithmeticError,
     AttributeError,
@@ -36,10 +37,10 @@ _NO_MESSAGE = (
     ValueError,
     struct.error,
 )
-_SERVER_FAILED = 500  # to serve a reply; a stopped run and an invalid token have other numbers
+_SERVER_FAILED = 500  # HTTP status if a reply cannot be served; a stopped run or an invalid token has another status
 # Seconds between polls for missing parts of a reply. Flower itself waits up to two hours for them.
 _FIRST_PART_PAUSE, _LAST_PART_PAUSE = 0.1, 1.0
-_EXTRA_SECONDS = 5.0  # that a message lives after the deadline, for the last poll
+_EXTRA_SECONDS = 5.0  # Flower deletes a message this long after the deadline, so that the last poll still finds it
 _deadline = threading.local()
 _ERRORS = {
     1: "could not load the app",
@@ -64,9 +65,9 @@ class Outcome(Generic[T]):
     """The result of an exchange.
 
     Attributes:
-        replies: the valid ones, by client.
-        faults: the reason for each client without one, as the end of a sentence that begins with its name.
-        strays: how many replies nobody asked for, or came twice; none of them is used.
+        replies: the valid replies, by client.
+        faults: a reason for each client without a valid reply. It is the end of a sentence that begins with its name.
+        strays: number of replies that nobody asked for, or that came twice. They are ignored.
         sent_again: clients that got the same request a second time.
     """
 
@@ -87,7 +88,7 @@ def exchange(
 
     Args:
         grid: Flower's connection to the nodes.
-        requests: by client.
+        requests: the request for each client.
         seconds: how long to wait.
         group: name of the exchange in Flower's logs.
         accept: returns the content of a client's reply; BadMessage if it is invalid.
@@ -104,14 +105,15 @@ def exchange(
                 _pull_each(grid, waiting, ends, outcome.faults) if one_by_one else _pull(grid, list(waiting), ends)
             )
         except _NotPulled:
-            # Flower reads several replies at a time, and loses all of them if it cannot read one. So all who wait are
-            # asked again, and each reply is read alone. Asking again changes nothing: a reply depends on its request.
+            # Flower reads several replies at a time. If it cannot read one, it loses all of them. So send the request
+            # again to every client without a reply, and read the replies one by one. A repeated request gets the same
+            # reply, because a reply depends only on the request.
             replies, one_by_one = [], True
             again = {client: requests[client] for client in waiting.values()}
             waiting = send(grid, again, ends - time.monotonic(), group, outcome.faults)
             outcome.sent_again += waiting.values()
         _take(replies, waiting, accept, outcome)
-        # The last poll begins after the deadline: others may have replied while one client's reply was pulled.
+        # One more poll begins after the deadline, because replies may have come while the poll before it was reading.
         left = ends - time.monotonic()
         if is_last_poll:
             break
@@ -124,12 +126,12 @@ def exchange(
 
 
 def collect(grid: Grid, waiting: dict[str, int], seconds: float, accept: Callable[[int, RecordDict], T]) -> Outcome[T]:
-    """Return the replies that have come to requests of `send`, and remove their clients from `waiting`.
+    """Return the replies that have already come to requests of `send`, and remove their clients from `waiting`.
 
     Args:
         grid: Flower's connection to the nodes.
-        waiting: clients by the names of their messages. It is changed.
-        seconds: how long to wait for missing parts of replies, and for nothing else.
+        waiting: the client of each message, by the message's name. This function removes items.
+        seconds: how long to wait for missing parts of replies that have begun to arrive.
         accept: returns the content of a client's reply; BadMessage if it is invalid.
     """
     outcome: Outcome[T] = Outcome({}, {})
@@ -141,7 +143,7 @@ def collect(grid: Grid, waiting: dict[str, int], seconds: float, accept: Callabl
 def _take(
     replies: list[Message], waiting: dict[str, int], accept: Callable[[int, RecordDict], T], outcome: Outcome[T]
 ) -> None:
-    """Note the outcomes of replies, and remove their clients from those that are waited for."""
+    """Read replies, note the results in `outcome`, and remove the clients from `waiting`."""
     for reply in replies:
         asked = waiting.pop(reply.metadata.reply_to_message_id, None)
         if asked is None:
@@ -156,7 +158,7 @@ def _take(
 def send(
     grid: Grid, requests: Mapping[int, OutgoingRequest], seconds: float, group: str, faults: dict[int, str]
 ) -> dict[str, int]:
-    """Send requests; return the clients by the names of their messages, and note those that cannot be reached."""
+    """Send requests, and return the client of each message, by its name. Note unreachable clients in `faults`."""
     if not requests:
         return {}
     messages = [
@@ -174,14 +176,14 @@ def send(
 
 
 class _NotPulled(Exception):
-    """A reply has come, but Flower cannot read it; the cause says why."""
+    """A reply has come, but Flower cannot read it. The exception's cause says why."""
 
 
 def _pull(grid: Grid, names: list[str], ends: float) -> list[Message]:
     """Return the replies that have come; wait for missing parts until `ends`, on the monotonic clock.
 
     Raises:
-        _NotPulled: if the bytes of one of them are no message.
+        _NotPulled: if Flower cannot read one of the replies.
     """
     _deadline.ends = ends
     try:
@@ -197,7 +199,7 @@ def _pull(grid: Grid, names: list[str], ends: float) -> list[Message]:
 
 
 def _pull_parts_in_time(*words: Any, **named: Any) -> dict[str, bytes]:
-    """Call Flower's function with the deadline of the exchange instead of its own limits."""
+    """Call Flower's `pull_objects` with the deadline of the exchange instead of Flower's limits."""
     ends = getattr(_deadline, "ends", None)
     if ends is not None:
         named |= {"initial_backoff": _FIRST_PART_PAUSE, "backoff_cap": _LAST_PART_PAUSE}
@@ -210,7 +212,7 @@ http_grid.pull_objects = _pull_parts_in_time
 
 
 def _pull_each(grid: Grid, waiting: dict[str, int], ends: float, faults: dict[int, str]) -> list[Message]:
-    """Return the replies that have come; stop waiting for a client whose reply Flower cannot read, and note why."""
+    """Return the replies that have come. Note a fault for a reply that Flower cannot read, and wait for it no more."""
     replies: list[Message] = []
     for name, client in list(waiting.items()):
         try:
@@ -222,11 +224,11 @@ def _pull_each(grid: Grid, waiting: dict[str, int], ends: float, faults: dict[in
 
 
 def _read(reply: Message, client: int, accept: Callable[[int, RecordDict], T]) -> T:
-    """Return what `accept` makes of a reply.
+    """Return the result of `accept` for a reply.
 
     Raises:
-        BadMessage: for any error, since the sender chooses every byte of a reply. The server does nothing else here,
-            so that no error of its own is blamed on a client.
+        BadMessage: for any error, because a client may send any bytes. The server does nothing else in this function,
+            so that no error of the server is blamed on a client.
     """
     try:
         if reply.has_error():

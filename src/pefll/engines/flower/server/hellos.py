@@ -1,4 +1,4 @@
-"""Asks connected nodes who they are, and never waits again for a node that has failed to answer."""
+"""Asks connected nodes who they are. The server waits for each node only once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pefll.engines.flower.server.exchange import Outcome, OutgoingRequest, colle
 from pefll.engines.flower.server.reply import hello_of
 from pefll.engines.flower.server.terms import Report, Terms
 
-# Seconds between a failed hello and the next one, at first and at most; they double with each failure.
+# Seconds between a failed hello and the next one: the first pause, and the longest. Each failure doubles the pause.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 640.0
-_PART_SECONDS = 1.0  # to wait for missing parts of late replies, all together
+_PART_SECONDS = 1.0  # seconds in total to wait for missing parts of late replies
 
 
 class Hellos:
     """Asks nodes who they are.
 
-    The server waits `exchange_seconds` for a node's first reply. A node without a valid one gets further requests after
-    pauses, and nobody waits for these: the next call of `ask` looks whether the reply has come. Otherwise a client that
-    is online and never answers would stop every round.
+    The server waits `exchange_seconds` for a node's first reply. If there is no valid reply, the server asks again
+    after pauses, but does not wait: a later call of `ask` looks whether the reply has come. Otherwise a client that is
+    online and never answers would stop every round.
 
     Args:
         grid: Flower's connection to the nodes.
@@ -34,25 +34,25 @@ class Hellos:
     def __init__(self, grid: Any, agreement: str, terms: Terms, report: Report) -> None:
         self._grid, self._terms, self._report = grid, terms, report
         self._header = dict.fromkeys(ECHO, 0) | {"task": HELLO, "cache": "", "agreement": agreement}
-        # Failures in a row. A node stays in it when it answers or leaves: else it could make the server wait again.
+        # Failures in a row, by node. Never remove a node, even if it answers or leaves: else the server waits again.
         self._failures: dict[int, int] = {}
         self._ask_at: dict[int, float] = {}
-        self._waiting: dict[str, int] = {}  # the node of each request that nobody waits for, by the message's name
+        self._waiting: dict[str, int] = {}  # nodes that were asked again, by the name of the message
         self._ends: dict[int, float] = {}
 
     def ask(self, unmet: Iterable[int], keys: dict[int, str]) -> dict[int, dict[str, Any]]:
-        """Ask nodes who they are, and return the valid replies that are there, by node.
+        """Ask nodes who they are, and return the valid replies that have come so far, by node.
 
         Args:
             unmet: connected nodes that are not identified yet.
-            keys: of all connected nodes, the names that their keys are registered for; "" for no key.
+            keys: for every connected node, the name that its key is registered for; "" for no key.
         """
         self._forget_all_but(keys)
         senders: dict[int, str] = {}
 
         def accept(node: int, content: Any) -> dict[str, Any]:
             senders[node] = ""
-            senders[node] = sender_of(content)  # also if nothing else can be read
+            senders[node] = sender_of(content)  # works even if nothing else can be read
             return hello_of(content)
 
         unmet = list(unmet)
@@ -69,7 +69,7 @@ class Hellos:
         for node, reason in (faults | first.faults | late.faults).items():
             pause = self._note_failure(node)
             again = f"; it is asked again in {pause:.0f} s, and the others do not wait for it"
-            if node in senders:  # the reason says what to do, and a client that is back is asked at once
+            if node in senders:  # the reason says what to do; a client that connects again is asked at once
                 again = ""
             self._report(f"{_who(node, senders.get(node, ''), keys[node])} {reason}{again}")
         return first.replies | late.replies
@@ -86,7 +86,7 @@ class Hellos:
         self._ends |= dict.fromkeys(sent.values(), now + self._terms.exchange_seconds)
 
     def _collect(self, accept: Callable[[int, Any], dict[str, Any]]) -> Outcome[dict[str, Any]]:
-        """Return the outcomes that requests without a waiting server have so far."""
+        """Return the replies and faults of the repeated requests so far."""
         late = collect(self._grid, self._waiting, _PART_SECONDS, accept)
         now = time.monotonic()
         for name, node in list(self._waiting.items()):
@@ -100,14 +100,14 @@ class Hellos:
         return late
 
     def _note_failure(self, node: int) -> float:
-        """Return the seconds until the node is asked again."""
+        """Count a failure of a node, and return the seconds until the node is asked again."""
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures.get(node, 0), 32))
         self._failures[node] = self._failures.get(node, 0) + 1
         self._ask_at[node] = time.monotonic() + pause
         return pause
 
     def _forget_all_but(self, online: Iterable[int]) -> None:
-        """Drop the requests and pauses of nodes that have left: they are asked as soon as they are back."""
+        """Forget requests and pauses of nodes that have left. They are asked at once when they come back."""
         there = set(online)
         self._ask_at = {node: at for node, at in self._ask_at.items() if node in there}
         self._ends = {node: at for node, at in self._ends.items() if node in there}

@@ -1,13 +1,13 @@
-"""References in the server's state to what clients keep on their own disks.
+"""References in the server's state to tensors that clients keep on their own disks.
 
-In a simulation the state has a row of values for each client. Here the row is filled with one number instead, which
-says when the client kept its values. So a resumed run, or a test of the best round, asks each client for what it had
-at that time, and not for what it has now.
+In a simulation the state has a row of values for each client. Here every value of the row is the same number, which
+says when the client kept its values. So a resumed run, or a test of the best round, uses the values that a client had
+at that time, and not the latest ones.
 
-Why numbers: a method's state is a tree of tensors of fixed shapes, and methods, checkpoints and the choice of the best
-round copy rows as they are. A reference of another type would change all of them, and runs of this version could not
-be resumed. The numbers never leave the server. Messages name what a client keeps by words, such as `round-3-0:1`, and
-a client uses it only where its method allows that (`check_kept_arguments`).
+The references are numbers, because a method's state is a tree of tensors with fixed shapes. Methods, checkpoints and
+the choice of the best round copy its rows. References of another type would change all three, and runs of this version
+could not be resumed. The numbers never leave the server. A message calls a kept tensor by a name, such as
+`round-3-0:1`. A client uses the tensor only where its method allows it (`check_kept_arguments`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 
-# Numbers that weights do not reach, all exact in float32: from -(2^20) down for rounds of training, and from -(2^23)
-# down for what is kept only until an evaluation ends.
+# Weights never have such large negative values, and float32 has these numbers exactly. From -(2^20) down: tensors of
+# training rounds. From -(2^23) down: tensors that are kept only until an evaluation ends.
 _TRAINING, _EVALUATION = 1 << 20, 1 << 23
-EXCHANGES = LEAVES = 4  # the most exchanges of a round that keep something, and the most tensors in each
+EXCHANGES = LEAVES = 4  # tensors can be kept in at most 4 exchanges of a round, and at most 4 in each exchange
 
 
 class KeptReference(NamedTuple):
-    """When a client kept a tensor.
+    """A tensor that a client keeps, named by the time when the client stored it.
 
     Attributes:
-        round: of training; -1 for what is kept only until an evaluation ends.
-        exchange: of the round or evaluation.
-        leaf: which of the tensors that were kept then.
+        round: number of the training round; -1 for a tensor that is kept only until an evaluation ends.
+        exchange: number of the exchange in the round or evaluation.
+        leaf: index among the tensors that the client kept in this exchange.
     """
 
     round: int
@@ -40,21 +40,21 @@ class KeptReference(NamedTuple):
 
     @property
     def value(self) -> int:
-        """The number that stands for it in the server's state."""
+        """The number that represents this reference in the server's state."""
         number = self.exchange * LEAVES + self.leaf
         if self.leaf >= LEAVES or (self.round >= 0 and self.exchange >= EXCHANGES):
             raise PefllError(
-                "clients can keep 4 tensors in an exchange, in the first 4 exchanges of a round", code="PEFLL-F438"
+                "clients can keep at most 4 tensors in each of the first 4 exchanges of a round", code="PEFLL-F438"
             )
         if self.round < 0:
             return -(_EVALUATION + number)
         number += _TRAINING + EXCHANGES * LEAVES * self.round
         if number >= _EVALUATION:
-            raise PefllError("clients that keep something can take part in 450,000 rounds at most", code="PEFLL-F439")
+            raise PefllError("clients that keep tensors can take part in at most 450,000 rounds", code="PEFLL-F439")
         return -number
 
     def store_name(self, cache: str) -> str:
-        """Return the name under which a client stores it."""
+        """Return the name under which a client stores the tensors of this exchange."""
         return f"evaluation-{cache}-{self.exchange}" if self.round < 0 else f"round-{self.round}-{self.exchange}"
 
 

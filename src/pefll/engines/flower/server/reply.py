@@ -1,4 +1,4 @@
-"""Checks of replies: no number of a reply is used before them."""
+"""Checks of replies. The server uses no number of a reply before these checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pefll.engines.flower.protocol.message import (
 )
 from pefll.methods.contract import ClientState, Each, Everyone, Score
 
-_MOST_SAMPLES = 1 << 40  # of a split
+_MOST_SAMPLES = 1 << 40  # limit for the number of samples in a split
 _FEWEST_FOR_A_MEDIAN = 3
 
 
@@ -32,8 +32,8 @@ class Reply(NamedTuple):
     """A valid reply of a client.
 
     Attributes:
-        tensors: in the memory of the message; read-only.
-        norms: of the tensors; 0 for whole numbers, truths and single numbers, which are counts.
+        tensors: the numbers of the reply. They share the memory of the message and are read-only.
+        norms: norm of each tensor. It is 0 for integers and booleans, and for single numbers, which are counts.
     """
 
     tensors: list[Tensor]
@@ -41,13 +41,13 @@ class Reply(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A client's reply that tensors, named by their hashes, are not in its cache."""
+    """A client's reply that it lacks some cached tensors. `digests` are the hashes of these tensors."""
 
     digests: list[str]
 
 
 class ReplyForms:
-    """Finds out what replies look like, and remembers it."""
+    """Finds the types and shapes that a task's reply must have, and remembers them."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -56,7 +56,7 @@ class ReplyForms:
     def form_of_reply(
         self, task: Callable[..., Tree], arguments: Sequence[Everyone | Each], static: dict[str, int]
     ) -> Tree:
-        """Return a reply of the right types and shapes: a task runs once on a made-up client with two samples."""
+        """Return a reply of the right types and shapes. The task runs once, on an invented client with two samples."""
         zeros = [
             map_tree(
                 lambda leaf, argument=argument: torch.zeros_like(leaf[0] if isinstance(argument, Each) else leaf),
@@ -90,7 +90,7 @@ class ReplyForms:
 
 
 def reply_header(content: Any) -> dict[str, Any]:
-    """Return the header of a reply; BadMessage if it is a refusal."""
+    """Return the header of a reply; BadMessage if the reply is a refusal."""
     header = header_of(content)
     if "refusal" in header:
         raise BadMessage(str(header["refusal"])[:300])
@@ -98,35 +98,35 @@ def reply_header(content: Any) -> dict[str, Any]:
 
 
 def hello_of(content: Any) -> dict[str, Any]:
-    """Return the header of a reply to `hello`, with three counts of samples or none; BadMessage if it is invalid."""
+    """Return the header of a reply to `hello`; BadMessage if it is invalid. Its `counts` are None or three counts."""
     size = bytes_of(content)
     if size > HEADER_BYTES:
-        raise BadMessage(f"sent {size:,} bytes where {HEADER_BYTES:,} are the most")
+        raise BadMessage(f"sent {size:,} bytes, but at most {HEADER_BYTES:,} are allowed")
     header = reply_header(content)
     match header.get("counts"):
         case None:
             return header
         case [int(), int(), int()] as counts if all(type(n) is int and 0 <= n < _MOST_SAMPLES for n in counts):
             return header
-    raise BadMessage("sent numbers of samples that cannot be")
+    raise BadMessage("sent impossible numbers of samples")
 
 
 def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missing:
-    """Return a reply with the right header, sizes, types and shapes, and finite numbers only; else BadMessage.
+    """Return a checked reply; BadMessage if its header, size, types or shapes are wrong, or a number is not finite.
 
     Args:
-        content: of the reply.
-        says: fields that its header must have.
+        content: content of the reply.
+        says: fields that the reply's header must have.
         form: a reply of the right types and shapes.
     """
     expected = list(leaves(form, but=ClientState))
     size, most = bytes_of(content), sum(leaf.nbytes for leaf in expected) + HEADER_BYTES
     if size > most:
-        raise BadMessage(f"sent {size:,} bytes where {most:,} are the most")
+        raise BadMessage(f"sent {size:,} bytes, but at most {most:,} are allowed")
     header = reply_header(content)
     for key, value in says.items():
         if header.get(key) != value:
-            raise BadMessage(f"answered for {key} {header.get(key)!r} and not {value!r}")
+            raise BadMessage(f"answered with {key} {header.get(key)!r} instead of {value!r}")
     if "missing" in header:
         return Missing(header["missing"])
     tensors = tensors_of(content)
@@ -144,29 +144,29 @@ def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missin
 
 
 def check_score(reply: Reply, declared: int | None) -> None:
-    """Raise BadMessage for a score that no samples can have.
+    """Raise BadMessage for a score that is impossible, such as more correct samples than samples.
 
-    The loss is not checked: it may be any finite number, and it chooses nothing.
+    The loss is not checked. It may be any finite number, and the choice of the best round does not use it.
 
     Args:
-        reply: its tensors are the four [] of a `Score`.
+        reply: has the four tensors of a `Score`, each of shape [].
         declared: how many samples the client says it has; None if it does not say.
     """
     score = Score(*reply.tensors)
     samples, correct, masked = (float(part) for part in (score.samples, score.correct, score.masked))
-    for name, value in (("samples", samples), ("right", correct), ("right among its own classes", masked)):
+    for name, value in (("samples", samples), ("correct", correct), ("correct among its own classes", masked)):
         if value < 0 or not value.is_integer():
-            raise BadMessage(f"sent a score with {value:g} {name}, which is no count")
+            raise BadMessage(f"sent a score with {value:g} {name}, which is not a count")
     if max(correct, masked) > samples:
-        raise BadMessage(f"sent a score of {max(correct, masked):g} right among {samples:g} samples")
+        raise BadMessage(f"sent a score with {max(correct, masked):g} correct among {samples:g} samples")
     if declared is not None and samples > declared:
-        raise BadMessage(f"sent a score of {samples:g} samples, having said that it has {declared:,}")
+        raise BadMessage(f"sent a score of {samples:g} samples, but said that it has {declared:,}")
 
 
 def count_place(form: Tree) -> int | None:
-    """Return the index of the tensor with the number of samples, by which a method weights a reply; None if none has.
+    """Return the index of the tensor with the number of samples, which is the reply's weight; None if there is none.
 
-    It is the field `samples` of the reply's NamedTuple, as in FedAvg's `Update`.
+    This tensor is the field `samples` of the reply's NamedTuple, as in FedAvg's `Update`.
     """
     if isinstance(form, Score) or "samples" not in getattr(form, "_fields", ()):
         return None
@@ -178,23 +178,24 @@ def check_count(reply: Reply, place: int, declared: int | None) -> None:
     """Raise BadMessage for an impossible number of samples, or for more than the client says it has.
 
     Args:
-        reply: of the client.
-        place: index of the number among its tensors.
+        reply: the client's reply.
+        place: index of the number of samples among the reply's tensors.
         declared: how many training samples the client says it has; None if it does not say.
     """
     leaf = reply.tensors[place]
     samples = float(leaf)
     if samples < 1 or not samples.is_integer():
-        raise BadMessage(f"sent an update made from {samples:g} samples, which is no count")
+        raise BadMessage(f"sent an update made from {samples:g} samples, which is not a count")
     if declared is not None and samples > float(torch.tensor(declared, dtype=leaf.dtype)):
-        raise BadMessage(f"sent an update made from {samples:g} samples, having said that it has {declared:,}")
+        raise BadMessage(f"sent an update made from {samples:g} samples, but said that it has {declared:,}")
 
 
 def norm_outliers(replies: dict[int, Reply], limit: float) -> dict[int, str]:
-    """Return the clients with a vector more than `limit` times as long as the median of the cohort's; 0 for no limit.
+    """Return the clients with a vector more than `limit` times as long as the cohort's median vector; 0 for no limit.
 
-    The median of an even number of replies is the lower one. With fewer than three replies no client is returned: of
-    two, nobody knows which one is wrong, and a client with a tiny vector could have the other one left out.
+    For an even number of replies, the median is the lower of the two middle values. With fewer than three replies no
+    client is returned. Of two replies, nobody knows which one is wrong: a client could send a tiny vector to have the
+    other client left out.
     """
     faults: dict[int, str] = {}
     if not limit or len(replies) < _FEWEST_FOR_A_MEDIAN:
@@ -208,11 +209,11 @@ def norm_outliers(replies: dict[int, Reply], limit: float) -> dict[int, str]:
 
 
 def norm_of(leaf: Tensor) -> float:
-    """Return the norm of a tensor, finite only if all its numbers are; 0 for whole numbers and truths."""
+    """Return the norm of a tensor; 0 for integers and booleans. It is finite only if all numbers are finite."""
     if not leaf.is_floating_point():
         return 0.0
     norm = float(torch.linalg.vector_norm(leaf))
-    return norm if isfinite(norm) else float(torch.linalg.vector_norm(leaf.double()))  # its square was too large
+    return norm if isfinite(norm) else float(torch.linalg.vector_norm(leaf.double()))  # the square overflowed
 
 
 def _type_and_shape(leaf: Tensor) -> str:

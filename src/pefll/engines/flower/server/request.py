@@ -21,12 +21,12 @@ from pefll.methods.contract import Each, Everyone
 
 @dataclass
 class RoundCache:
-    """What was sent and replied in one round or evaluation, across attempts.
+    """Hashes of sent tensors, and replies, of one round or evaluation. Repeated attempts share this cache.
 
     Attributes:
-        name: identifies the round or evaluation. Clients cache shared tensors until it changes.
+        name: identifies the round or evaluation. Clients cache shared tensors until the name changes.
         sent: hashes of the tensors that each client has received.
-        replies: by exchange and client, each with the key of its request.
+        replies: the replies by exchange and client, each with the key of its request.
         ends: the deadline of the current attempt, on the monotonic clock.
     """
 
@@ -52,7 +52,7 @@ class RequestKey(NamedTuple):
 
     Attributes:
         texts: names, small numbers, and hashes of the shared tensors.
-        tensors: sent to this client only. They are compared instead of hashed: only a repeated round needs it.
+        tensors: tensors for this client only. They are not hashed, because only a repeated round compares them.
     """
 
     texts: tuple[str, ...]
@@ -73,14 +73,14 @@ class Request:
 
     Attributes:
         task: the name of the method's function.
-        arguments: of the task.
+        arguments: the task's arguments.
         static: whole-number arguments of the task, such as the split.
-        clients: of the cohort, in the order of the arguments' rows.
+        clients: the cohort's clients, in the order of the arguments' rows.
         failed: clients that get no more requests.
-        round: of training; 0 in an evaluation.
+        round: number of the training round; 0 in an evaluation.
         trains: whether this is training.
-        exchange: its number in the round or evaluation.
-        cache: of the round or evaluation.
+        exchange: number of the exchange in the round or evaluation.
+        cache: the cache of the round or evaluation.
         agreement: SHA-256 of the agreement.
     """
 
@@ -97,7 +97,7 @@ class Request:
 
     @property
     def reference(self) -> KeptReference:
-        """The reference, in the server's state, to what clients keep from this exchange."""
+        """The reference to the first tensor that clients keep in this exchange."""
         return KeptReference(self.round if self.trains else -1, self.exchange)
 
     @property
@@ -112,7 +112,7 @@ class Request:
         return f"{self.round}.{self.exchange}"
 
     def header(self, client: int) -> dict[str, Any]:
-        """Return the header fields that a message and its reply share."""
+        """Return the header fields that a request and its reply have in common."""
         return {
             "task": self.task,
             "round": self.round,

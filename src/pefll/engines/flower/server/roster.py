@@ -1,4 +1,4 @@
-"""The connected clients: which of Flower's nodes is which client, and how many samples it says it has."""
+"""The connected clients: which Flower node belongs to which client, and how many samples each client says it has."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Roster:
     """The clients of a federation, and their nodes; see `FlowerEngine` for the arguments.
 
     Attributes:
-        names: of all clients, by their numbers.
+        names: names of all clients; a client's number is its index here.
         nodes: the node of each connected client, by the client's number.
         unknown_nodes: nodes that are no client of this federation, with their names.
-        federation: the clients' numbers of samples, without samples.
+        federation: has how many samples each client has, but no samples.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Roster:
     ) -> None:
         if len(names) != agreement.num_clients or len({*names, *newcomers}) != len(names) + len(newcomers):
             raise PefllError(
-                f"the federation agreed on {counted(agreement.num_clients, 'client')}, each with a name of its own, "
-                f"but {counted(len(set(names)), 'name')} came",
+                f"the federation agreed on {counted(agreement.num_clients, 'client')} with different names, "
+                f"but {counted(len(set(names)), 'different name')} came",
                 code="PEFLL-F453",
             )
         self._grid, self._agreement, self._terms, self._report = grid, agreement, terms, report
@@ -49,14 +49,14 @@ class Roster:
         self.names = [*names, *newcomers]
         self.nodes: dict[int, int] = {}
         self.unknown_nodes: dict[int, str] = {}
-        self._declared: dict[int, list[int]] = {}  # samples by split, of clients that tell
+        self._declared: dict[int, list[int]] = {}  # number of samples in each split, for clients that tell it
         self.limits = WeightLimits(terms, lambda client: self.names[client], report)
         self._counts = torch.zeros(3, len(self.names), dtype=torch.int64)
-        self._counts[0] = 1  # each client has a training sample, also if it does not tell how many
+        self._counts[0] = 1  # a client that does not tell counts as one training sample
         self.federation = self._federation(len(names))
 
     def present(self) -> list[int]:
-        """Return the clients that are connected now; unknown ones are asked who they are (see `Hellos`)."""
+        """Return the clients that are connected now. New nodes are asked who they are (see `Hellos`)."""
         keys = {node.node_id: node.name for node in self._grid.get_nodes()}
         online = set(keys)
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
@@ -71,8 +71,8 @@ class Roster:
             self._identify(node, answer, keys[node])
         for name in (name for name, count in claims.items() if name and count > 1):
             self._report(
-                f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and nobody knows which is the "
-                "client: all of them are left out; keep one such key in keys/ and start the server again"
+                f"{claims[name]} nodes have keys with the name {printable(name, 80)}, and the server cannot tell which "
+                "is the client: all of them are left out; keep one such key in keys/ and start the server again"
             )
         if replies:
             self._count()
@@ -84,12 +84,12 @@ class Roster:
         return counts[split] if counts is not None and split is not None else None
 
     def absent(self, clients: Sequence[int]) -> dict[int, str]:
-        """Return the clients that are not connected, each with that reason."""
+        """Return those of `clients` that are not connected, each with the reason "is not connected"."""
         there = set(self.present())
         return {client: "is not connected" for client in clients if client not in there}
 
     def wait_for(self, clients: int, seconds: float) -> list[int]:
-        """Wait until this many clients are connected, and return them; PefllError if they do not come in time."""
+        """Wait until this many clients are connected, and return them; PefllError after `seconds`."""
         ends = time.monotonic() + seconds
         there = self.present()
         while len(there) < clients:
@@ -104,10 +104,10 @@ class Roster:
         return there
 
     def _identify(self, node: int, answer: dict[str, Any], key: str) -> None:
-        """Note which client a node is, from its answer and the name of its key; "" for no key, as in a simulation."""
+        """Note which client a node is. `key` is the name of its registered key; "" for no key, as in a simulation."""
         name, counts = str(answer.get("name", "")), answer.get("counts")
         shown, why = printable(name, 80), ""
-        if key and name != key:  # a key admits only the client that it is registered for
+        if key and name != key:  # only the client for which a key is registered may use the key
             why = f"a node with the key of {printable(key, 80)} calls itself {shown!r}"
         elif name not in self.names:
             why = f"a node calls itself {shown!r}, which is no client of this federation"
@@ -119,13 +119,13 @@ class Roster:
             return
         client = self.names.index(name)
         self.nodes[client] = node
-        self._declared.pop(client, None)  # what it said earlier
+        self._declared.pop(client, None)  # forget the numbers of an earlier answer
         self._counts[:, client] = torch.tensor([1, 0, 0])
         if counts is not None:
             self._declared[client] = counts
 
     def _count(self) -> None:
-        """Note for how many samples each client counts that tells: the size of an evaluation depends on it."""
+        """Note the limited number of samples of each client that tells it. The size of an evaluation depends on it."""
         for split, name in enumerate(SPLITS):
             declared = {client: float(counts[split]) for client, counts in self._declared.items()}
             limited = self.limits.limited(declared, self._terms.weight_limit, f"as {name} samples")

@@ -15,17 +15,17 @@ class Terms:
     """Deadlines, quorum and limits.
 
     Attributes:
-        exchange_seconds: for the replies of one exchange.
-        round_seconds: for one attempt at a round; then the round is repeated.
-        quorum: the share of a round's clients that must complete all its exchanges.
-        pause_seconds: before a round is repeated.
+        exchange_seconds: time limit for the replies of one exchange.
+        round_seconds: time limit for one attempt at a round; then the round is repeated.
+        quorum: the share of a round's clients that must complete all exchanges.
+        pause_seconds: pause before a round is repeated.
         patience_seconds: how long one round may be repeated; then the run stops, and its checkpoints stay.
-        norm_limit: a reply is refused if its norm is more than this many times the cohort's median, among three or
-            more replies; 0 for no limit.
-        weight_limit: in a mean over samples a client counts at most this many times as much as the median client; 0
-            for no limit.
-        choice_limit: the same in the choice of the best round. It is tighter: one client must not choose it.
-        sample_limit: a client counts for at most this many samples anywhere; 0 for no limit.
+        norm_limit: a reply is refused if its norm is more than this many times the cohort's median. With fewer than
+            three replies nothing is refused; 0 for no limit.
+        weight_limit: a client's weight in a mean over samples is at most this many times the median client's; 0 for no
+            limit.
+        choice_limit: the same limit when sums choose the best round. It is lower, so that no client chooses by itself.
+        sample_limit: no client counts as more samples than this; 0 for no limit.
     """
 
     exchange_seconds: float = 120.0
@@ -49,7 +49,7 @@ class Terms:
         for name in ("weight_limit", "choice_limit"):
             if not (getattr(self, name) == 0 or getattr(self, name) >= 1):
                 raise PefllError(
-                    f"{name} is {getattr(self, name):g}; give 1 or more times the median client, or 0 for no limit",
+                    f"{name} is {getattr(self, name):g}; it must be 1 or more times the median, or 0 for no limit",
                     code="PEFLL-P001",
                 )
         if not (self.sample_limit == 0 or self.sample_limit >= 1):
@@ -59,7 +59,7 @@ class Terms:
 
 
 class Dropped(Exception):
-    """Clients failed in an exchange of training; `faults` has the reasons by client, as ends of sentences."""
+    """Clients failed in training. `faults` has a reason for each: the end of a sentence that begins with its name."""
 
     def __init__(self, faults: dict[int, str]) -> None:
         super().__init__(str(faults))
