@@ -105,7 +105,7 @@ def test_truths_are_0_or_1_whatever_was_sent():
 
 # A BadMessage has no code: a log shows it behind its sender's name. Tests look for the values that it names, and for
 # these words where it names none.
-FOREIGN, UNREADABLE, TOO_LONG, TOO_DEEP = "no message of pefll", "cannot be read", "too long", r"\b32 lists"
+FOREIGN, UNREADABLE, TOO_LONG, TOO_DEEP = "not a pefll message", "cannot be read", "too long", r"\b32 lists"
 
 
 @pytest.mark.parametrize(
@@ -370,10 +370,10 @@ def test_numbers_of_samples_that_cannot_be_are_refused(counts):
     [
         ((5.0, 6.0, 5.0, 1.0), None, r"\b6 .*\b5 samples"),
         ((5.0, 4.0, 6.0, 1.0), None, r"\b6 .*\b5 samples"),
-        ((5.0, -1.0, 5.0, 1.0), None, "-1 right"),
+        ((5.0, -1.0, 5.0, 1.0), None, "-1 correct"),
         ((-5.0, 0.0, 0.0, 1.0), None, "-5 samples"),
         ((5.5, 4.0, 4.0, 1.0), None, r"5\.5 samples"),
-        ((5.0, 4.0, 3.5, 1.0), None, r"3\.5 right"),
+        ((5.0, 4.0, 3.5, 1.0), None, r"3\.5 correct"),
         ((5.0, 4.0, 4.0, 1.0), 4, r"\b5 samples.* 4$"),
     ],
 )
