@@ -15,13 +15,13 @@ ROUNDS, SEEDS = 5000, (0, 1, 2)
 
 
 class Cell(NamedTuple):
-    """One federation, a column of the table."""
+    """One federation, which is a column of the table."""
 
     data: str
-    clients: int  # seen and unseen
+    clients: int  # number of seen and unseen clients
     partition: str
-    title: str  # the column's heading
-    train_samples: int  # of all clients; for estimates of the training time
+    title: str  # heading of the column
+    train_samples: int  # number of all clients' training samples, for estimates of the training time
     clients_per_round: int = 0  # 0 for 5% of all clients
     model: str = "lenet"
     tag: str = ""  # distinguishes cells with the same data and number of clients
@@ -42,17 +42,17 @@ class Measure(Protocol):
 
     @property
     def name(self) -> str:
-        """Its key in the result file."""
+        """Key of the measurement in the result file."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Fields of `Config` that its runs need."""
+        """Fields of `Config` that the measured runs need."""
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return callbacks for the training of its runs."""
+        """Return callbacks for the training of the measured runs."""
 
     def of(self, run: Run, folder: Path) -> Any:
-        """Return the measurement of a finished run, for JSON; `folder` is the run's folder."""
+        """Return the measurement of a finished run as a JSON value; `folder` is the run's folder."""
 
 
 class Job(NamedTuple):
@@ -62,11 +62,11 @@ class Job(NamedTuple):
     cell: Cell
     seed: int
     settings: dict[str, Any]  # hyper-parameters that differ from the defaults
-    source: str  # of the settings, as text
+    source: str  # text that says where the settings come from
     measures: tuple[Measure, ...] = ()
 
 
-# The paper uses 5% of the clients per round, but 5 clients for FEMNIST. Both columns of writers use 5 here.
+# The paper uses 5% of the clients per round, but 5 clients for FEMNIST. Here both data sets of writers use 5 clients.
 CELLS: tuple[Cell, ...] = (
     *(Cell("cifar10", n, "by-class 2", f"CIFAR-10, n={n}", 40_000) for n in (100, 500, 1000)),
     *(Cell("cifar100", n, "by-class 10", f"CIFAR-100, n={n}", 40_000) for n in (100, 500, 1000)),
@@ -74,7 +74,7 @@ CELLS: tuple[Cell, ...] = (
     Cell("mnist_writers", 836, "natural", "MNIST, 836 writers", 50_391, clients_per_round=5),
 )
 
-# The titles of the rows, in the paper's order. The last one is not in the paper.
+# The titles of the rows, in the paper's order. The paper does not have the last row.
 ROWS: dict[str, str] = {
     "local": "Local",
     "fedavg": "FedAvg",
