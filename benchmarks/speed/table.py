@@ -21,9 +21,9 @@ from pefll.core.files import write_whole
 AXES = {"cohort": "c", "steps": "k", "batch": "batch", "clients": "n"}
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 METHOD = (
-    "Client steps per second and per CPU-second: median of the turns, ± half of what lies between the least and the "
-    "most. × plain and × pfl are ratios to the plain loop and to pfl-research on the same device, turn by turn in the "
-    "same run; on a busy machine only these mean something. Hardly any CPU time is less than 0.2 s a turn."
+    "Client steps per second and per CPU-second are medians over the turns, ± half of the range. × plain and × "
+    "pfl are medians of ratios to the plain loop and to pfl-research, on the same device in the same turn. On a "
+    'busy machine, only these ratios are reliable. "Hardly any" means less than 0.2 s of CPU time per turn.'
 )
 
 
