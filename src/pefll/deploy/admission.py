@@ -118,7 +118,7 @@ class Admission:
             try:
                 owners.setdefault(public_key_as_pem(path), []).append(path.stem)
             except PefllError as error:
-                self._report(f"{error}; nobody is admitted with it")
+                self._report(f"{error}; no client is admitted with this key")
         for names in owners.values():
             if len(names) > 1:
                 self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is admitted")
@@ -143,7 +143,7 @@ class Admission:
             self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
         except ValueError:  # Flower refuses a key that was removed or renamed before
             if not hasattr(self._state, "session"):  # a database in memory
-                self._report(f"{name} is admitted when the server is started again")
+                self._report(f"{name} will be admitted after a restart of the server")
                 return False
             back = {"status": NodeStatus.REGISTERED, "unregistered_at": None, "online_until": None, "name": name}
             with self._state.session() as session:

@@ -63,7 +63,7 @@ def public_key_as_pem(path: Path) -> bytes:
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError(f"{type(key).__name__} is of another kind")
+            raise ValueError(f"{type(key).__name__} is not an elliptic curve key")
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise PefllError(f"{path} is not a node's public key: {error}", code="PEFLL-F004") from None
     form = serialization.PublicFormat.SubjectPublicKeyInfo

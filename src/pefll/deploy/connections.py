@@ -1,9 +1,8 @@
 """The server's ports, with two limits on connections: their number, and the time that each may send no request.
 
-A stranger can open connections at no cost, even without TLS. Each connection takes a file descriptor of the server. The
-operator's port, the database and the server's app need descriptors, too. uvicorn closes a connection that is idle
-between two requests. It does not close a connection that never sends its first request, or that sends its next request
-one byte at a time.
+A stranger can open connections at no cost, even without TLS. Each takes a file descriptor of the server. The operator's
+port, the database and the server's app need descriptors, too. uvicorn closes a connection that is idle between two
+requests. It does not close a connection that never sends its first request, or sends the next one byte by byte.
 """
 
 from __future__ import annotations

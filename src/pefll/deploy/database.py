@@ -17,8 +17,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors
 
 T = TypeVar("T")
-# SQLite's names for missing or unexpected tables, a corrupt file, and a file that is no database. A full disk, a lock
-# or missing rights are no damage.
+# Errors for wrong tables, a corrupt file, and a file that is no database. A full disk, a lock or rights are no damage.
 _DAMAGES = ("SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
@@ -56,7 +55,7 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
                     code="PEFLL-F301",
                 ) from error
             aside = _set_aside(database)
-            report(f"{database} was damaged and is now {aside.name}; a new one is made, and clients are admitted again")
+            report(f"{database} is damaged and now called {aside.name}; a new one admits the same clients again")
             return make()
 
 

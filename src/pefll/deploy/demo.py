@@ -39,8 +39,7 @@ from pefll.training.run import Run
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"
 SIMULATED, STRETCH = 200, 20
-# Numbers of replies of a client: in each round; outside rounds (one to hello, two in the evaluation, two in the test);
-# and of the newcomer in total.
+# A client's replies: per round; outside rounds (1 to hello, 2 in the evaluation, 2 in the test); all of the newcomer.
 IN_ROUND, BESIDE, LATER = 3, 5, 4
 _REPLY = re.compile(r"Push replies from node_id=")
 
@@ -69,14 +68,14 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
     make_folder(home, plan, f"127.0.0.1:{free_port()}")
     say(console, f"1. {home}: a federation of {counted(clients, 'client')}, with certificates and a key for each")
 
-    say(console, f"2. {counted(simulated, 'round')} in this process first: pefll flower simulate {home} ...")
+    say(console, f"2. First, {counted(simulated, 'round')} are simulated: pefll flower simulate {home} ...")
     before = simulate(home, folder / "data", simulated, console)
     say(
         console, f"   {home}/run: PeFLL on {counted(clients, 'client')} with different digits, {_seen_accuracy(before)}"
     )
 
-    say(console, f"3. Real clients go on with the same run: a server and {counted(clients, 'client')}, each a process")
-    say(console, f"   with TLS and a key of its own, as on other machines. Their logs are in {folder}/logs")
+    say(console, f"3. Real clients continue this run: a server and {counted(clients, 'client')}. Each is a process")
+    say(console, f"   with TLS and its own key, as on other machines. The logs are in {folder}/logs")
     with Loopback(folder / "logs", folder.resolve() / "flower", folder=home) as there:
         with monitor(console, "   starting them", clients + 1) as watch:
             _start(there, folder, names, watch)
@@ -163,8 +162,7 @@ def _early_end(there: Loopback, name: str) -> PefllError:
     """Return the error for a run that ended without a result."""
     log = there.logs / f"{name}.log"
     return PefllError(
-        f"the run ended too early with {error_line(there.log(name))!r}; see {log} for all of its output",
-        code="PEFLL-F124",
+        f"the run ended too early with {error_line(there.log(name))!r}; see {log} for its output", code="PEFLL-F124"
     )
 
 
@@ -208,7 +206,7 @@ def _compared_with_simulation(home: Path, before: Run, federation: Federation) -
     finally:
         engine.close()
     same = all(torch.equal(saved.tensors[f"server.{name}"], leaf) for name, leaf in named_leaves(state))
-    return f"server's state is {'bit for bit' if same else 'NOT'} that of a simulation that went on"
+    return f"server's state is {'bit for bit' if same else 'NOT'} that of a simulation of all rounds"
 
 
 def _seen_only(federation: Federation) -> Federation:

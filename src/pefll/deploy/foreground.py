@@ -47,8 +47,7 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
         folder: folder of the federation.
         host: host at which to listen for clients; None for the host of the server's address.
         console: console for messages.
-        port: port at which to listen for clients; None for the port of the server's address. With a proxy in front of
-            the server, the two ports may differ.
+        port: port at which to listen, which may differ behind a proxy; None for the port of the server's address.
     """
     plan = read_app(folder)
     address = server_address(folder)
@@ -125,11 +124,11 @@ def take_part(
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         say(console, policy.sentence)
         if "methods" not in (limits or {}):
-            say(console, "Its folder names the methods, as the server's operator wrote it; --methods names others")
+            say(console, "The server's operator chose these methods, in the client's folder; --methods names others")
         if bundle.ignored:
             say(
                 console,
-                f"{bundle.folder / 'client.toml'} asks for looser limits: only options can loosen them",
+                f"{bundle.folder / 'client.toml'} asks for looser limits, without effect: only options loosen limits",
             )
         while True:
             with ExitStack() as once:
@@ -175,8 +174,8 @@ def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
         return process.wait()
     say(
         console,
-        f"the run goes on in the server, and its checkpoints are in {folder / 'run'}; end it by ending `pefll flower "
-        "server`, and the next `pefll flower run` resumes it",
+        f"the run goes on in the server, and its checkpoints are in {folder / 'run'}; to stop it, end `pefll flower "
+        "server`; the next `pefll flower run` resumes it",
     )
     return 128 + signals[0]
 

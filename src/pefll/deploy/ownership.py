@@ -21,8 +21,7 @@ _BAD, _FORBIDDEN = 400, 403
 _YEAR = 366 * 24 * 3600.0
 # Flower's errors for a reply that it cannot parse, or that names an unknown run. Database errors are not in the list.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-# Number of messages and of transfers that are remembered for a node. A node works on one message at a time, but a
-# restarted node may still finish earlier ones.
+# Remembered messages of a node. A node works on one message at a time, but a restarted node may finish earlier ones.
 _REMEMBERED = 8
 Handler = Callable[..., Any]
 
@@ -66,20 +65,20 @@ class Ownership:
         with self._lock:
             allowed = request.session_id in self._transfers[request.node.node_id]
         if not allowed:
-            raise HTTPException(_FORBIDDEN, "this is no transfer of this client's")
+            raise HTTPException(_FORBIDDEN, "the transfer does not belong to this client")
 
     def _check_object(self, request: Any) -> None:
         with self._lock:
             mine = self._messages[request.node.node_id].values()
             allowed = any(request.object_id in objects for objects in mine)
         if not allowed:
-            raise HTTPException(_FORBIDDEN, "this is no object of this client's")
+            raise HTTPException(_FORBIDDEN, "the object does not belong to this client")
 
     def _check_message(self, request: Any) -> None:
         with self._lock:
             allowed = request.message_object_id in self._messages[request.node.node_id]
         if not allowed:
-            raise HTTPException(_FORBIDDEN, "this is no message of this client's")
+            raise HTTPException(_FORBIDDEN, "the message does not belong to this client")
 
     def _note_messages(self, request: Any, response: Any) -> None:
         with self._lock:

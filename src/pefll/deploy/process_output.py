@@ -23,9 +23,7 @@ _BAD = re.compile(r"\b(ERROR|CRITICAL)\b|Errno|^[\w.]+(Error|Exception)\b")
 
 
 def exit_error(process: str, output: str, log: Path) -> PefllError:
-    """Return the error for a process that should still run.
-
-    If the process printed an error of this package, this is the error. Else it quotes the last error in the output.
+    """Return the error for a process that has ended: its own if it printed a PefllError, else one about its output.
 
     Args:
         process: name of the process, for the error.

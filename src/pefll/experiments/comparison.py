@@ -65,8 +65,8 @@ class Comparison:
 def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[int]) -> Comparison:
     """Return Table 1 for these results.
 
-    A column uses the wanted seeds, and each other seed that all its methods have. A method with more seeds is listed
-    again in `more`, with all its seeds. Leads are computed for `more` only if the column's best baseline is in it.
+    A column uses the wanted seeds, and further seeds if all its methods have them. A method with more seeds is listed
+    again in `more`, with all its seeds. `more_leads` compares these methods, if the best baseline is one of them.
 
     Args:
         found: all results of each method in each cell.

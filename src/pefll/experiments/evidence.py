@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 class Evidence:
     """The results of an experiment.
 
-    As in Table 1, a cell uses the wanted seeds, and each other seed that all its rows have.
+    As in Table 1, a cell uses the wanted seeds, and further seeds if all its rows have them.
 
     Args:
         experiment: the experiment.

@@ -116,9 +116,7 @@ def read_status(
 
 
 def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:
-    """Return the names of the rows and of the cells that --only asks for.
-
-    If it names no row, all rows are returned; likewise for cells.
+    """Return the names of the rows and of the cells in --only; all rows if it has no row, all cells if it has no cell.
 
     Args:
         words: argument `only` of `read_status`; a method means all rows of this method.
