@@ -2,7 +2,7 @@
 
 A stranger can open connections at no cost, even without TLS. Each takes a file descriptor of the server. The operator's
 port, the database and the server's app need descriptors, too. uvicorn closes a connection that is idle between two
-requests. It does not close a connection that never sends its first request, or sends the next one byte by byte.
+requests. It does not close a connection that never sends its first request, or that sends a request byte by byte.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _cannot_listen(host: str, port: int, folder: Path, error: OSError) -> PefllE
 
 
 class LimitedListener(socket.socket):
-    """A copy of the listening socket `listener` that closes new connections while `most` are open."""
+    """Replaces the listening socket `listener`, and closes new connections while `most` are open."""
 
     def __init__(self, listener: socket.socket, most: int) -> None:
         super().__init__(fileno=listener.detach())

@@ -17,7 +17,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors
 
 T = TypeVar("T")
-# Errors for wrong tables, a corrupt file, and a file that is no database. A full disk, a lock or rights are no damage.
+# Errors for wrong tables, a corrupt file, or no database. A full disk, a lock or missing rights are no damage.
 _DAMAGES = ("SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 

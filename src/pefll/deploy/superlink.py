@@ -127,9 +127,9 @@ def write_access(home: Path, address: str, authority: Path, token: str) -> None:
 
 
 class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
-    """Flower's check of accounts, with one account: the operator's. The secret proves it.
+    """Flower's check of accounts, with one account: the operator's. A request with the secret belongs to it.
 
-    `gateway.OperatorGateway` has already checked the secret before.
+    `gateway.OperatorGateway` has checked the secret before.
     """
 
     def __init__(self, token: str) -> None:
